@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.cli.boxes import COLOURS, drawn
 from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.common.atomic import replacing
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.runs.record import Record
@@ -37,7 +37,7 @@ def write_images(folder: Path, found: Sequence[Prediction], record: Record, top:
     stems = [Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name for name in names]
     stems = [stem + end for stem, (_, end, _) in zip(stems, images)]
     if several := sorted({stem for stem in stems if stems.count(stem) > 1}):
-        what = f"several files are called {printable(several[0])}, so their images would have one name in {folder}"
+        what = f"several files are called {legible(several[0])}, so their images would have one name in {folder}"
         raise OnnxgenError(what, help="predict for one folder at a time")
     targets = [folder / f"{stem}.png" for stem in stems]
     refuse_overwriting(targets, read_for(found), force)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
@@ -52,9 +52,9 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
     operators = Counter(_operator(node) for node in nodes)
     return {
         "model": str(path),
-        "exporter": " ".join(printable(p) for p in (model.producer_name, model.producer_version) if p),
+        "exporter": " ".join(legible(p) for p in (model.producer_name, model.producer_version) if p),
         "ir_version": model.ir_version,
-        "opset": {printable(domain or "ai.onnx"): version for domain, version in sorted(model.opset_imports.items())},
+        "opset": {legible(domain or "ai.onnx"): version for domain, version in sorted(model.opset_imports.items())},
         "inputs": [_value(v) for v in model.graph.inputs],
         "outputs": [_value(v) for v in model.graph.outputs],
         "purpose": None if purpose is None else purpose.to_dict(),
@@ -101,7 +101,7 @@ def _float_tensors(graph: ir.Graph, reasons: dict[str, tuple[bool, str]]) -> Ite
         if tensor is not None and tensor.dtype.is_floating_point():
             trained, why = reasons.get(value.name or "", (False, "not in the simplified graph"))
             yield {
-                "name": printable(value.name or ""),
+                "name": legible(value.name or ""),
                 "dtype": _dtype(tensor.dtype),
                 "shape": list(tensor.shape.numpy()),
                 "trainable": trained,
@@ -110,15 +110,15 @@ def _float_tensors(graph: ir.Graph, reasons: dict[str, tuple[bool, str]]) -> Ite
 
 
 def _operator(node: ir.Node) -> str:
-    return printable(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
+    return legible(node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}")
 
 
 def _value(value: ir.Value) -> dict[str, Any]:
     kind = {ir.SequenceType: "sequence", ir.OptionalType: "optional"}.get(type(value.type), "tensor")  # type: ignore[arg-type]
     dims: list[int | str] | None = None
     if value.shape is not None:
-        dims = [d if isinstance(d, int) else printable(str(d.value or "?")) for d in value.shape]
-    return {"name": printable(value.name or ""), "kind": kind, "dtype": _dtype(value.dtype), "shape": dims}
+        dims = [d if isinstance(d, int) else legible(str(d.value or "?")) for d in value.shape]
+    return {"name": legible(value.name or ""), "kind": kind, "dtype": _dtype(value.dtype), "shape": dims}
 
 
 def _dtype(dtype: ir.DataType | None) -> str:

@@ -1,7 +1,7 @@
 """Names: text from an ONNX file made safe for Python source, and kept unique.
 
 Nothing from a file reaches generated source or a message except through one of these functions (or as a literal).
-All of them are deterministic and give ASCII only.
+All of them are deterministic. They give ASCII only, but for `visible` and `legible`, which are for messages alone.
 """
 
 from __future__ import annotations
@@ -258,6 +258,19 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def legible(text: str | bytes, limit: int = 80) -> str:
+    """Make text of one line for messages, with the letters of any language: names of classes, columns and files.
+
+    What a terminal would obey or not show is a question mark (see `visible`), and so are line breaks and tabs. Text
+    longer than `limit` ends in three dots and has `limit` characters. It must not become part of a file.
+    """
+    if isinstance(text, bytes):  # see `printable`
+        text = text.decode("utf-8", "replace")
+    text = unscoped(text) if INNER in text else text
+    shown = re.sub(r"[\n\t]", "?", visible(text[: limit + 1]))
+    return shown if len(text) <= limit else shown[: limit - 3] + "..."
 
 
 def is_plain(text: str) -> bool:

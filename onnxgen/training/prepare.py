@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
@@ -195,10 +195,10 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
         return []
     names = opened.train.fields[opened.target].classes
     if len(names) == 1 and not settings.classes[1:]:
-        what = f"{opened.name} has one class alone, {printable(names[0])!r}: there is nothing to tell apart"
+        what = f"{opened.name} has one class alone, {legible(names[0])!r}: there is nothing to tell apart"
         way = "lay it out as folder/class_name/*, with a folder for each class, and name that folder"
         if not isinstance(getattr(opened.train, "samples", None), (Files, Sounds)):
-            way = f"name another column than {printable(opened.target)}: --target COLUMN"
+            way = f"name another column than {legible(opened.target)}: --target COLUMN"
         raise OnnxgenError(what, help=way)
     counts: dict[str, list[int]] = {}
     for part, samples in opened.parts.items():

@@ -13,6 +13,7 @@ from onnxgen.common.names import (
     Namer,
     class_name,
     identifier,
+    legible,
     module_part,
     network_name,
     printable,
@@ -189,6 +190,19 @@ def test_printable_cuts() -> None:
     assert printable("a" * 81) == "a" * 77 + "..."
     assert printable("a" * 80) == "a" * 80
     assert printable("naïve 'x'\n") == "naive ?x??"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Kätzchen 'Ąß' \\ 猫", "Kätzchen 'Ąß' \\ 猫"),
+        ("a\nb\tc\x1b[31m\u202e\ud800", "a?b?c?[31m??"),
+        (b"caf\xc3\xa9\xff", "café\ufffd"),
+        ("ä" * 81, "ä" * 77 + "..."),
+    ],
+)
+def test_a_message_keeps_letters_of_any_language(text: str | bytes, shown: str) -> None:
+    assert legible(text) == shown and len(shown) <= 80
 
 
 def test_a_sentence_keeps_its_quotes() -> None:

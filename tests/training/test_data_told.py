@@ -86,3 +86,16 @@ def test_samples_that_were_trained_on_are_counted(kind: str, here: Path, capsys:
     assert "note: 18 of 18 samples were trained on" in capsys.readouterr().err
     assert cli(["evaluate", "run", "--data", str(other), "--device", "cpu"]) == 0
     assert "trained on" not in capsys.readouterr().err
+
+
+def test_letters_of_any_language_are_told(here: Path, capsys: Out) -> None:
+    """Of classes, columns and files, in notes and errors."""
+    for old, new in zip("abc", ("Kätzchen", "Ąß", "猫")):
+        (here / "unzipped" / "photos" / old).rename(here / "unzipped" / "photos" / new)
+    (here / "unzipped" / "photos" / "猫" / "Łódź.png").write_bytes(b"no image")
+    assert cli(["train", "small.py", "--data", "unzipped/photos", "--val", "0", *GIVEN]) == 0
+    said = capsys.readouterr().out
+    assert "classes in their order, samples of train: Kätzchen 12, Ąß 12, 猫 12" in said and "猫/Łódź.png (" in said
+    (here / "d.csv").write_text("ä,ö\n1,Ü\n,Ö\n", encoding="utf-8")
+    assert cli(["train", "small.py", "--data", "d.csv", "--target", "ß", *GIVEN]) == 2
+    assert "--target ß: the data has no such column (it has ä, ö)" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.images import ToInput
@@ -40,7 +40,7 @@ def refuse_unmoved(source: DataSource, columns: Iterable[str], images: Iterable[
     fields = next(iter(source.parts.values())).fields
     for column in columns if how and settings.task != DETECTION else ():
         if settings.task == TASK or column in source.placed or len(fields[column].shape) >= 2:
-            what = f"--resize {how} would not move {printable(column)!r}, which lies on the images"
+            what = f"--resize {how} would not move {legible(column)!r}, which lies on the images"
             raise OnnxgenError(what, help="--resize stretch")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
@@ -53,10 +53,10 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
     if not classes or field.dtype.is_floating_point or list(has) == list(classes[: len(has)]) != []:
         return
     if list(has) != numbers[: len(has)]:
-        what = f"the data numbers the classes of target {printable(column)!r} as {listed(has)}"
+        what = f"the data numbers the classes of target {legible(column)!r} as {listed(has)}"
         problems.add(f"{what}, but classes= has {listed(classes)}", help="give classes= in the order of the data")
     elif all(name.lstrip("-").isdecimal() for name in classes) and list(classes) != numbers[: len(classes)]:
-        what = f"target {printable(column)!r} holds class indices, but classes= is for names"
+        what = f"target {legible(column)!r} holds class indices, but classes= is for names"
         problems.add(what, help="leave out classes=; the indices must be those of the model's outputs")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.arrays import Arrays
@@ -136,7 +136,7 @@ def _gaps_of(source: str, name: str, values: Any) -> Any:
     """Return a column, a `Gaps` if it is text in which None or NaN stand for missing values, or `Lists` of text."""
     listed = isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == object)
     if listed and len(values) and isinstance(values[0], (list, tuple)) and any(isinstance(v, str) for v in values[0]):
-        what = f"{source}: column {printable(name)!r} holds lists of text"
+        what = f"{source}: column {legible(name)!r} holds lists of text"
         return lists_of(values, what, "an input takes numbers of one shape") or values
     if not isinstance(values, np.ndarray) or values.dtype != object or values.ndim != 1:
         return values
@@ -165,7 +165,7 @@ def _decoded(name: str, column: str, values: Any) -> Any:
     try:
         return np.char.decode(values, "utf-8")
     except UnicodeDecodeError as error:
-        what = f"{name}: column {printable(column)!r} holds bytes that are no text: {error}"
+        what = f"{name}: column {legible(column)!r} holds bytes that are no text: {error}"
         raise OnnxgenError(what, help="store text, or numbers") from None
 
 
@@ -199,7 +199,7 @@ def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> 
     """Return the texts of a column in all parts, sorted."""
     found = [columns[column] for columns in parts.values() if column in columns]
     if not all(isinstance(values, np.ndarray) for values in found):
-        raise OnnxgenError(f"{name}: column {printable(column)!r} is text in one part and numbers in another")
+        raise OnnxgenError(f"{name}: column {legible(column)!r} is text in one part and numbers in another")
     return tuple(sorted({str(text) for values in found for text in values.tolist()}))
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.output.signature import Port, Signature
@@ -105,9 +105,9 @@ def _fit(source: DataSource, inputs: Mapping[str, Port], made_of: Mapping[str, t
         ways |= _chosen({member: train[member] for member in made_of[port.name]}, port)
     problems, columns = Problems(), {}
     if isinstance(asked, str) and asked != "auto":
-        problems.add(f"--table {printable(asked)} is no way to treat columns", help=FORM)
+        problems.add(f"--table {legible(asked)} is no way to treat columns", help=FORM)
     for name in [name for name in ways if name not in train]:
-        what = f"--table {printable(name)}={printable(ways[name])}: no input is made of such a column"
+        what = f"--table {legible(name)}={legible(ways[name])}: no input is made of such a column"
         problems.add(what, help=f"the inputs are made of {listed(train)}")
     for name, values in train.items() if not problems.found else ():
         try:
@@ -137,7 +137,7 @@ def _words(name: str, way: str, text: bool) -> set[str]:
     encodings = words & {*ENCODINGS}
     exclusive = len(words & {*FILLS}) > 1 or len(encodings) > 1 or ("zeros" in words and "onehot" not in words)
     if exclusive or not words <= {*FILLS, *ENCODINGS, "zeros"}:
-        raise OnnxgenError(f"--table {printable(name)}={printable(way)} is no way to treat a column", help=FORM)
+        raise OnnxgenError(f"--table {legible(name)}={legible(way)} is no way to treat a column", help=FORM)
     if text and (words & {"median", "scale"} or not encodings):
         raise OnnxgenError(text_input(name))
     return words
@@ -149,7 +149,7 @@ def fit_column(name: str, values: NDArray[Any], way: str) -> Column:
     `way` is made of words, joined by "+"; docs/DATA.md says what each does. Raises `OnnxgenError` if the words have no
     meaning for these values, or if scikit-learn is not installed.
     """
-    text, missing, said = values.dtype == object, values != values, printable(name)
+    text, missing, said = values.dtype == object, values != values, legible(name)
     words = _words(name, way, text)
     if missing.all() or (not text and np.isinf(values).any()):
         what = "has no value at all" if missing.all() else "has infinite numbers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnxgen.common.names import sentence
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
 
 NAMED = 5
@@ -33,7 +33,7 @@ class Faults:
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
 
     def __str__(self) -> str:
-        named = "; ".join(sentence(fault, 240) for fault in self.found[:NAMED])
+        named = "; ".join(legible(fault, 240) for fault in self.found[:NAMED])
         more = f"; ... ({len(self.found):,} in all)" if len(self.found) > NAMED else ""
         return f"{counted(len(self.found), 'fault')} in {self.folder}: {named}{more}"
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
@@ -68,8 +68,8 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
     known = {port.name: port for port in ports}
     for name in constants:
         if name not in known:
-            has = ", ".join(printable(other) for other in known)
-            raise OnnxgenError(f"the model has no input {printable(name)!r} (it has {has})")
+            has = ", ".join(legible(other) for other in known)
+            raise OnnxgenError(f"the model has no input {legible(name)!r} (it has {has})")
         _constant(known[name], constants[name], _axis(known[name], _batch_of(ports)))
     if len(constants) == len(ports):
         raise OnnxgenError("--const fills all inputs, so no data would reach the model", help="leave one to the data")
@@ -126,7 +126,7 @@ def _in_front(port: Port, axis: int) -> Port:
 
 
 def _constant(port: Port, value: float, axis: int) -> Constant:
-    name = printable(port.name)
+    name = legible(port.name)
     if port.dims is None or port.dtype in (None, "str") or port.kind != "tensor":
         raise OnnxgenError(f"--const {name}: the input is no tensor of a known shape", help="wrap the model")
     dtype: torch.dtype = getattr(torch, str(port.dtype))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
@@ -87,7 +87,7 @@ def _for_task(
     inputs = _inputs_named(columns, ports, settings, problems)
     said = settings.target if isinstance(settings.target, (str, type(None))) else next(iter(settings.target.values()))
     if reads == "target" and said is not None and said not in columns:
-        problems.add(f"--target {printable(said)}: the data has no such column (it has {listed(columns)})")
+        problems.add(f"--target {legible(said)}: the data has no such column (it has {listed(columns)})")
         problems.raise_if_any()
     usual = next((column for column in kind.columns if column in columns), "")
     target = said or known or usual or target_called(columns)
@@ -116,9 +116,9 @@ def _inputs_named(columns: list[str], ports: Signature, settings: Settings, prob
     found = {name: name for name in names if name in columns}
     for name, column in settings.inputs.items():
         if name not in names:
-            problems.add(f"the model has no input {printable(name)!r} (it has {_ports(ports.inputs)})")
+            problems.add(f"the model has no input {legible(name)!r} (it has {_ports(ports.inputs)})")
         elif column not in columns:
-            problems.add(f"--inputs {name}={printable(column)}: the data has no such column (it has {listed(columns)})")
+            problems.add(f"--inputs {name}={legible(column)}: the data has no such column (it has {listed(columns)})")
         else:
             found[name] = column
     for port in ports.inputs:
@@ -139,7 +139,7 @@ def _targets_named(
     names = [port.name for port in ports.outputs]
     able = [place for place, port in enumerate(ports.outputs) if _untrainable(port) is None]
     if names and not able and needed:
-        kinds = ", ".join(f"{printable(port.name)} ({_untrainable(port)})" for port in ports.outputs)
+        kinds = ", ".join(f"{legible(port.name)} ({_untrainable(port)})" for port in ports.outputs)
         way = "generate it up to a tensor of numbers before them: onnxgen FILE.onnx --outputs NAME"
         problems.add(f"no output of the model can be trained: {kinds}", help=way)
         return {}
@@ -158,14 +158,14 @@ def _targets_named(
         elif not names and not given:
             given[0] = column
         else:
-            problems.add(f"the model has no output {printable(name)!r} (it has {_ports(ports.outputs)})")
+            problems.add(f"the model has no output {legible(name)!r} (it has {_ports(ports.outputs)})")
     for column in given.values():
         if needed and column not in columns:
-            problems.add(f"--target {printable(column)}: the data has no such column (it has {listed(columns)})")
+            problems.add(f"--target {legible(column)}: the data has no such column (it has {listed(columns)})")
     for place in given if needed else ():
         if place < len(names) and (kind := _untrainable(ports.outputs[place])) is not None:
-            what = f"output {printable(names[place])!r} is {kind}, and no gradient comes through it"
-            problems.add(what, help=f"--target {printable(names[able[0]])}={printable(given[place])}")
+            what = f"output {legible(names[place])!r} is {kind}, and no gradient comes through it"
+            problems.add(what, help=f"--target {legible(names[able[0]])}={legible(given[place])}")
     return given or {place: names[place] for place in able if names[place] in columns}
 
 
@@ -191,15 +191,15 @@ def _ports(ports: tuple[Port, ...]) -> str:
 
 def _open(names: list[str], ports: Signature, columns: list[str]) -> Problem:
     what = f"which column feeds {listed(names)}? The model's inputs are {_ports(ports.inputs)}"
-    numbers = [printable(port.name) for port in ports.inputs if port.name in names and port.dims == ()]
-    way = f"--inputs {','.join(f'{printable(name)}=COLUMN' for name in names)}"
+    numbers = [legible(port.name) for port in ports.inputs if port.name in names and port.dims == ()]
+    way = f"--inputs {','.join(f'{legible(name)}=COLUMN' for name in names)}"
     way += f"; a number for all samples: --const {numbers[0]}=0" if numbers else ""
     return Problem(f"{what}; the data's columns are {listed(columns)}", help=way)
 
 
 def no_target(ports: Signature, columns: list[str]) -> Problem:
     """Return the problem that no column is known to be the target."""
-    several = [f"{printable(port.name)}=COLUMN" for port in ports.outputs if _untrainable(port) is None]
+    several = [f"{legible(port.name)}=COLUMN" for port in ports.outputs if _untrainable(port) is None]
     outputs = _ports(ports.outputs) or "not named"
     return Problem(
         f"which column is the target? The model's outputs are {outputs}; the data's columns are {listed(columns)}",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxgen.common.cache import Cache
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.layout import SUFFIXES, folders, layout
@@ -211,7 +211,7 @@ def _files(
 ) -> Files:
     read = [(path, label) for path, label in pairs if not isinstance(seen[path], str)]
     bare = sorted({label for _, label in pairs} - {label for _, label in read})
-    names = [printable(classes[label] if classes else root.name) for label in bare]
+    names = [legible(classes[label] if classes else root.name) for label in bare]
     if names:
         raise OnnxgenError(*(f"none of the images of {name!r} in {root} can be read" for name in names))
     if not read:

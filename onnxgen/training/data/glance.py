@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
@@ -111,7 +111,7 @@ def _refuse_classes(names: Sequence[str], model: Path, settings: Settings) -> No
         return
     has, count = len(names), _classes_of(model)
     if count and has > count:
-        some = ", ".join(map(printable, names[:3])) + (", ..." if has > 3 else "")
+        some = ", ".join(map(legible, names[:3])) + (", ..." if has > 3 else "")
         what = f"the data has {counted(has, 'class')} ({some}), but the model has {count}"
         raise OnnxgenError(what, help=f"--replace-head {has}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
@@ -105,7 +105,7 @@ def _frame(
     stored = _axes(field, shape, port)
     if stored is None:
         kind = str(field.dtype).removeprefix("torch.")
-        what = f"column {printable(column)!r} has {kind} {list(shape)} for each sample, which is no image"
+        what = f"column {legible(column)!r} has {kind} {list(shape)} for each sample, which is no image"
         raise OnnxgenError(what, help="give bytes (uint8) or floats, [n, H, W], [n, C, H, W] or [n, H, W, C]")
     sizes = dict(zip(stored, shape))
     height, width = sizes["H"], sizes["W"]
@@ -113,7 +113,7 @@ def _frame(
         beside = dict(zip(image.axes, first.fields[name].shape))
         factor = height // beside["H"]
         if not factor or (height, width) != (beside["H"] * factor, beside["W"] * factor):
-            what = f"column {printable(column)!r} has images {width}x{height}, and {printable(name)!r} "
+            what = f"column {legible(column)!r} has images {width}x{height}, and {legible(name)!r} "
             what += f"{beside['W']}x{beside['H']}"
             raise OnnxgenError(what, help="a target is as large as its input, or larger by a whole number")
         height, width = image.frame.height * factor, image.frame.width * factor

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.training.config import parse_size
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES
@@ -50,7 +50,7 @@ def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -
     has = listed(names)
     for name in {**settings.inputs, **settings.const}:
         if name not in names:
-            problems.add(f"the model has no input {printable(name)!r} (it has {has})")
+            problems.add(f"the model has no input {legible(name)!r} (it has {has})")
     for text in (settings.size, settings.normalize):
         with problems.gathered():
             by_input(text, names)
@@ -121,8 +121,8 @@ def _asked(settings: Settings, columns: Mapping[str, Any]) -> Iterator[tuple[str
     """Yield what is given, and each column that it names: `a+b` names two, unless a column is called so."""
     said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
     targets = [settings.target] if isinstance(settings.target, str) else [*said.values()]
-    given = [(f"--inputs {name}={printable(whole)}", whole) for name, whole in settings.inputs.items()]
-    for option, whole in given + [(f"--target {printable(whole)}", whole) for whole in targets]:
+    given = [(f"--inputs {name}={legible(whole)}", whole) for name, whole in settings.inputs.items()]
+    for option, whole in given + [(f"--target {legible(whole)}", whole) for whole in targets]:
         for column in [whole] if whole in columns else whole.split("+"):
             yield option, column.strip()
 

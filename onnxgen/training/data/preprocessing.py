@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, typed
 
 
@@ -93,12 +93,12 @@ class Table:
         for name, column in self.columns.items():
             if name not in columns:
                 way = "give all columns of the training data, under the same names"
-                raise OnnxgenError(f"the data has no column {printable(name)!r}", help=way)
+                raise OnnxgenError(f"the data has no column {legible(name)!r}", help=way)
             values = values_of(name, columns[name])
             made[name] = column.transform(values)
             for index in np.flatnonzero(~np.isfinite(made[name]).all(1))[:1]:
                 value, of = values.tolist()[index], f" of {part}" if part else ""
-                what = f"column {printable(name)!r}{of} has {'no value' if value != value else repr(value)} in row "
+                what = f"column {legible(name)!r}{of} has {'no value' if value != value else repr(value)} in row "
                 way = "change it, remove the sample, or fit a table that takes it, as --table COLUMN=median, "
                 way += "COLUMN=frequent, or COLUMN=onehot+zeros for categories that the training part does not have"
                 raise OnnxgenError(f"{what}{index if rows is None else rows[index]}", help=way)
@@ -156,5 +156,5 @@ def values_of(name: str, given: Any) -> NDArray[Any]:
             array = array.astype(np.float64)
     wrong = array.dtype == object and not all(isinstance(v, str) or v != v for v in array)
     if np.ndim(given) != 1 or wrong:
-        raise OnnxgenError(f"column {printable(name)!r} must hold one number or one text for each sample")
+        raise OnnxgenError(f"column {legible(name)!r} must hold one number or one text for each sample")
     return array

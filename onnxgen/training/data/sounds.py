@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.output.signature import Signature
@@ -258,5 +258,5 @@ def fit_sounds(source: DataSource, ports: Signature, feeding: Feeding) -> None:
     cut, filled = sum(count > length for count in frames), sum(count < length for count in frames)
     said = [f"{cut} of {len(frames)} are longer and are cut"] * bool(cut)
     said += [f"{filled} of {len(frames)} are shorter and end in zeros"] * bool(filled)
-    what = f"{printable(name)} has {length} samples at {source.rate} Hz, mono"
+    what = f"{legible(name)} has {length} samples at {source.rate} Hz, mono"
     source.notes.append("; ".join([what, *said]))

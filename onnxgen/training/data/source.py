@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def target_called(names: Iterable[str]) -> str:
 
 def listed(names: Iterable[str], most: int = 12) -> str:
     """Return names in one line, shortened if there are many."""
-    found = [printable(str(n)) for n in names]
+    found = [legible(str(n)) for n in names]
     return ", ".join(found[:most]) + (f", ... ({len(found)} in all)" if len(found) > most else "")
 
 

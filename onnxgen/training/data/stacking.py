@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import Problem, Problems, counted
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
@@ -91,11 +91,11 @@ def _join(
         if member in source.unfit:
             problems.add(source.unfit[member])
         elif member not in fields:
-            problems.add(f"{option}: the data has no column {printable(member)!r} (it has {listed(fields)})")
+            problems.add(f"{option}: the data has no column {legible(member)!r} (it has {listed(fields)})")
         elif member in source.text:
             problems.add(text_input(member, fields[member].classes))
         elif fields[member].shape:
-            has = f"column {printable(member)!r} has {list(fields[member].shape)} numbers per sample"
+            has = f"column {legible(member)!r} has {list(fields[member].shape)} numbers per sample"
             problems.add(f"{has}, but only single numbers can be joined")
     for part, samples in source.parts.items() if not problems.found else ():
         if isinstance(samples, Stream):
@@ -112,10 +112,10 @@ def _join(
 def text_input(column: str, texts: Sequence[str] = ()) -> Problem:
     """Return the problem that an input takes numbers, but its column holds text. `texts`: some of it, if known."""
     if texts and all(text.lower().endswith(SUFFIXES) for text in texts):
-        what = f"column {printable(column)!r} names images, which a table can't hold"
+        what = f"column {legible(column)!r} names images, which a table can't hold"
         return Problem(what, help="sort the images into a folder for each class, or save pixels and targets as an .npz")
     return Problem(
-        f"column {printable(column)!r} holds text, but an input takes numbers",
-        help=f"encode it: --table auto, or --table {printable(column)}=onehot or ordinal; "
+        f"column {legible(column)!r} holds text, but an input takes numbers",
+        help=f"encode it: --table auto, or --table {legible(column)}=onehot or ordinal; "
         "or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
     )

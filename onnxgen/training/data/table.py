@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
 from onnxgen.training.data.source import Gaps, Held, Lists, Rows, listed
 
@@ -60,7 +60,7 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
     columns = {name: _column(path, name, of, lines, name in texts) for name, of in cells.items()}
     for name in () if certain else commas:
         text = next(cell for cell in cells[name] if "," in cell)
-        what = f"{path}: column {printable(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
+        what = f"{path}: column {legible(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
         columns[name] = Problem(what, help="write decimals with a point, and thousands without a comma")
     found = Rows(columns, path, lines)
     if commas and certain:
@@ -83,7 +83,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         known = name in before
         before.add(name)
         if not name or known:
-            what = f"has two columns called {printable(name)!r}" if name else f"has no name for column {i + 1}"
+            what = f"has two columns called {legible(name)!r}" if name else f"has no name for column {i + 1}"
             raise OnnxgenError(f"{path} {what}", help="give each column a different name")
 
 
@@ -124,7 +124,7 @@ def missing(where: str, name: str, gaps: Sequence[int], kept: NDArray[Any]) -> G
         values[np.delete(np.arange(len(values)), gaps)] = kept
     others = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
     way = "fill it in (--table auto), drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
-    return Gaps(f"{where}: column {printable(name)!r} has no value{others}", help=way, values=values)
+    return Gaps(f"{where}: column {legible(name)!r} has no value{others}", help=way, values=values)
 
 
 def read_parquet(path: Path) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def arrow_column(path: Path, name: str, column: Any) -> Any:
         return found
     way, what = (
         "store numbers, text, or lists of numbers of one length",
-        f"{path}: column {printable(name)!r} is of type {kind}",
+        f"{path}: column {legible(name)!r} is of type {kind}",
     )
     return lists_of(values, what, way) or Problem(what, help=way)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
@@ -40,7 +40,7 @@ def member_columns(source: DataSource, ports: Signature, settings: Settings) -> 
     for name in named[1:]:
         if (fields[name].shape, fields[name].dtype) != (first.shape, first.dtype):
             shapes = f"{list(first.shape)} and {list(fields[name].shape)}"
-            what = f"columns {printable(named[0])!r} and {printable(name)!r} are for one input, but differ: {shapes}"
+            what = f"columns {legible(named[0])!r} and {legible(name)!r} are for one input, but differ: {shapes}"
             raise OnnxgenError(what, help="give both in one shape and dtype")
     return named
 
@@ -62,7 +62,7 @@ def feeding_of(members: Mapping[str, tuple[str, ...]], score: str, ports: Signat
     _refuse_fixed_batch(ports.inputs)
     if left := [port.name for port in ports.inputs if port.name not in members]:
         what = f"pairs of texts feed {listed(members)}, and nothing feeds {listed(left)}"
-        raise OnnxgenError(what, help=f"give a number for all samples: --const {printable(left[0])}=0")
+        raise OnnxgenError(what, help=f"give a number for all samples: --const {legible(left[0])}=0")
     return Feeding(tuple(members[port.name][0] for port in ports.inputs), {}, (score,) if score else ())
 
 

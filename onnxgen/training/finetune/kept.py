@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.surgery.head import find_head
@@ -66,8 +66,8 @@ def kept_places(model: nn.Module, data: Data, settings: Settings) -> dict[int, i
     places = {name: place for place, name in enumerate(old)}
     kept = {place: places[name] for place, name in enumerate(new[: settings.replace_head]) if name in places}
     if not kept:
-        what = f"--keep: no class of the data is one of the model's: {printable(', '.join(new[:5]))}"
-        raise OnnxgenError(what, help=f"the model's are {printable(', '.join(old[:5]))}; or leave --keep out")
+        what = f"--keep: no class of the data is one of the model's: {legible(', '.join(new[:5]))}"
+        raise OnnxgenError(what, help=f"the model's are {legible(', '.join(old[:5]))}; or leave --keep out")
     return kept
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.source import listed
@@ -92,7 +92,7 @@ def _layers(pasts: list[Port], ports: Signature) -> tuple[tuple[tuple[str, str],
             what = f"input {_shown(port)} is no past of keys or values [batch, heads, length, size]"
             raise OnnxgenError(what, help=f"export with past_key_values.0.key and so on, or without a cache; {WAY}")
         if place not in outputs:
-            what = f"no output goes on from input {printable(port.name)!r}: present.{place[0]}.{place[1]} is missing"
+            what = f"no output goes on from input {legible(port.name)!r}: present.{place[0]}.{place[1]} is missing"
             raise OnnxgenError(what, help=WAY)
         found.setdefault(place[0], {})[place[1]] = (port.name, outputs[place])
     for number, pair in found.items():
@@ -110,4 +110,4 @@ def _place(port: Port) -> tuple[int, str] | None:
 
 
 def _shown(port: Port) -> str:
-    return f"{printable(port.name)!r}" + ("" if port.dims is None else f" [{', '.join(map(str, port.dims))}]")
+    return f"{legible(port.name)!r}" + ("" if port.dims is None else f" [{', '.join(map(str, port.dims))}]")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
@@ -236,7 +236,7 @@ class Learner:
         outputs = predict(self.model, data, settings=self.settings)
         made = outputs if isinstance(outputs, tuple) else (outputs,)
         if isinstance(next(iter(data.parts.values())), Tuples):
-            first, *others = map(printable, next(iter(data.joined.values())))
+            first, *others = map(legible, next(iter(data.joined.values())))
             self.notes += [f"each value is the cosine of the vectors of {first} and {', '.join(others)}"]
             yield from compared(names, dict(zip(output_names(self.model, len(made)), made)), self.settings.target)
             return

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.boxes.there import FOLDER, coco_files
@@ -69,7 +69,7 @@ def _categories(path: Path, found: Mapping[str, Any]) -> dict[int, str]:
         if type(key) is not int or not isinstance(name, str):
             raise OnnxgenError(f"{where}: a category needs an id (a whole number) and a name")
         if key in names or name in names.values():
-            raise OnnxgenError(f"{where}: a second category with id {key} or name {printable(name)!r}")
+            raise OnnxgenError(f"{where}: a second category with id {key} or name {legible(name)!r}")
         names[key] = name
     return dict(sorted(names.items()))
 
@@ -155,10 +155,10 @@ class _Reader:
         if not isinstance(annotation, dict):
             return None, "an annotation must be an object"
         if picture is None:
-            return None, f"no image has the id {printable(str(annotation.get('image_id')))}"
+            return None, f"no image has the id {legible(str(annotation.get('image_id')))}"
         key, box = annotation.get("category_id"), annotation.get("bbox")
         if type(key) is not int or key not in self.classes:
-            return None, f"no category has the id {printable(str(key))}"
+            return None, f"no category has the id {legible(str(key))}"
         if not isinstance(box, list) or len(box) != 4 or not all(type(number) in (int, float) for number in box):
             return None, "bbox is not a list of four numbers"
         try:
@@ -177,5 +177,5 @@ def _unusable(image: Any) -> str:
         return "the image has no file_name"
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or "\0" in name:
-        return f"file_name {printable(name)} leaves the folder of the images"
+        return f"file_name {legible(name)} leaves the folder of the images"
     return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.layout import PARTS, SUFFIXES, part_called
@@ -51,7 +51,7 @@ def coco_files(folder: Path) -> dict[str, Path]:
     single += [folder / ROBOFLOW] if (folder / ROBOFLOW).is_file() else []
     if len(single) > 1:
         raise OnnxgenError(
-            f"{folder} has {', '.join(printable(p.name) for p in single)}, but none is of train", help="name one"
+            f"{folder} has {', '.join(legible(p.name) for p in single)}, but none is of train", help="name one"
         )
     return {"train": single[0]} if single else {}
 
@@ -131,7 +131,7 @@ def _places(file: Path, root: Path, part: str, said: Any) -> tuple[Path, ...]:
         place = _place(root, entry)
         if place is None:
             way = "it is a folder of images, or a .txt with the path of an image in each line"
-            raise OnnxgenError(f"{file}: {part} is {printable(str(entry))}, and there is no such place", help=way)
+            raise OnnxgenError(f"{file}: {part} is {legible(str(entry))}, and there is no such place", help=way)
         found.append(place)
     return tuple(found)
 
@@ -169,13 +169,13 @@ def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(names, dict):
         numbers = [str(number) for number in range(len(names))]
         if {*names} != {*numbers}:
-            what = f"{file}: names has the keys {printable(', '.join(map(str, names)))}"
+            what = f"{file}: names has the keys {legible(', '.join(map(str, names)))}"
             raise OnnxgenError(what, help=f"number the classes 0 to {len(names) - 1}")
         names = [names[number] for number in numbers]
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise OnnxgenError(f"{file}: names is not a list of names", help="names: [cat, dog]")
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise OnnxgenError(f"{file}: two classes are called {printable(twice[0])!r}", help="give each its own name")
+        raise OnnxgenError(f"{file}: two classes are called {legible(twice[0])!r}", help="give each its own name")
     if (count := given.get("nc", str(len(names)))) != str(len(names)):
-        raise OnnxgenError(f"{file}: nc is {printable(str(count))}, but there are {len(names)} names", help="remove nc")
+        raise OnnxgenError(f"{file}: nc is {legible(str(count))}, but there are {len(names)} names", help="remove nc")
     return tuple(names)

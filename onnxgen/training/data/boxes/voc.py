@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.boxes.there import ANNOTATIONS, VOC_IMAGES
@@ -83,9 +83,9 @@ def _once(names: Sequence[tuple[str, str]], faults: Faults) -> list[tuple[str, s
     found: dict[str, str] = {}
     for where, name in names:
         if name in found:
-            faults.add(where, f"{printable(name)} is listed twice")
+            faults.add(where, f"{legible(name)} is listed twice")
         elif "/" in name or "\\" in name or "\0" in name:
-            faults.add(where, f"{printable(name)} is not the name of an image in {VOC_IMAGES}")
+            faults.add(where, f"{legible(name)} is not the name of an image in {VOC_IMAGES}")
         else:
             found[name] = where
     return [(where, name) for name, where in found.items()]
@@ -119,7 +119,7 @@ class _Read:
             several = (
                 f"{VOC_IMAGES} has {len(found)} images of this name" if found else f"{VOC_IMAGES} has no such image"
             )
-            self._wrong(several if where.endswith(".xml") else f"{printable(stem)}: {several}")
+            self._wrong(several if where.endswith(".xml") else f"{legible(stem)}: {several}")
             return
         self.image = found[0]
         file = folder / ANNOTATIONS / f"{stem}.xml"
@@ -140,7 +140,7 @@ class _Read:
 
     def _read(self, root: ElementTree.Element) -> None:
         if root.tag != "annotation":
-            self._wrong(f"not an annotation of VOC: it begins with {printable(root.tag)!r}")
+            self._wrong(f"not an annotation of VOC: it begins with {legible(root.tag)!r}")
             return
         told = [root.findtext(f"size/{side}") for side in ("width", "height")]
         size = [_number(text) for text in told]
@@ -156,7 +156,7 @@ class _Read:
             elif None in corners:
                 corner = corners.index(None)
                 has = texts[corner]
-                said = "is missing" if has is None else f"is {printable(has)!r}, which is not a number"
+                said = "is missing" if has is None else f"is {legible(has)!r}, which is not a number"
                 self._wrong(f"{_CORNERS[corner]} {said}", where)
             else:
                 x1, y1, x2, y2 = (corner for corner in corners if corner is not None)

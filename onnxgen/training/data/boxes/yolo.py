@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.boxes.there import LABELS, described, yolo_file, yolo_root
@@ -90,7 +90,7 @@ def _of_list(file: Path, root: Path, faults: Faults) -> dict[Path, Path | None]:
             continue
         image = next((p for p in (file.parent / line, root / line) if "\0" not in line and p.is_file()), root / line)
         if wrong := _unusable(line, image, found):
-            faults.add(f"{faults.place(file)}, line {number}", f"{printable(line)} {wrong}")
+            faults.add(f"{faults.place(file)}, line {number}", f"{legible(line)} {wrong}")
         else:
             label = _labels_of(image).with_suffix(".txt")
             found[image] = label if label.is_file() else None
@@ -165,7 +165,7 @@ def _box(where: str, words: list[str], classes: int) -> tuple[Box | None, str]:
     try:
         label, *numbers = map(float, words)
     except ValueError:
-        return None, f"{printable(' '.join(words))} is not a row of numbers"
+        return None, f"{legible(' '.join(words))} is not a row of numbers"
     if not (len(words) == 5 or (len(words) >= _LEAST and len(words) % 2)):
         return None, f"{len(words)} numbers, but a box has 5: class x y width height"
     if not label.is_integer() or label < 0 or label >= (classes or 1 << 20):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgen.common.names import printable, sentence
+from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
@@ -151,7 +151,7 @@ def _classes(values: Sequence[Any], known: tuple[str, ...], where: Path, column:
         highest = max(map(int, values)) if whole and values else MAX_NUMBERED_CLASSES
         return known or (tuple(map(str, range(highest + 1))) if highest < MAX_NUMBERED_CLASSES else ())
     if not known:
-        what = f"which classes are there? {printable(column)} of {where} holds names such as {texts[0][:40]!r}"
+        what = f"which classes are there? {legible(column)} of {where} holds names such as {texts[0][:40]!r}"
         raise OnnxgenError(what, help=f"--classes cat,dog, or a {CLASSES} beside the shards with a name in each line")
     return known
 
@@ -326,12 +326,12 @@ def _parquet_reader(
         if isinstance(found, Problem):
             unfit[column] = found
         elif found.dtype == object and column not in aims:
-            unfit[column] = Problem(f"{path}: column {printable(column)!r} is text", help="streamed inputs are numbers")
+            unfit[column] = Problem(f"{path}: column {legible(column)!r} is text", help="streamed inputs are numbers")
         else:
             known = _known_classes([path], settings) or names.get(column, ())
             classes = _classes(found.tolist(), known, path, f"column {column}") if column in aims else ()
             named |= {column} if found.dtype == object else set()
-            tensor = tensor_of([0] if found.dtype == object else found, f"{path}: column {printable(column)!r}")
+            tensor = tensor_of([0] if found.dtype == object else found, f"{path}: column {legible(column)!r}")
             types[column] = Field(tensor.dtype, tuple(tensor.shape[1:]), () if tensor.is_floating_point() else classes)
     sizes: set[tuple[int, ...]] = set()
     for column in pictures:
@@ -373,4 +373,4 @@ def _with_head(stream: Stream, source: DataSource, part: str) -> Stream:
 
 
 def _told(faults: Mapping[int, str]) -> str:
-    return "; ".join(sentence(fault, 240) for fault in [*faults.values()][:NAMED])
+    return "; ".join(legible(fault, 240) for fault in [*faults.values()][:NAMED])

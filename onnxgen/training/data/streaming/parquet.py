@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.columns import tensor_of
 from onnxgen.training.data.folder import decoded
@@ -132,16 +132,16 @@ class ParquetReader:
         path, field = self.groups[places[0][0]][0], self.types[name]
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-            what = f"{self.name(*places[row])}: column {printable(name)!r} has no value"
+            what = f"{self.name(*places[row])}: column {legible(name)!r} has no value"
             raise OnnxgenError(what, help="fill it in, or remove the row")
         found = values_of(path, name, column)
         if isinstance(found, Problem):
             raise OnnxgenError(found)
         if field.classes and found.dtype == object:
             return torch.tensor([self._class(name, text, places[i]) for i, text in enumerate(found.tolist())])
-        tensor = tensor_of(found, f"{path}: column {printable(name)!r}")
+        tensor = tensor_of(found, f"{path}: column {legible(name)!r}")
         if tensor.shape[1:] != field.shape:
-            what = f"{self.name(*places[0])}: column {printable(name)!r} is {list(tensor.shape[1:])}"
+            what = f"{self.name(*places[0])}: column {legible(name)!r} is {list(tensor.shape[1:])}"
             raise OnnxgenError(f"{what}, and in the first rows {list(field.shape)}", help="store lists of one length")
         return tensor.to(field.dtype)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.samples import Batch, Field
@@ -137,7 +137,7 @@ def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None
             raise OnnxgenError(f"the {part} part of {source.name} has less than {counted(length, 'token')}")
         pieces = [(i, first, min(_PIECE, n - first)) for i, n in enumerate(counts) for first in range(0, n, _PIECE)]
         source.parts[part] = replace(samples, reader=reader).of_spans(spans_of(*zip(*pieces)))
-    name = printable(roles[IDS].name)
+    name = legible(roles[IDS].name)
     source.notes.append(f"{name} is blocks of {counted(length, 'token')}; what is left at a file's end is not used")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
@@ -74,10 +74,8 @@ def choose(
         return Chosen(tuple(left), target, words)
     if not left:
         return None
-    what = (
-        f"which column of text does input {printable(ids.name)!r} read? The data's columns of text are {listed(left)}"
-    )
-    way = f"--inputs {printable(ids.name)}=COLUMN" + ("" if labels or words else ", or COLUMN+COLUMN for a pair")
+    what = f"which column of text does input {legible(ids.name)!r} read? The data's columns of text are {listed(left)}"
+    way = f"--inputs {legible(ids.name)}=COLUMN" + ("" if labels or words else ", or COLUMN+COLUMN for a pair")
     raise OnnxgenError(what, help=way if aims or labels or not targets else f"{way}; and --target COLUMN")
 
 
@@ -110,10 +108,10 @@ def _score(source: DataSource, texts: Sequence[str], aims: Sequence[str]) -> str
     if found in source.unfit:
         raise OnnxgenError(source.unfit[found])
     if found in source.text:
-        what = f"column {printable(found)!r} holds text, and the score of {listed(texts)} is a number for each pair"
+        what = f"column {legible(found)!r} holds text, and the score of {listed(texts)} is a number for each pair"
         raise OnnxgenError(what, help=_SCORE)
     if found not in fields:
-        what = f"--target {printable(found)}: the data has no such column" if found else "which column is the score"
+        what = f"--target {legible(found)}: the data has no such column" if found else "which column is the score"
         what += "" if found else f" of {listed(texts)}?"
         raise OnnxgenError(f"{what} (columns of numbers: {listed(numbers) or 'none'})", help=_SCORE)
     return found
@@ -168,10 +166,10 @@ def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str], most
         if name not in texts:
             fields = next(iter(source.parts.values())).fields
             has = "holds no text" if name in (*fields, *source.unfit) else "is not there"
-            what = f"--inputs {printable(ids.name)}={printable(asked)}: column {printable(name)!r} {has}"
+            what = f"--inputs {legible(ids.name)}={legible(asked)}: column {legible(name)!r} {has}"
             raise OnnxgenError(what, help=f"the data's columns of text are {listed(texts)}")
     if len(members) > most:
-        what = f"--inputs {printable(ids.name)}={printable(asked)}: a tokenizer reads a text, or a pair of them"
+        what = f"--inputs {legible(ids.name)}={legible(asked)}: a tokenizer reads a text, or a pair of them"
         raise OnnxgenError(what, help="name one or two columns")
     return members
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
@@ -124,9 +124,7 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
     if path is None:
         if roles[IDS].name != IDS and not labels:
             return None
-        what = (
-            f"input {printable(roles[IDS].name)!r} takes token ids, but column {printable(chosen.texts[0])!r} is text"
-        )
+        what = f"input {legible(roles[IDS].name)!r} takes token ids, but column {legible(chosen.texts[0])!r} is text"
         raise OnnxgenError(what, help=WITHOUT)
     return _Fit(source, ports, roles, settings, labels, chosen, open_tokenizer(path), targets).text()
 
@@ -246,11 +244,9 @@ class _Fit:
         return bool(found.further) and not self.chosen.apart
 
     def _note(self, encoder: Encoder, length: int, running: bool) -> None:
-        name, texts = self.roles[IDS].name, " and ".join(map(printable, self.chosen.texts))
+        name, texts = self.roles[IDS].name, " and ".join(map(legible, self.chosen.texts))
         texts += ", each on its own," if self.chosen.apart else ""
-        how = f"{counted(length, 'token')}" + (
-            f", target {printable(self.chosen.target)}" if self.chosen.target else ""
-        )
+        how = f"{counted(length, 'token')}" + (f", target {legible(self.chosen.target)}" if self.chosen.target else "")
         what = "blocks" if running else "texts"
         self.source.notes.append(f"{name} is made of {texts} with {self.tokenizing.path}: {what} of {how}")
         self.source.notes += encoder.notes()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxgen.common.json_text import json_object
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem, Problems, one_line
 from onnxgen.training.data.source import Lists, Rows
 from onnxgen.training.data.table import TEXT, missing
@@ -78,14 +78,14 @@ def _column(path: Path, name: str, values: list[Any], lines: list[int]) -> Any:
     there = [value for value in values if value is not None]
     kinds = {_kind(value) for value in there}
     if kinds == {"a list"}:
-        problem = f"{path}: column {printable(name)!r} holds lists"
+        problem = f"{path}: column {legible(name)!r} holds lists"
         return Lists(problem, help="an input takes numbers of one shape", values=_objects(values))
     if len(kinds) == 1 or kinds == {"a number", "true or false"}:
         kept = _objects(there) if kinds == {"text"} else np.array(there)
         return missing(f"{path}, line {lines[gaps[0]]}", name, gaps, kept) if gaps else kept
     first = {_kind(value): line for value, line in reversed(list(zip(values, lines))) if value is not None}
     found = " and ".join(f"{kind} (line {line})" for kind, line in sorted(first.items(), key=lambda pair: pair[1]))
-    what = f"{path}: column {printable(name)!r} holds {found or 'nothing'}"
+    what = f"{path}: column {legible(name)!r} holds {found or 'nothing'}"
     return Problem(what, help="store one kind in a column: numbers, text, or lists of numbers or text")
 
 

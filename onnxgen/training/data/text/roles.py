@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 
@@ -44,7 +44,7 @@ def past_shape(port: Port) -> tuple[int, ...]:
     """
     dims = port.dims or ()
     if len(dims) < 3 or not any(isinstance(dim, str) for dim in dims[1:]):
-        what = f"input {printable(port.name)!r} {list(dims)} takes a past of a fixed length, and texts have none"
+        what = f"input {legible(port.name)!r} {list(dims)} takes a past of a fixed length, and texts have none"
         way = "export the network without its past (use_cache=False; in optimum: --task text-generation)"
         raise OnnxgenError(what, help=way)
     return tuple(dim if isinstance(dim, int) else 0 for dim in dims[1:])

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from onnxgen.common.json_text import json_object
-from onnxgen.common.names import printable
+from onnxgen.common.names import legible
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.runs.folder import TOKENIZER
@@ -80,7 +80,7 @@ class Tokenizing:
         found = self.id_of(asked) if asked is not None else known if isinstance(known, int) else None
         if found is None and asked is not None:
             raise OnnxgenError(
-                f"--decoder-start {printable(asked)}: the tokenizer has no such token", help=str(self.path)
+                f"--decoder-start {legible(asked)}: the tokenizer has no such token", help=str(self.path)
             )
         if found is None:
             what = "no generation_config.json beside the tokenizer says with which token the decoder starts"
