@@ -41,12 +41,15 @@ def opened(path: Path, **settings: Any) -> DataSource:
 
 def taken(path: Path) -> dict[str, dict[str, Any]]:
     """Return what each part has: images, and the other columns, with names in place of their numbers."""
-    made: dict[str, dict[str, Any]] = {}
-    for part, samples in opened(path).parts.items():
-        names = {name: field.classes for name, field in samples.fields.items()}
-        batch = samples.take(range(len(samples)), 0)
-        made[part] = {n: [names[n][i] for i in x] if names[n] and x.ndim == 1 else x.numpy() for n, x in batch.items()}
-    return made
+    source = opened(path)
+    return {part: taken_of(source, part) for part in source.parts}
+
+
+def taken_of(source: DataSource, part: str = "train") -> dict[str, Any]:
+    samples = source.parts[part]
+    names = {name: field.classes for name, field in samples.fields.items()}
+    batch = samples.take(range(len(samples)), 0)
+    return {n: [names[n][i] for i in x] if names[n] and x.ndim == 1 else x.numpy() for n, x in batch.items()}
 
 
 def write(path: Path, between: str, rows: Sequence[Sequence[str]]) -> None:
@@ -188,6 +191,64 @@ def test_each_fault_has_its_line(tmp_path: Path) -> None:
     assert np.array_equal(found["image"], IMAGES[[0, *range(3, 12)]]) and found["text"] == [TEXTS[0], *TEXTS[3:]]
     with pytest.raises(OnnxgenError, match="2 faults in .*without --strict skips"):
         opened(tmp_path, strict=True)
+
+
+def jsonl(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    """A table as JSON, where a missing value is null."""
+    write(folder / f"{name}.jsonl", "", [[json.dumps({k: v or None for k, v in row.items()})] for row in rows])
+
+
+def csv(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    write(folder / f"{name}.csv", ",", [[*rows[0]], *([str(v) for v in row.values()] for row in rows)])
+
+
+@pytest.mark.parametrize("form", [csv, jsonl])
+@pytest.mark.parametrize(
+    ("column", "values", "target"),
+    [("text", TEXTS, None), ("label", LABELS, None), ("label", [str(n % 3) for n in range(12)], None),
+     ("what", LABELS, None), ("what", LABELS, "what"), ("image", LABELS, None)],
+)  # fmt: skip
+def test_a_row_without_a_value_is_a_fault(
+    form: Callable[..., None], column: str, values: list[str], target: str | None, tmp_path: Path
+) -> None:
+    """Of the image or the target; the other rows are as they are without it. Gaps of other columns do not count."""
+    other = column if column != "image" else "label"
+    rows = [{"image": name, other: value} for name, value in zip(save(tmp_path), values)]
+    if target is not None:
+        rows = [{**row, "notes": "" if n % 2 else "seen"} for n, row in enumerate(rows)]
+    form(tmp_path, "labels", [row for n, row in enumerate(rows) if n not in (4, 7)])
+    wanted = taken_of(opened(tmp_path, target=target))
+    (tmp_path / f"labels.{form.__name__}").unlink()
+    form(tmp_path, "labels", [{**row, column: ""} if n in (4, 7) else row for n, row in enumerate(rows)])
+    source = opened(tmp_path, target=target)
+    found, line = taken_of(source), 6 if form is csv else 5
+    assert {*found} == {*wanted} and all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert source.parts["train"].fields == opened(tmp_path, target=target).parts["train"].fields
+    (note,) = source.notes
+    assert f"labels.{form.__name__}, line {line}: column '{column}' has no value" in note
+    assert note.startswith("2 faults") and note.endswith("2 images skipped")
+    with pytest.raises(OnnxgenError, match="2 faults in .*without --strict skips"):
+        opened(tmp_path, target=target, strict=True)
+
+
+def test_texts_of_nothing_are_faults_in_lists_of_paddleocr(tmp_path: Path) -> None:
+    write(tmp_path / "train_list.txt", "\t", [(n, "" if n == "03.png" else t) for n, t in zip(save(tmp_path), TEXTS)])
+    source = opened(tmp_path)
+    assert source.notes[0].endswith("train_list.txt, line 4: column 'text' has no value; 1 image skipped")
+    assert len(source.parts["train"]) == 11
+
+
+def test_images_without_a_text_can_be_predicted(tmp_path: Path) -> None:
+    labels_csv(tmp_path)
+    (tmp_path / "labels.csv").write_text((tmp_path / "labels.csv").read_text().replace(f",{TEXTS[3]}\n", ",\n", 1))
+    found = predict(Lines().eval(), tmp_path / "labels.csv", normalize="0,1", device="cpu")
+    assert isinstance(found, torch.Tensor) and found.shape[1] == 12
+
+
+def test_all_rows_without_a_value_are_refused(tmp_path: Path) -> None:
+    csv(tmp_path, "labels", [{"image": name, "text": "", "label": ""} for name in save(tmp_path)])
+    with pytest.raises(OnnxgenError, match="no image of the train part can be used: 12 faults .* 'label' has no value"):
+        opened(tmp_path)
 
 
 REFUSED: dict[str, tuple[dict[str, str], str]] = {

@@ -185,7 +185,7 @@ LEAVE = "fill it in (--table auto), drop the row, or name only the columns to us
         ("a,,label\n1,2,0\n", "{path} has no name for column 2 -> give each column a different name"),
         ("a,b,label\n1,2,0\n3,4\n", "{path}, line 3: 2 values, but 3 columns"),
         ("a,b,label\n1,,0\n3,nan,1\n", "{path}, line 2: column 'b' has no value, and 1 more -> " + LEAVE),
-        ("a,b,label\n1,2,0\n3,4,\n", "{path}, line 3: column 'label' has no value -> " + LEAVE),
+        ("a,b,label\n1,2,0\n3,4,\n", "{path}, line 3: column 'label' has no value -> give it one, or drop the row"),
         (
             "a,b,label\n1,x,0\n3,y,1\n",
             "column 'b' holds text, but an input takes numbers -> "
@@ -210,7 +210,9 @@ def test_missing_columns_of_a_table(vector: torch.nn.Module, tmp_path: Path) -> 
     path = tmp_path / "t.csv"
     assert said(path, vector, inputs={"x": "a+z"}) == ("--inputs: the data has no column 'z' (it has a, b, label)")
     assert said(path, vector, inputs={"x": "a+c"}) == f"{path}, line 2: column 'c' has no value -> {LEAVE}"
-    assert said(path, vector, target="c") == f"{path}, line 2: column 'c' has no value -> {LEAVE}"
+    assert said(path, vector, target="c") == (
+        f"{path}, line 2: column 'c' has no value -> give it one, or drop the row"
+    )
     assert said(path, vector, target="z", inputs={"x": "a+b"}) == (
         "--target z: the data has no such column (it has a, b, label, a+b)"
     )

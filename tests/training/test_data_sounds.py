@@ -137,6 +137,17 @@ def test_each_fault_is_one_line(tmp_path: Path) -> None:
         source_of(tmp_path / "flat")
 
 
+def test_a_row_without_a_class_or_a_file_is_a_fault(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / f"{number}.wav", tone())
+    (tmp_path / "list.csv").write_text("path,label\n0.wav,a\n1.wav,\n,b\n3.wav,b\n")
+    found = source_of(tmp_path / "list.csv")
+    (note,) = found.notes
+    places = "list.csv, line 3: column 'label' has no value; list.csv, line 4: column 'path' has no value"
+    assert note.endswith(f"{places}; 2 sounds skipped")
+    assert len(found.parts["train"]) == 2 and found.parts["train"].fields["label"].classes == ("a", "b")
+
+
 def test_a_classifier_is_trained_evaluated_and_asked(tmp_path: Path, listener: Path) -> None:
     for part, count in (("train", 8), ("val", 4)):
         for name in ("no", "up", "yes"):

@@ -125,8 +125,8 @@ def lacking(folder: Path) -> str:
 def gaps(folder: Path) -> str:
     (folder / "data.csv").write_text("a,b,label\n1,2,x\n3,4,\n5,,y\n")
     way = "fill it in (--table auto), drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
-    places = ("line 4: column 'b'", "line 3: column 'label'")
-    return "\n".join(f"error: data.csv, {place} has no value -> {way}" for place in places)
+    ways = {"line 4: column 'b'": way, "line 3: column 'label'": "give it one, or drop the row"}
+    return "\n".join(f"error: data.csv, {place} has no value -> {way}" for place, way in ways.items())
 
 
 def pipe(folder: Path) -> str:

@@ -18,6 +18,7 @@ from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load, predict
 from onnxgen.training.data import feed, open_data
+from onnxgen.training.data.arrays import row_of
 from onnxgen.training.data.prepared import Tuples
 from onnxgen.training.goals.embedding import Correlation
 from onnxgen.training.prepare import objectives_of, prepare
@@ -277,6 +278,10 @@ def test_scores_are_learnt_evaluated_and_predicted(
     for data in ("own.csv", "same.csv", pairs):
         made = [one.answers["cosine"].value for one in run.predict(data)]
         np.testing.assert_allclose(np.concatenate(made), near, atol=1e-5)
+    x = (tmp_path / "x.csv").read_text().splitlines()[1:]
+    seen = {tuple(x[row_of(trained, i)].split(",")[:2]) for i in range(2 * len(trained))}
+    count = sum((one, other) in seen for one, other, _ in low)
+    assert run.notes.pop(0).startswith(f"{count} of {len(low)} samples were trained on:") and 0 < count < len(low)
     assert [*dict.fromkeys(run.notes)] == [f"each value is the cosine of the vectors of {names}" for names in
                          ("a and b", "sentence1 and sentence2")]  # fmt: skip
     (tmp_path / "x.txt").write_text("\n".join(lines))

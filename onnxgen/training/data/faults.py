@@ -19,11 +19,13 @@ class Faults:
         folder: paths in places are relative to it.
         thing: what a sample is ("image").
         found: the faults.
+        lost: the rows that were left out before the files were looked at.
     """
 
     def __init__(self, folder: Path, thing: str = "image") -> None:
         self.folder, self.thing = folder, thing
         self.found: list[str] = []
+        self.lost = 0
 
     def add(self, where: str, what: str) -> None:
         self.found.append(f"{where}: {what}")
@@ -52,5 +54,6 @@ class Faults:
                 raise OnnxgenError(f"no {self.thing} of the {part} part can be used: {why}", help="repair the data")
         if self.found and strict:
             raise OnnxgenError(str(self), help=_WAY.format(self.thing))
+        skipped += self.lost
         more = f"; {counted(skipped, self.thing)} skipped" if skipped else ""
         return [f"{self}{more}"] if self.found else []

@@ -146,12 +146,12 @@ def read_list(file: Path) -> Rows:
 # ---- opening ---------------------------------------------------------------------------------------------------------
 
 
-def with_images(source: DataSource, root: Path, files: Mapping[str, Path], strict: bool) -> DataSource | None:
+def with_images(source: DataSource, files: Mapping[str, Path], faults: Faults, strict: bool) -> DataSource | None:
     """Return a table with images in place of the names of image files; None if it has no such names.
 
     Args:
-        root: the folder of all parts, for messages.
         files: by part, the file of the table, from whose folder names are seen.
+        faults: of its rows; those of its images are added.
 
     Raises:
         OnnxgenError: there are more than two columns of names, or no image can be used.
@@ -162,8 +162,7 @@ def with_images(source: DataSource, root: Path, files: Mapping[str, Path], stric
         return None
     if len(named) > 2:
         raise OnnxgenError(f"{source.name} has several columns of images: {listed(named)}", help="leave two of them")
-    faults = Faults(root)
-    whole = files.get("", root)
+    whole = files.get("", faults.folder)
     paths = {part: {n: _paths(source, part, n, files.get(part, whole)) for n in named} for part in source.parts}
     return _single(source, named[0], paths, faults, strict) if len(named) == 1 else _pairs(named, paths, faults, strict)
 

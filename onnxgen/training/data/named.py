@@ -16,7 +16,7 @@ from onnxgen.training.data.layout import SOUNDS, SUFFIXES
 from onnxgen.training.data.preprocessing import texts_of
 from onnxgen.training.data.recipes import recipes
 from onnxgen.training.data.scales import by_input, parse_scale
-from onnxgen.training.data.source import listed, target_called
+from onnxgen.training.data.source import Gaps, listed, target_called
 from onnxgen.training.data.table import read_csv
 from onnxgen.training.settings import Settings
 
@@ -108,23 +108,32 @@ def check_table(
             problems.add(f"{option}: the data has no such column (it has {listed(columns)})")
     target = settings.target if isinstance(settings.target, str) else target_called(columns)
     used = [name for _, name in _asked(settings, columns)]
+    targets = {target, *(c for whole in _targets(settings) for c in _parts(whole, columns))}
     plain = settings.task in ("auto", "classification", "outputs") and settings.teacher is None
     for name in (*used, *([target] if plain and settings.target is None else ())):
         if settings.table == "none" and isinstance(gap := columns.get(name), Problem):
-            problems.add(gap)
+            problems.add(gap.of_target() if isinstance(gap, Gaps) and name in targets else gap)
     values: Any = columns.get(target)
     if plain and target and _is_text(values):
         refuse_classes(sorted({str(value) for value in values}))
 
 
 def _asked(settings: Settings, columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is given, and each column that it names: `a+b` names two, unless a column is called so."""
-    said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    targets = [settings.target] if isinstance(settings.target, str) else [*said.values()]
+    """Yield what is given, and each column that it names."""
     given = [(f"--inputs {name}={legible(whole)}", whole) for name, whole in settings.inputs.items()]
-    for option, whole in given + [(f"--target {legible(whole)}", whole) for whole in targets]:
-        for column in [whole] if whole in columns else whole.split("+"):
-            yield option, column.strip()
+    for option, whole in given + [(f"--target {legible(whole)}", whole) for whole in _targets(settings)]:
+        for column in _parts(whole, columns):
+            yield option, column
+
+
+def _parts(whole: str, columns: Mapping[str, Any]) -> list[str]:
+    """Return the columns that a text names: `a+b` names two, unless a column is called so."""
+    return [column.strip() for column in ([whole] if whole in columns else whole.split("+"))]
+
+
+def _targets(settings: Settings) -> list[str]:
+    said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
+    return [settings.target] if isinstance(settings.target, str) else [*said.values()]
 
 
 def _is_text(values: Any) -> bool:

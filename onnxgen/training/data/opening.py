@@ -16,8 +16,10 @@ from onnxgen.training.data.boxes.there import is_coco, is_voc, is_yolo
 from onnxgen.training.data.boxes.voc import open_voc
 from onnxgen.training.data.boxes.yolo import open_yolo
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
+from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
+from onnxgen.training.data.gaps import without_gaps
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
 from onnxgen.training.data.layout import part_called, refuse_special
@@ -104,12 +106,13 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
         known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
         read_file = partial(read_csv, texts=known) if _FILES[kind] is read_csv else _FILES[kind]
         columns = {part: (read_list if is_list(file) else read_file)(file) for part, file in files.items()}
+        root = path if path.is_dir() else path.parent
+        columns, faults = without_gaps(columns, root, settings, targets) if table else (columns, Faults(root))
         read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
         read.running = kind == ".txt"
-        root = path if path.is_dir() else path.parent
         if table:
-            with_sounds(read, root, settings)
-        if table and (found := with_images(read, root, files, settings.strict)) is not None:
+            with_sounds(read, root, settings, faults)
+        if table and (found := with_images(read, files, faults, settings.strict)) is not None:
             return found if targets or IMAGE in read.whites else without_targets(found)
         if not lists:  # else the file in the folder lists no images, and there may be some in another way
             return read

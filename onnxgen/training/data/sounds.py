@@ -169,7 +169,7 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
     return source
 
 
-def with_sounds(source: DataSource, folder: Path, settings: Settings) -> None:
+def with_sounds(source: DataSource, folder: Path, settings: Settings, faults: Faults) -> None:
     """Replace the column of a table whose texts are names of sound files, seen from `folder`; if there is one."""
     first = next(iter(source.raw.values()), {})
     named = [name for name in first if name in source.text and all(map(_is_name, first[name]))]
@@ -187,7 +187,7 @@ def with_sounds(source: DataSource, folder: Path, settings: Settings) -> None:
         found[part] = [(folder / text, line) for text, line in zip(source.raw[part][name], lines)], others
     source.raw = {part: {n: c for n, c in columns.items() if n != name} for part, columns in source.raw.items()}
     source.text, source.table = source.text - {name}, False
-    _fill(source, found, name, Faults(folder, "sound"), settings)
+    _fill(source, found, name, faults, settings)
 
 
 def _is_name(text: Any) -> bool:

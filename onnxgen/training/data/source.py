@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,17 @@ class Held(Problem):
 
 @dataclass(frozen=True)
 class Gaps(Held):
-    """The problem that a column has missing values; and the column with NaN in their place."""
+    """The problem that a column has missing values; and the column with NaN in their place.
+
+    Attributes:
+        stored: the dtype of the values that are there.
+    """
+
+    stored: Any = field(default=None, compare=False, repr=False)
+
+    def of_target(self) -> Gaps:
+        """Return the problem of a target, which nothing fills in."""
+        return replace(self, help="give it one, or drop the row")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
     singles = _singles(source) if settings.table != "none" else []
     for name in (*settings.inputs.values(), *(p.name for p in ports.inputs), *aims):
         if name in source.unfit and (targets if name in aims else name not in singles):
-            problems.add(source.unfit[name])
+            problem = source.unfit[name]
+            problems.add(problem.of_target() if name in aims and isinstance(problem, Gaps) else problem)
     problems.raise_if_any()
     table = fitted(settings.table)
     joined = {settings.inputs.get(n, n): list(members) for n, members in table.inputs.items()} if table else {}

@@ -124,7 +124,7 @@ def missing(where: str, name: str, gaps: Sequence[int], kept: NDArray[Any]) -> G
         values[np.delete(np.arange(len(values)), gaps)] = kept
     others = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
     way = "fill it in (--table auto), drop the row, or name only the columns to use: --inputs INPUT=COLUMN+COLUMN"
-    return Gaps(f"{where}: column {legible(name)!r} has no value{others}", help=way, values=values)
+    return Gaps(f"{where}: column {legible(name)!r} has no value{others}", help=way, values=values, stored=kept.dtype)
 
 
 def read_parquet(path: Path) -> dict[str, Any]:

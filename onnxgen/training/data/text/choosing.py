@@ -106,7 +106,8 @@ def _score(source: DataSource, texts: Sequence[str], aims: Sequence[str]) -> str
     numbers += [name for name, problem in source.unfit.items() if isinstance(problem, Gaps) and name not in texts]
     found = aims[0] if aims else numbers[0] if len(numbers) == 1 else ""
     if found in source.unfit:
-        raise OnnxgenError(source.unfit[found])
+        problem = source.unfit[found]
+        raise OnnxgenError(problem.of_target() if isinstance(problem, Gaps) else problem)
     if found in source.text:
         what = f"column {legible(found)!r} holds text, and the score of {listed(texts)} is a number for each pair"
         raise OnnxgenError(what, help=_SCORE)
