@@ -90,7 +90,7 @@ def test_classes_are_numbered_as_the_user_says(kind: str, model: torch.nn.Module
         found = boxes(data, index=index)[:, 0]
         wanted = [order.index(SHAPES[label]) for label, *_ in scene.boxes]
         assert found.tolist() == wanted + [-1] * (len(found) - len(wanted))
-    with pytest.raises(OnnxgenError, match="has class circle, but classes= has triangle, square"):
+    with pytest.raises(OnnxgenError, match="has class circle, and the classes are triangle, square"):
         open_data(tmp_path, model, Settings(classes=("triangle", "square")))
 
 

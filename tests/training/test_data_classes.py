@@ -102,7 +102,7 @@ def test_one_class_of_two_with_one_output_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_class_is_refused(model: torch.nn.Module, tmp_path: Path) -> None:
     photos(tmp_path, cat=2, dog=2)
     message = said(fresh(model), tmp_path, classes=ORDER, **RAW)
-    assert message.startswith(f"{tmp_path.name} has class dog, but classes= has owl, cat, ant -> ")
+    assert message.startswith(f"{tmp_path.name} has class dog, and the classes are owl, cat, ant -> ")
 
 
 def test_more_classes_than_outputs_are_refused(model: torch.nn.Module, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_text_with_some_classes(kind: str, tmp_path: Path) -> None:
 
 def test_classes_for_two_targets_with_names_are_refused() -> None:
     source = from_columns({"x": np.zeros((2, 2)), "a": ["cat", "owl"], "b": ["red", "red"]}, "both")
-    with pytest.raises(OnnxgenError, match="classes= names the classes of one target, but a, b all hold names"):
+    with pytest.raises(OnnxgenError, match="--classes names the classes of one target, but a, b all hold names"):
         number_classes(source, Feeding(("x",), {0: "a", 1: "b"}), ORDER)
 
 
@@ -160,7 +160,7 @@ def test_a_dataset_must_have_the_order_of_classes(model: torch.nn.Module) -> Non
 
     opened(Named("owl", "cat"))
     with pytest.raises(
-        OnnxgenError, match="numbers the classes of target .* as cat, owl, but classes= has owl, cat, ant"
+        OnnxgenError, match="numbers the classes of target .* as cat, owl, and the classes are owl, cat, ant"
     ):
         opened(Named("cat", "owl"))
 
@@ -168,7 +168,7 @@ def test_a_dataset_must_have_the_order_of_classes(model: torch.nn.Module) -> Non
 def test_class_indices_are_not_names(tmp_path: Path) -> None:
     vector = network(tmp_path, x=("float32", ("batch", 2)))
     data = {"x": np.ones((4, 2), np.float32), "label": np.array([1, 2, 2, 1])}
-    assert "holds class indices, but classes= is for names" in said(vector, data, classes=("1", "2", "3"), **CPU)
+    assert "holds class indices, and not the classes 1, 2, 3" in said(vector, data, classes=("1", "2", "3"), **CPU)
     expected = F.cross_entropy(vector(torch.ones(4, 2)).detach(), torch.tensor([1, 2, 2, 1]))
     assert evaluate(vector, data, classes=ORDER, **CPU)["loss"] == pytest.approx(float(expected), rel=1e-5)
     assert evaluate(vector, data, **CPU)["loss"] == pytest.approx(float(expected), rel=1e-5)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from onnxgen.cli import run as cli
 from tests.training.small import network
+from tests.training.test_hidden import hide
 
 Out = pytest.CaptureFixture[str]
 GIVEN = ["--workers", "0", "--device", "cpu", "--logger", "none", "--max-steps", "1"]
@@ -37,6 +38,37 @@ def test_a_folder_around_the_classes_is_no_class(here: Path, capsys: Out) -> Non
     shutil.copytree("unzipped/all", "in/train/all")
     assert cli(["train", "small.py", "--data", "in", *GIVEN]) == 2
     assert "name in/train" in capsys.readouterr().err
+
+
+def test_what_is_hidden_does_not_count(here: Path, capsys: Out) -> None:
+    """It is neither a class nor a sample, and it does not hide that an archive was unpacked into one folder."""
+    hide(here / "unzipped")
+    (here / "unzipped").rename(here / "photos-main")
+    (here / "in").mkdir()
+    (here / "photos-main").rename(here / "in" / "photos-main")
+    (here / "in" / "__MACOSX").mkdir()
+    assert cli(["train", "small.py", "--data", "in", *GIVEN]) == 2
+    line = capsys.readouterr().err
+    assert "in has one folder, photos-main/photos, which has folders itself: a, b, c" in line
+    data = "in/photos-main/photos"
+    assert f"name {data}" in line
+    assert cli(["train", "small.py", "--data", data, "--val", "0", "--out", "run", *GIVEN]) == 0
+    said = capsys.readouterr().out
+    assert "samples of train: a 12, b 12, c 12" in said and "read" not in said and "ignored" not in said
+    assert cli(["evaluate", "run", "--data", "in", "--device", "cpu"]) == 2
+    assert f"name {data}" in capsys.readouterr().err
+    assert cli(["predict", "run", data, "-o", "out.csv", "--device", "cpu"]) == 0
+    assert len(Path("out.csv").read_text().splitlines()) == 37
+
+
+def test_an_unknown_class_is_told_in_words_of_the_command(here: Path, capsys: Out) -> None:
+    assert cli(["train", "small.py", "--data", "unzipped/photos", "--val", "0", "--out", "run", *GIVEN]) == 0
+    (here / "unzipped" / "photos" / "a").rename(here / "unzipped" / "photos" / "d")
+    capsys.readouterr()
+    assert cli(["evaluate", "run", "--data", "unzipped/photos", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: photos has class d, and the classes are a, b, c -> give data like"
+    )
 
 
 def test_one_class_is_refused(here: Path, capsys: Out) -> None:

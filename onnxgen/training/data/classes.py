@@ -32,14 +32,14 @@ def number_classes(
     """
     named = [column for column in feeding.aims if column in source.text]
     if classes and len(named) > 1 and named_by == "all":
-        what = f"classes= names the classes of one target, but {listed(named)} all hold names"
+        what = f"--classes names the classes of one target, but {listed(named)} all hold names"
         raise OnnxgenError(what, help="store the other targets as class indices")
     for column in named if classes and named_by != "characters" else ():
         has = next(iter(source.parts.values())).fields[column].classes
         classes = (*classes, *(name for name in has if name not in classes and named_by == "some"))
         if unknown := [name for name in has if name not in classes]:
-            what = f"{source.name} has class {listed(unknown)}, but classes= has {listed(classes)}"
-            raise OnnxgenError(what, help="remove these samples, or add the class to classes=")
+            what = f"{source.name} has class {listed(unknown)}, and the classes are {listed(classes)}"
+            raise OnnxgenError(what, help="remove these samples, or add the class to --classes")
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
             assert isinstance(samples, (Arrays, Files, Sounds, Stream))  # only these have columns of text
@@ -54,10 +54,10 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
         return
     if list(has) != numbers[: len(has)]:
         what = f"the data numbers the classes of target {legible(column)!r} as {listed(has)}"
-        problems.add(f"{what}, but classes= has {listed(classes)}", help="give classes= in the order of the data")
+        problems.add(f"{what}, and the classes are {listed(classes)}", help="give --classes in the order of the data")
     elif all(name.lstrip("-").isdecimal() for name in classes) and list(classes) != numbers[: len(classes)]:
-        what = f"target {legible(column)!r} holds class indices, but classes= is for names"
-        problems.add(what, help="leave out classes=; the indices must be those of the model's outputs")
+        what = f"target {legible(column)!r} holds class indices, and not the classes {listed(classes)}"
+        problems.add(what, help="leave out --classes; the indices must be those of the model's outputs")
 
 
 def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from onnxgen.common.cache import Cache
 from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.training.data.layout import SUFFIXES, folders, layout
+from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed
@@ -191,19 +191,22 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
 
 def _images_beside(folder: Path) -> list[Path]:
     """Return the images that lie in a folder itself."""
-    return [p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file() and not p.name.startswith(".")]
+    return [path for path in files_in(folder, *SUFFIXES) if path.is_file()]
 
 
 def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:
-    """Raise `OnnxgenError` if the only class has folders of its own, and no files: an archive was unpacked into one."""
-    inner = {path for root in parts.values() if root.is_dir() for path in folders(root)}
-    if len({path.name for path in inner}) != 1:
-        return
-    for path in inner:
-        bare = not any(file.suffix.lower() in suffixes for file in path.iterdir() if file.is_file())
-        if bare and len(classes := folders(path)) > 1:
-            what = f"{folder} has one folder, {path.name}, which has folders itself: {listed(p.name for p in classes)}"
-            raise OnnxgenError(what, help=f"if these are the classes or parts, name {path}")
+    """Raise `OnnxgenError` if the only class has folders of its own, and no files: an archive was unpacked into one.
+
+    They may lie deeper, as an archive of an archive has them.
+    """
+    for root in parts.values() if len({p.name for r in parts.values() if r.is_dir() for p in folders(r)}) == 1 else ():
+        path = root
+        while len(inner := folders(path)) == 1 and not files_in(inner[0], *suffixes):
+            path = inner[0]
+        if path != root and len(inner) > 1:
+            what = f"{folder} has one folder, {path.relative_to(root).as_posix()}, which has folders itself: "
+            way = f"if these are the classes or parts, name {path}"
+            raise OnnxgenError(what + listed(p.name for p in inner), help=way)
 
 
 def _files(

@@ -13,7 +13,7 @@ from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
-from onnxgen.training.data.layout import SOUNDS, SUFFIXES, layout, refuse_special
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_below, layout, refuse_special
 from onnxgen.training.data.named import check_ports, check_table, check_words
 from onnxgen.training.settings import Settings
 
@@ -102,7 +102,7 @@ def _refuse_boxes(path: Path, model: Path, settings: Settings) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return (path for path in files_below(folder) if path.is_file())
 
 
 def _refuse_classes(names: Sequence[str], model: Path, settings: Settings) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +11,7 @@ from onnxgen.errors import OnnxgenError, Problem
 
 PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_HIDDEN = (".", "__")  # what begins the names of folders that programs add: .ipynb_checkpoints, __MACOSX
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 _SPELLED = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
 _SPELLED |= {"test": "test", "testing": "test", "t10k": "test"}
@@ -53,11 +56,30 @@ def layout(folder: Path, labelled: bool = True) -> Layout:
 
 
 def folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "__")))
+    """Return the folders in a folder, sorted; not those that are hidden."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_HIDDEN))
+
+
+def files_in(folder: Path, *endings: str) -> list[Path]:
+    """Return the files of a folder itself with these endings (in any case), sorted; not those that are hidden."""
+    found = (path for path in folder.iterdir() if path.suffix.lower() in endings) if folder.is_dir() else ()
+    return sorted(path for path in found if not path.name.startswith(".") and not path.is_dir())
+
+
+def files_below(folder: Path, *endings: str) -> Iterator[Path]:
+    """Yield the files of a folder and of those in it with these endings (none: all), but nothing that is hidden.
+
+    A folder with such an ending is yielded, too: it bears the name of a file, and is told to be none.
+    """
+    for root, inner, names in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith(_HIDDEN))
+        for name in sorted([*names, *(inner if endings else ())]):
+            if not name.startswith(".") and (not endings or Path(name).suffix.lower() in endings):
+                yield Path(root, name)
 
 
 def images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    return sorted(files_below(folder, *SUFFIXES))
 
 
 def files_meant(item: Path | str) -> list[Path]:
@@ -69,7 +91,7 @@ def files_meant(item: Path | str) -> list[Path]:
     path = Path(item)
     if path.is_dir():
         known = (*SUFFIXES, *SOUNDS)
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and not p.name.startswith("."))
+        found = sorted(files_below(path, *known))
         if not found:
             raise OnnxgenError(
                 f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"

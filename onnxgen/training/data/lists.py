@@ -21,7 +21,7 @@ from onnxgen.training.data import image_pairs, masks
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, Seen, looked
-from onnxgen.training.data.layout import PARTS, SUFFIXES, part_called
+from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource, Rows, listed
 from onnxgen.training.data.table import TEXT, rows_of
@@ -66,7 +66,7 @@ def lists_in(folder: Path) -> dict[str, Path]:
     They are `metadata.csv` or `labels.csv` in it or in the folders of its parts; or PaddleOCR's, in text files.
     """
     found = {"train": file} if (file := _table_in(folder)) is not None else {}
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if not found else []:
+    for inner in folders(folder) if not found else []:
         if (part := part_called(inner.name)) and (file := _table_in(inner)) is not None:
             found[part] = file
     return found if "train" in found else _texts_in(folder)
@@ -82,7 +82,7 @@ def _table_in(folder: Path) -> Path | None:
 
 def _texts_in(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.txt")):
+    for file in files_in(folder, ".txt"):
         part = _part_of(file.stem)
         if part is None or not is_list(file):
             continue

@@ -19,7 +19,7 @@ from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files, Seen, looked, told
-from onnxgen.training.data.layout import SUFFIXES
+from onnxgen.training.data.layout import SUFFIXES, files_in
 from onnxgen.training.data.pairs import holds, laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
@@ -164,7 +164,7 @@ def _of_folders(root: Path, path: Path, faults: Faults) -> dict[str, Pairs]:
 
 def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
     images = images_by_stem(root)
-    masks = {path.stem: path for path in sorted((root / VOC_MASKS).glob("*.png"))}
+    masks = {path.stem: path for path in files_in(root / VOC_MASKS, ".png")}
     listed = listed_parts(root, "Segmentation", faults)
     listed = listed or {"train": [(faults.place(path), stem) for stem, path in masks.items()]}
     parts: dict[str, Pairs] = {}

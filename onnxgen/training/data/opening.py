@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.gaps import without_gaps
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
-from onnxgen.training.data.layout import part_called, refuse_special
+from onnxgen.training.data.layout import files_in, folders, part_called, refuse_special
 from onnxgen.training.data.lists import IMAGE, is_list, lists_in, read_list, with_images, without_targets
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
@@ -105,6 +105,7 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     if kind in _FILES:
         known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
         read_file = partial(read_csv, texts=known) if _FILES[kind] is read_csv else _FILES[kind]
+        columns: dict[str, Mapping[str, Any]]
         columns = {part: (read_list if is_list(file) else read_file)(file) for part, file in files.items()}
         root = path if path.is_dir() else path.parent
         columns, faults = without_gaps(columns, root, settings, targets) if table else (columns, Faults(root))
@@ -143,14 +144,14 @@ def _need(path: Path) -> None:
 def _parts(folder: Path) -> dict[str, Path]:
     """Return the files `train.csv`, `val.csv` and so on of a folder by part, all of one kind; {} without `train`."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        part = part_called(path.stem) if path.suffix.lower() in _FILES else None
+    for path in files_in(folder, *_FILES):
+        part = part_called(path.stem)
         if part in found:
             raise OnnxgenError(f"{folder} has two files for {part}: {found[part].name} and {path.name}")
         if part:
             found[part] = path
     if len({path.suffix.lower() for path in found.values()}) > 1:
         raise OnnxgenError(f"{folder} has files of several kinds: {', '.join(p.name for p in found.values())}")
-    if any(path.suffix.lower() == ".txt" for path in found.values()) and any(p.is_dir() for p in folder.iterdir()):
+    if any(path.suffix.lower() == ".txt" for path in found.values()) and folders(folder):
         return {}  # images, whose names these files list
     return found if "train" in found else {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.layout import SUFFIXES, images_in, part_called
+from onnxgen.training.data.layout import SUFFIXES, files_below, files_in, folders, images_in, part_called
 
 IMAGES = "images"
 
@@ -29,9 +29,9 @@ def laid_out(folder: Path, beside: str, images: str = IMAGES) -> dict[str, tuple
 
 def _parts(folder: Path, fits: Callable[[Path], bool]) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in folders(folder):
         part = part_called(path.name)
-        if part is None or not path.is_dir() or not fits(path):
+        if part is None or not fits(path):
             continue
         if part in found:
             raise OnnxgenError(f"{folder} has two folders for {part}: {found[part].name} and {path.name}")
@@ -42,8 +42,8 @@ def _parts(folder: Path, fits: Callable[[Path], bool]) -> dict[str, Path]:
 def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
     """Return the note that folders and images beside the parts' folders of images are ignored, if there are some."""
     used = {images for images, _ in pairs.values() if part_called(images.name)}
-    beside = sorted({path for images in used for path in images.parent.iterdir()} - used)
-    left = [path.name for path in beside if path.is_dir() or path.suffix.lower() in SUFFIXES]
+    beside = (path for root in {p.parent for p in used} for path in (*folders(root), *files_in(root, *SUFFIXES)))
+    left = [path.name for path in sorted({*beside} - used)]
     from onnxgen.training.data.source import listed  # imported here: it imports torch
 
     inner = {images.parent.name for images in used}
@@ -52,8 +52,7 @@ def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
 
 def holds(folder: Path, suffixes: Iterable[str]) -> bool:
     """Return True if the folder, or one in it, has a file with one of these endings."""
-    wanted = {*suffixes}
-    return any(path.suffix.lower() in wanted for path in folder.rglob("*"))
+    return any(True for _ in files_below(folder, *suffixes))
 
 
 def paired(
@@ -73,9 +72,8 @@ def paired(
     found = images_in(images)
     keys = {path: path.relative_to(images).with_suffix("").as_posix() for path in found}
     files: dict[str, list[Path]] = {}
-    endings = {*suffixes}
-    for path in sorted(other.rglob("*")) if other.is_dir() else ():
-        if path.suffix.lower() in endings and path.is_file() and not path.name.startswith(".") and path.name != ignored:
+    for path in sorted(files_below(other, *suffixes)):
+        if path.is_file() and path.name != ignored:
             files.setdefault(path.relative_to(other).with_suffix("").as_posix(), []).append(path)
     clashing = _clashing(keys, files, faults, what)
     for key in sorted({*files} - {*keys.values()}):

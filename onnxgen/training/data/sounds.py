@@ -24,7 +24,7 @@ from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Seen, looked, refuse_nested
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES
 from onnxgen.training.data.layout import SUFFIXES as IMAGES
-from onnxgen.training.data.layout import folders, part_called
+from onnxgen.training.data.layout import files_below, folders, part_called
 from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.table import rows_of
@@ -127,16 +127,12 @@ def is_sounds(path: Path) -> bool:
     if not path.is_dir():
         return path.suffix.lower() in SUFFIXES
     known = (*SUFFIXES, *IMAGES)
-    first = next((file for file in path.rglob("*") if file.suffix.lower() in known and _is_shown(file)), None)
+    first = next((file for file in files_below(path, *known) if file.is_file()), None)
     return first is not None and first.suffix.lower() in SUFFIXES
 
 
-def _is_shown(file: Path) -> bool:
-    return file.is_file() and not file.name.startswith(".")
-
-
 def _sounds_in(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and _is_shown(file))
+    return sorted(file for file in files_below(folder, *SUFFIXES) if file.is_file())
 
 
 def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:

@@ -11,7 +11,7 @@ from typing import Any
 from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.data.layout import PARTS, SUFFIXES, part_called
+from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called
 from onnxgen.training.data.pairs import holds, laid_out
 
 ROBOFLOW = "_annotations.coco.json"
@@ -35,9 +35,9 @@ def is_coco(path: Path) -> bool:
 def coco_files(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by part; {} if there are none."""
     inner = folder if folder.name == FOLDER else folder / FOLDER
-    paths = [(path, _INSTANCES.fullmatch(path.stem)) for path in sorted(inner.glob("*.json")) if path.is_file()]
+    paths = [(path, _INSTANCES.fullmatch(path.stem)) for path in files_in(inner, ".json") if path.is_file()]
     found = [(path, part_called(match["part"])) for path, match in paths if match]
-    found += [(path / ROBOFLOW, part_called(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]
+    found += [(path / ROBOFLOW, part_called(path.name)) for path in folders(folder)]
     parts: dict[str, Path] = {}
     for path, part in found:
         if part is None or not path.is_file():

@@ -15,7 +15,7 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.boxes.there import ANNOTATIONS, VOC_IMAGES
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.layout import images_in
+from onnxgen.training.data.layout import files_in, images_in
 from onnxgen.training.data.source import DataSource
 
 SETS = "ImageSets"
@@ -93,7 +93,7 @@ def _once(names: Sequence[tuple[str, str]], faults: Faults) -> list[tuple[str, s
 
 def _all(folder: Path, images: dict[str, list[Path]], faults: Faults) -> list[tuple[str, str]]:
     """Return the names of all images and all annotations."""
-    files = {path.stem: path for path in sorted((folder / ANNOTATIONS).glob("*.xml"))}
+    files = {path.stem: path for path in files_in(folder / ANNOTATIONS, ".xml")}
     where = {stem: faults.place(path) for stem, path in files.items()}
     where |= {stem: faults.place(paths[0]) for stem, paths in images.items() if stem not in files}
     return sorted(((place, stem) for stem, place in where.items()), key=lambda found: found[1])

@@ -19,7 +19,7 @@ from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
 from onnxgen.training.data.faults import NAMED
 from onnxgen.training.data.folder import look_at
-from onnxgen.training.data.layout import SUFFIXES, part_called
+from onnxgen.training.data.layout import SUFFIXES, files_in, folders, part_called
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, listed, target_called
 from onnxgen.training.data.streaming.parquet import (
@@ -77,20 +77,20 @@ def shards_of(path: Path) -> list[Path]:
     if path.is_file():
         large = path.suffix.lower() == ".parquet" and path.stat().st_size >= LARGE
         return [path] if large or path.suffix.lower() in (".tar", ".bin") or _is_run(path) else []
-    inner = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
-    if any(file.suffix.lower() in _OTHERS for file in path.iterdir()) or not all(map(_is_part, inner)):
+    inner = folders(path)
+    if files_in(path, *_OTHERS) or not all(map(_is_part, inner)):
         return []  # data of another kind, beside which there may be archives
     for kind in _KINDS[:3]:
-        files = [file for folder in (path, *inner) for file in sorted(folder.glob(f"*{kind}"))]
+        files = [file for folder in (path, *inner) for file in files_in(folder, kind)]
         small = all(file.stat().st_size < LARGE and part_called(file.stem) and file.parent == path for file in files)
         if files and not (kind == ".parquet" and small):
             return files
-    files = sorted(path.glob("*.npy"))
+    files = files_in(path, ".npy")
     return files if files and all(map(_is_run, files)) else []
 
 
 def _is_part(folder: Path) -> bool:
-    return bool(part_called(folder.name)) and any(file.suffix.lower() in _KINDS for file in folder.iterdir())
+    return bool(part_called(folder.name)) and bool(files_in(folder, *_KINDS))
 
 
 def _is_run(path: Path) -> bool:

@@ -132,7 +132,7 @@ class Encoder:
                 known = self.settings.classes
                 if known and (unknown := sorted(names - {*known})):
                     what = f"{self._where(part, i)}: {listed(unknown)} is no class"
-                    raise OnnxgenError(what, help=f"classes= has {listed(known)}")
+                    raise OnnxgenError(what, help=f"the classes are {listed(known)}")
                 found |= names
         return tuple(sorted(found))
 
