@@ -21,7 +21,7 @@ from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.layout import files_meant
 from onnxgen.training.runs.contract import LIKELY_BOX
-from onnxgen.training.runs.folder import is_run
+from onnxgen.training.runs.folder import is_own_file, is_run, no_run, runs_beside
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _said_of(learner: Learner, quiet: bool) -> int:
 def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     """Return the run that is named before the files, else the newest one, which is told; and the files."""
     first = Path(files[0])
+    if is_own_file(first) or (not first.exists() and len(files) == 1 and runs_beside(first)):
+        raise no_run(first)
     is_data = first.is_file() and first.suffix != ".py" or "*" in files[0] or files[0] == STDIN
     if is_run(first) or len(files) > 1 and not is_data:  # what is wrong with a run is told of it
         return first, files[1:]

@@ -11,6 +11,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.code import need_same_code
 from onnxgen.training.runs.contract import onnx_beside_origin, shipped_facts
+from onnxgen.training.runs.folder import is_own_file, no_run
 from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
 
 
@@ -22,6 +23,8 @@ def export_command(
     from onnxgen.export.apart import export_apart, refuse_rounding
 
     module = module or newest_run("exporting")
+    if is_own_file(module) and module.suffix != ".py" or not module.exists() and module.suffix != ".py":
+        raise no_run(module)
     if module.is_dir():
         run, (module, given) = module, of_run(module, given)
         if not adapter and read_record(run).settings.get("lora"):

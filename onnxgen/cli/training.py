@@ -17,7 +17,7 @@ from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, rea
 from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.runs.code import need_same_code, refuse_code
-from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, latest, need_run
+from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, is_own_file, latest, need_run, no_run
 from onnxgen.training.runs.record import going_on, read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import command_words
@@ -180,6 +180,8 @@ def _check_model(run: Mapping[str, str]) -> None:
     if "model" not in run:
         raise OnnxgenError("MODEL is missing", help="onnxgen train model.py --data DATA")
     model = Path(run["model"])
+    if is_own_file(model) and model.suffix != ".py":
+        raise no_run(model)
     if not model.is_file() and not model.is_dir():
         raise OnnxgenError(f"there is no file or folder {model}", help=like(model, NAME))
     if not model.is_dir():

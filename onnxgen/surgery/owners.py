@@ -65,7 +65,10 @@ def check_patterns(model: nn.Module, patterns: Iterable[str]) -> None:
 
 
 def near(text: str, paths: list[str]) -> str:
-    """Return a sentence that lists the paths most similar to a text."""
-    found = difflib.get_close_matches(text, paths, MAX_LISTED_PATHS, 0.5)
-    found = found or [p for p in paths if "." not in p][:MAX_LISTED_PATHS]
-    return f"there are {', '.join(found)}{', ...' if len(paths) > len(found) else ''}" if found else "there are none"
+    """Return a sentence that lists the paths most similar to a text; of a name the model's own parts, too."""
+    first = [path for path in paths if path and "." not in path]
+    alike = difflib.get_close_matches(text, paths, MAX_LISTED_PATHS, 0.6) if "." in text or not first else []
+    alike = alike or difflib.get_close_matches(text, first, MAX_LISTED_PATHS, 0.6)
+    found = [*dict.fromkeys([*alike, *first])] if "." not in text or not alike else alike
+    some = found[:MAX_LISTED_PATHS]
+    return f"there are {', '.join(some)}{', ...' if len(paths) > len(some) else ''}" if some else "there are none"

@@ -158,6 +158,16 @@ def test_places_of_the_images_of_coco(images: str, tmp_path: Path) -> None:
         check_all(opened(path, strict=True), {"train": PARTS["train"]})
 
 
+def test_images_of_coco_that_are_elsewhere(tmp_path: Path) -> None:
+    """All places that were looked at are told, not only that of the first usual one."""
+    write_coco(tmp_path, {"train": PARTS["train"]})
+    (tmp_path / "train").rename(tmp_path / "pictures")
+    with pytest.raises(OnnxgenError) as error:
+        opened(tmp_path)
+    places = "annotations/, annotations/images/, train/, images/train/, images/, ./"
+    assert f"instances_train.json: none of its images is in any of {places}: train_000.png" in str(error.value)
+
+
 def test_one_json_beside_its_images(tmp_path: Path) -> None:
     made = told(write_coco(tmp_path / "from", {"train": PARTS["train"]}))
     shutil.copytree(tmp_path / "from" / "train", tmp_path / "to" / "some")

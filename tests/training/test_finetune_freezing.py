@@ -91,6 +91,20 @@ def test_unfreezing_block_by_block() -> None:
     assert all(p.requires_grad for p in model.parameters()) and unfreeze_next(model) == []
 
 
+def test_a_name_that_is_none_of_the_models_parts_is_told_these() -> None:
+    """Layers far inside may be spelled more like it, and say less."""
+    model = nn.Sequential()
+    for name in ("stem", "stage1", "heads"):
+        model.add_module(name, nn.ModuleDict({f"backblock{n}": nn.Linear(2, 2) for n in range(12)}))
+    with pytest.raises(OnnxgenError) as error:
+        freeze(model, "backbone")
+    assert str(error.value).endswith("-> there are stem, stage1, heads, ...")
+    with pytest.raises(OnnxgenError, match="-> there are stage1, stem, heads"):
+        freeze(model, "stage2")
+    with pytest.raises(OnnxgenError, match=r"-> there are heads\.backblock3"):
+        freeze(model, "heads.backblok3")
+
+
 def test_a_pattern_that_matches_nothing() -> None:
     model = Tower(3)
     with pytest.raises(OnnxgenError, match=r"'layer7\.\*'.* -> there are .*layer1") as error:

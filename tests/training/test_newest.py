@@ -65,7 +65,31 @@ def test_a_run_without_weights_is_not_the_newest(folder: Path, capsys: Out) -> N
 def test_a_first_word_that_is_no_run_is_told(name: str, folder: Path, capsys: Out) -> None:
     Path("photos").mkdir()
     assert run(["predict", name, "new.npz"]) == 2
-    assert f"error: {name} is not a run: it has no run.json" in capsys.readouterr().err
+    what = "there is no run gone" if name == "gone" else f"{name} is not a run: it has no run.json"
+    assert capsys.readouterr().err == f"error: {what} -> onnxgen train makes them\n"
+
+
+WEIGHTS = "runs/small-1/best.safetensors"
+
+
+@pytest.mark.parametrize("command", ["evaluate {}", "predict {}", "predict {} new.npz", "export {}"])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("runs/smal-1", "there is no run runs/smal-1 -> did you mean runs/small-1?"),
+        ("runs/mnist", "there is no run runs/mnist -> the runs are runs/other, runs/small-1"),
+        (WEIGHTS, f"{WEIGHTS} is a file of a run -> name the run: runs/small-1"),
+    ],
+)
+def test_a_word_that_means_a_run_is_told_which_there_are(
+    command: str, name: str, told: str, folder: Path, capsys: Out
+) -> None:
+    for made in ("small-1", "other"):
+        Path("runs", made).mkdir(parents=True)
+        for file in ("run.json", "config.toml", "best.safetensors"):
+            Path("runs", made, file).write_bytes(b"")
+    assert run(command.format(name).split()) == 2
+    assert capsys.readouterr().err == f"error: {told}\n"
 
 
 def test_a_run_alone_is_no_file(folder: Path, capsys: Out) -> None:

@@ -188,3 +188,30 @@ def test_samples_of_which_a_part_was_held_back_are_told(
     folder(folder(tmp_path / "more", range(18)), range(100, 103))
     assert cli(["evaluate", "run", "--data", "more", "--device", "cpu"]) == 0
     assert f"{trained} of 21 samples were trained on" in capsys.readouterr().err
+
+
+# ---- files to predict for --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `run`, and with images in `new`."""
+    path = tmp_path_factory.mktemp("place")
+    fit(photos(path), folder(path / "data", range(18)), out=path / "run", **QUICK)
+    folder(path / "new", range(6))
+    return path
+
+
+def test_a_file_that_is_no_data_is_skipped_beside_images(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    Path("new/a/Thumbs.db").write_bytes(b"\xd0\xcf")
+    Path("new/a/.DS_Store").write_bytes(b"\0")
+    for given in (["new/*/*"], [str(path) for path in sorted(Path("new").glob("*/[!.]*"))]):
+        assert cli(["predict", "run", *given, "--device", "cpu", "-o", "out.csv", "--force"]) == 1
+        assert "skipped: new/a/Thumbs.db can't be read: it is neither an image" in (said := capsys.readouterr().err)
+        assert len(Path("out.csv").read_text().splitlines()) == 7 and "DS_Store" not in said
+    assert cli(["predict", "run", "new/a/Thumbs.db", "--device", "cpu"]) == 2
+    assert "can't read data from new/a/Thumbs.db" in capsys.readouterr().err
+    Path("new/a/Thumbs.db").unlink()

@@ -100,7 +100,8 @@ def files_meant(item: Path | str) -> list[Path]:
     if path.exists():
         return [path]
     root = Path(path.anchor or ".")
-    found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file()) if "*" in str(path) else []
+    named = root.glob(str(path.relative_to(path.anchor))) if "*" in str(path) else ()
+    found = sorted(p for p in named if p.is_file() and (not p.name.startswith(".") or path.name.startswith(".")))
     if not found:
         raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
     return found

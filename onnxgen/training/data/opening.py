@@ -40,7 +40,7 @@ from onnxgen.training.settings import Settings
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
-_FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
+FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
 ANCHORS, PAIRS = "images in anchor and positive", "images beside images"
 _OF_TASKS = {ANCHORS: TUPLES, PAIRS: TASK}
 # What is beside the images, whether it is there, and what reads it.
@@ -55,7 +55,7 @@ _LABELLED = {
 }
 KINDS = "data is a folder of images, of sounds or of shards (.tar, .parquet, .bin), boxes of COCO, YOLO or VOC, "
 KINDS += "masks, pairs or lists of images, idx files, "
-KINDS += f"{', '.join(_FILES)}, the word digits, or module:function"
+KINDS += f"{', '.join(FILES)}, the word digits, or module:function"
 
 
 def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool = True) -> Data:
@@ -102,9 +102,9 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     lists = lists_in(path) if path.is_dir() else {}
     files = lists or (_parts(path) if path.is_dir() else {"": path})
     kind = next(iter(files.values())).suffix.lower() if files else ""
-    if kind in _FILES:
+    if kind in FILES:
         known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
-        read_file = partial(read_csv, texts=known) if _FILES[kind] is read_csv else _FILES[kind]
+        read_file = partial(read_csv, texts=known) if FILES[kind] is read_csv else FILES[kind]
         columns: dict[str, Mapping[str, Any]]
         columns = {part: (read_list if is_list(file) else read_file)(file) for part, file in files.items()}
         root = path if path.is_dir() else path.parent
@@ -144,7 +144,7 @@ def _need(path: Path) -> None:
 def _parts(folder: Path) -> dict[str, Path]:
     """Return the files `train.csv`, `val.csv` and so on of a folder by part, all of one kind; {} without `train`."""
     found: dict[str, Path] = {}
-    for path in files_in(folder, *_FILES):
+    for path in files_in(folder, *FILES):
         part = part_called(path.stem)
         if part in found:
             raise OnnxgenError(f"{folder} has two files for {part}: {found[part].name} and {path.name}")

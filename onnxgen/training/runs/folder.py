@@ -16,6 +16,7 @@ CHECKPOINT_FILES = ("last.ckpt", "previous.ckpt")
 MODULE, METRICS, TOKENIZER = "model.py", "metrics.csv", "tokenizer.json"
 INDEX = ".index.json"  # of weights in several files
 NAME = "name a module that onnxgen generated, or the folder of a run"
+MOST_NAMED = 8  # runs in an error
 RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
 
 
@@ -101,6 +102,31 @@ def newest(runs: Path = RUNS) -> Path:
     run = next((run for run in reversed(found) if there(run / BEST) is not None), found[-1])
     best_of(run)  # it raises if no run has weights
     return run
+
+
+def no_run(path: Path) -> OnnxgenError:
+    """Return the error for a path that was given in place of the folder of a run; it says which runs there are."""
+    import difflib  # for errors alone
+
+    if path.is_file() and is_run(path.parent):
+        return OnnxgenError(f"{path} is a file of a run", help=f"name the run: {path.parent}")
+    known = dict.fromkeys(map(str, [*runs_beside(path), *runs_in(RUNS)]))
+    close = difflib.get_close_matches(str(path)[-200:], known, 1, 0.8)
+    some = ", ".join([*known][-MOST_NAMED:]) + (", ..." if len(known) > MOST_NAMED else "")
+    way = f"did you mean {close[0]}?" if close else f"the runs are {some}" if known else "onnxgen train makes them"
+    what = f"{path} is not a run: it has no {RECORD}" if path.exists() else f"there is no run {path}"
+    return OnnxgenError(what, help=way)
+
+
+def is_own_file(path: Path) -> bool:
+    """Return True for a file that training wrote into the folder of a run: weights, record, settings, module."""
+    weights = (file.name for name in (BEST, LAST, GOAL) for file in files_of(path.parent / name))
+    return path.name in (RECORD, CONFIG, MODULE, METRICS, *weights) and path.is_file() and is_run(path.parent)
+
+
+def runs_beside(path: Path) -> list[Path]:
+    """Return the runs in the folder of a path."""
+    return sorted(other for other in path.parent.iterdir() if is_run(other)) if path.parent.is_dir() else []
 
 
 def is_run(path: Path) -> bool:

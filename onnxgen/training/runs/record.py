@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import file_sha256
 from onnxgen.training.config import TYPES, seen_here, typed
 from onnxgen.training.runs.code import is_same_code
-from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of
+from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of, no_run
 from onnxgen.training.runs.image import ORDERS, Image
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 
@@ -290,7 +290,7 @@ def read_record(run: Path) -> Record:
     try:
         return Record.from_json((run / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise OnnxgenError(f"{run} is not a run: it has no {RECORD}", help="name a folder of `onnxgen train`") from None
+        raise no_run(run) from None
     except OSError as error:
         raise OnnxgenError(f"{run / RECORD} can't be read: {error.strerror}") from None
     except ValueError as error:

@@ -129,8 +129,12 @@ class _Reader:
         beside = [here, here / "images"]
         beside += [here.parent / part, here.parent / "images" / part, here.parent / "images", here.parent]
         some = list(islice(names, _TRIED))
-        likely = next((root for root in beside[2:4] if root.is_dir()), here)  # to say what is missing
-        return next((root for root in beside for name in some if (root / name).is_file()), likely)
+        if found := [root for root in beside for name in some if (root / name).is_file()][:1]:
+            return found[0]
+        if some:
+            places = listed(f"{self.faults.place(root)}/" for root in beside)
+            self.faults.add(self.name, f"none of its images is in any of {places}: {legible(some[0])}")
+        return next((root for root in beside[2:4] if root.is_dir()), here)  # to say what is missing
 
     def boxes(self, annotations: list[Any]) -> None:
         for index, annotation in enumerate(annotations):
