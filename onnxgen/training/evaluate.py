@@ -80,7 +80,7 @@ def evaluate(
     from onnxgen.training.trainer import QUIET, metrics
 
     task = Task(prepare_for(network, device), objectives, feeding)
-    with quiet(), closing(Loader(samples, settings.batch_size, workers=settings.workers)) as loader:
+    with quiet(), closing(Loader(samples, settings.batch, workers=settings.workers)) as loader:
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
         trainer.test(task, loader, verbose=False)
     return {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
@@ -114,7 +114,7 @@ def predict(
     with (
         evaluating(network),
         torch.inference_mode(),
-        closing(Loader(samples, settings.batch_size, workers=workers)) as loader,
+        closing(Loader(samples, settings.batch, workers=workers)) as loader,
     ):
         for batch in loader:
             made.extend(micro.each(batch, compute))

@@ -51,7 +51,7 @@ class Loaders(lightning.LightningDataModule):
         several = settings.accumulate * world > 1
         loader = Loader(
             samples,
-            settings.batch_size,
+            settings.batch,
             shuffle=shuffle,
             seed=settings.seed,
             workers=settings.workers,

@@ -33,6 +33,16 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     return by_name(name, subclasses_in(torch.optim, torch.optim.Optimizer), "optimizer")
 
 
+def own_rate(name: str) -> float:
+    """Return the learning rate that an optimizer has by default."""
+    return float(inspect.signature(optimizer_class(name)).parameters["lr"].default)
+
+
+def is_adam(name: str) -> bool:
+    """Return True for Adam and its kind: a step is about as large as the rate, whatever the gradient."""
+    return "betas" in inspect.signature(optimizer_class(name)).parameters
+
+
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Device) -> torch.optim.Optimizer:
     """Return the optimizer that `settings` name, for parameter groups.
 

@@ -36,6 +36,7 @@ from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.kept import put_head
 from onnxgen.training.goals.choice import (
     DETECTION,
+    EMBEDDING,
     Situation,
     names_of_classes,
     output_names,
@@ -49,8 +50,9 @@ from onnxgen.training.known import as_trained, set_known
 from onnxgen.training.launch import launched
 from onnxgen.training.looked_up import look_up
 from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import has_learned, trial_batch
+from onnxgen.training.model import fixed_batch, has_learned, trial_batch
 from onnxgen.training.recipes.balanced import classes_of
+from onnxgen.training.recipes.trained import settled
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
 from onnxgen.training.stress import stressed
@@ -107,8 +109,9 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     """
     model, file, opened, device, settings, notes = _opened(model, data, launched(settings))
     assert opened.train is not None
-    learned = has_learned(model) and not settings.from_scratch and settings.replace_head is None
+    trained = has_learned(model) and not settings.from_scratch
     settings = with_task(settings, opened)
+    settings = settled(settings, len(opened.train), trained, _any_batch(model, settings))
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
     if settings.task == DETECTION:
@@ -133,7 +136,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     top = _top(model, head, settings)
-    learned = learned and not head
+    learned = trained and settings.replace_head is None and not head
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned, top, file)
 
 
@@ -169,6 +172,11 @@ def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | 
     from onnxgen.training.goals.detection.ready import part_to_train  # imported here: it imports the pipeline
 
     return part_to_train(file, settings.size)
+
+
+def _any_batch(model: nn.Module, settings: Settings) -> bool:
+    """Return True if a batch may have any number of samples, and its loss does not compare them with each other."""
+    return fixed_batch(model) is None and settings.task != EMBEDDING
 
 
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:

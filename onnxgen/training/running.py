@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +34,11 @@ from onnxgen.training.launch import Lost
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
 from onnxgen.training.model import trial_batch
-from onnxgen.training.optimizers import check_half, make_optimizer, optimizer_class
+from onnxgen.training.optimizers import check_half, make_optimizer, own_rate
 from onnxgen.training.prepare import Plan
 from onnxgen.training.recipes.find_lr import Found, with_rate
 from onnxgen.training.recipes.mixing import MixedTask
+from onnxgen.training.recipes.trained import steps_of
 from onnxgen.training.recipes.used import Used, recipes
 from onnxgen.training.recompute import recompute
 from onnxgen.training.report.examples import examples, texts
@@ -277,8 +277,7 @@ def _train(
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     """Return the optimizer and the schedule for a number of steps, in the form that Lightning takes."""
     settings = plan.settings
-    default = inspect.signature(optimizer_class(settings.optimizer)).parameters["lr"].default
-    rate = float(default if settings.lr is None else settings.lr)
+    rate = own_rate(settings.optimizer) if settings.lr is None else float(settings.lr)
     groups = param_groups(
         network,
         lr=rate,
@@ -305,8 +304,7 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     settings = plan.settings
     assert plan.data.train is not None
     refuse_sharded(plan)
-    a_step = settings.batch_size * settings.accumulate * settings.shares
-    _optimization(plan, network, settings.epochs * math.ceil(len(plan.data.train) / a_step))
+    _optimization(plan, network, settings.epochs * steps_of(len(plan.data.train), settings))
     kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes
     own = kept and any(p.dtype == torch.float16 and p.requires_grad for p in network.parameters())
     if own or settings.precision == "16-true":

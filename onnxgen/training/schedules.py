@@ -69,7 +69,8 @@ def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_step
     Raises:
         OnnxgenError: the schedule sets the rate itself.
     """
-    steps = int(settings.warmup) or math.ceil(settings.warmup * total_steps)
+    warmup = settings.warmup or 0
+    steps = int(warmup) or math.ceil(warmup * total_steps)
     if not steps:
         return None
     name = "" if settings.schedule is None else schedule_class(settings.schedule).__name__

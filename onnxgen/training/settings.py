@@ -14,6 +14,7 @@ from onnxgen.common.declared import declared, options_of
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.training.runs.folder import RUNS
 
+BATCH = 64  # samples, unless anything says another number
 STRATEGIES = ("auto", "ddp", "fsdp")
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow")
 RESIZES = ("auto", "stretch", "letterbox", "corner", "line")
@@ -77,13 +78,22 @@ class Settings:
     recipe: str | None = _finetuning(
         None, "NAME", f"Other defaults for the settings that you do not give: {', '.join(RECIPES)}."
     )
-    batch_size: int = _optimizer(64, "N", "Samples in a batch, in each process.")
+    batch_size: int | None = _optimizer(
+        None,
+        "N",
+        "Samples in a batch, in each process. Default: 64; for trained weights and few samples 8 to "
+        "64 (docs/FINETUNING.md).",
+    )
     accumulate: int = _optimizer(1, "N", "Sum the gradients of N batches before each step.")
     optimizer: str = _optimizer("adamw", "NAME", "A class of torch.optim, in upper or lower case.")
     optimizer_args: Mapping[str, Any] = _optimizer(
         dict, "NAME=VALUE", "An argument of the optimizer (momentum=0.5); may be repeated.", option="optimizer-arg"
     )
-    lr: float | None = _optimizer(None, "X", "Learning rate. Default: the optimizer's own.")
+    lr: float | None = _optimizer(
+        None,
+        "X",
+        "Learning rate. Default: the optimizer's own; for trained weights 0.3 of that of an Adam.",
+    )
     find_lr: bool = _optimizer(False, "", "Measure the learning rate first, on a copy of the model.")
     weight_decay: float | None = _optimizer(
         None, "X", "Weight decay; norms and biases get none. Default: the optimizer's own."
@@ -92,8 +102,11 @@ class Settings:
     schedule_args: Mapping[str, Any] = _optimizer(
         dict, "NAME=VALUE", "An argument of the schedule (step_size=10); may be repeated.", option="schedule-arg"
     )
-    warmup: int | float = _optimizer(
-        0, "N", "Raise the learning rate evenly over the first N steps; 0.1: over a tenth of the run."
+    warmup: int | float | None = _optimizer(
+        None,
+        "N",
+        "Raise the learning rate evenly over the first N steps; 0.1: over a tenth of the run. Default: 0; for "
+        "trained weights without --lr the first epoch.",
     )
     head_lr: float = _optimizer(1.0, "X", "The classifier's learning rate as a multiple of --lr.")
     layer_decay: float | None = _optimizer(
@@ -285,7 +298,7 @@ class Settings:
             yield Problem(f"ema must be between 0 and 1, not {self.ema}", help="--ema 0.999")
         for name in ("warmup", "head_first"):
             value = getattr(self, name)
-            if value > 1 and value != int(value):
+            if value is not None and value > 1 and value != int(value):
                 yield Problem(f"{name} must be a whole number or a share below 1, not {value}")
         if self.beside is not None and not 0 <= self.beside <= 255:
             yield Problem(f"beside must be a byte from 0 to 255, not {self.beside}")
@@ -332,6 +345,11 @@ class Settings:
                 yield Problem(f"{name} and teacher_features exclude each other: give one of them")
         if self.teacher_features and self.strategy == "fsdp":
             yield Problem("strategy fsdp and teacher_features exclude each other", help="--strategy ddp")
+
+    @property
+    def batch(self) -> int:
+        """The samples of a batch, in each process."""
+        return self.batch_size or BATCH
 
     @property
     def shares(self) -> int:

@@ -118,7 +118,8 @@ def test_an_adam_gets_ten_times_its_own_rate_at_most(
     assert (f"the learning rate is {rate:g}, 10 times the optimizer's own" in report) == (rate < 0.5)
 
 
-def test_a_loss_that_does_not_fall_suggests_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.001), ("adamw", 0.0003)])
+def test_a_loss_that_does_not_fall_suggests_a_low_rate(tmp_path: Path, optimizer: str, rate: float) -> None:
     rates = np.geomspace(1e-7, 10, 100).tolist()
     assert find_lr.suggested(rates, [1.0] * 100) is None
     assert find_lr.suggested(rates, np.linspace(1, 3, 100).tolist()) is None
@@ -129,9 +130,10 @@ def test_a_loss_that_does_not_fall_suggests_nothing(tmp_path: Path) -> None:
     data = points(40)
     data["label"] = np.random.default_rng(0).permutation(np.arange(40) % 3)
     data["x"] = np.zeros_like(data["x"])
-    fit(net(), data, find_lr=True, out=tmp_path, **GIVEN, **CPU)
-    config = read_config(tmp_path / "config.toml")
-    assert "lr" not in config and "fell at no rate" in (tmp_path / "report.html").read_text()
+    fit(net(), data, find_lr=True, out=tmp_path, **GIVEN | {"optimizer": optimizer}, **CPU)
+    said = html.unescape((tmp_path / "report.html").read_text())
+    assert read_config(tmp_path / "config.toml")["lr"] == rate
+    assert "the loss fell at no rate of a learning-rate range test" in said and f"learning rate is {rate:g}" in said
 
 
 def test_a_given_rate_and_several_processes_are_refused(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ def identity(model: nn.Module, samples: Samples, settings: Settings, teacher: st
         settings: with several processes, the size of the global batch is compared.
         teacher: the SHA-256 of the teacher.
     """
-    long = settings.schedule or 0 < settings.warmup < 1 or 0 < settings.head_first < 1
+    long = settings.schedule or 0 < (settings.warmup or 0) < 1 or 0 < settings.head_first < 1
     free = FREE_SETTINGS + (() if long else LENGTH_SETTINGS)
     found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
-    found["batch_size"] = f"{settings.batch_size * settings.shares} of all processes together"
+    found["batch_size"] = f"{settings.batch * settings.shares} of all processes together"
     found["data"] = f"{len(samples):,} samples ({probe(samples)})"
     found |= {"teacher": teacher} if teacher else {}
     return found | _of_model(model)

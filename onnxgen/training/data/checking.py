@@ -114,11 +114,11 @@ def _check_size(
                 continue
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
             way = "generate the model again with --dynamic-batch"
-            if fixed != settings.batch_size:
-                problems.add(f"{what}, but --batch-size is {settings.batch_size}", help=for_fixed(fixed, settings))
+            if fixed != settings.batch:
+                problems.add(f"{what}, but --batch-size is {settings.batch}", help=for_fixed(fixed, settings))
             if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves out the rest
                 problems.add(f"{what}, but the {part} part has {counted(len(samples), 'sample')}", help=way)
-    if part == "train" and len(samples) < settings.batch_size:
+    if part == "train" and len(samples) < settings.batch:
         data.notes.append(f"a batch has only {counted(len(samples), 'sample')}: the train part has no more")
 
 

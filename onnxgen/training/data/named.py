@@ -59,15 +59,15 @@ def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -
     fixed = {port.dims[0] if port.dims else 0 for port in ports if port.name not in settings.const}
     every = [dim for port in ports for dim in port.dims or ("?",)]
     # Another number may be no batch: [16, 80] are frames of one sample, which the data would tell.
-    if fixed == {1} and all(isinstance(dim, int) for dim in every) and settings.batch_size != 1:
+    if fixed == {1} and all(isinstance(dim, int) for dim in every) and settings.batch != 1:
         port = next(port for port in ports if port.name not in settings.const)
-        what = f"input {port.name!r} {_shown(port)} fixes the batch at 1, but --batch-size is {settings.batch_size}"
+        what = f"input {port.name!r} {_shown(port)} fixes the batch at 1, but --batch-size is {settings.batch}"
         problems.add(what, help=for_fixed(1, settings))
 
 
 def for_fixed(batch: int, settings: Settings) -> str:
     """Return the way out for a network that takes batches of one size. Of one sample, gradients can be summed."""
-    sums = f" --accumulate {settings.batch_size * settings.accumulate} (the same step, a sample at a time)"
+    sums = f" --accumulate {settings.batch * settings.accumulate} (the same step, a sample at a time)"
     return f"--batch-size {batch}{sums if batch == 1 else ''}, or generate the model again with --dynamic-batch"
 
 

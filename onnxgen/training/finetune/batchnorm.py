@@ -85,7 +85,7 @@ def norms_before(
     notes, frozen = [], []
     restored = [path for path in _norms(model, False) if _is_restored(model.get_submodule(path))]
     if restored and not settings.resume:  # a run that is resumed has them in its files
-        size = fixed_batch(model) or settings.batch_size
+        size = fixed_batch(model) or settings.batch
         taken = leading(samples, max(_MEASURED // size, 1) * size)
         several = [taken[i : i + size] for i in range(0, len(taken) - len(taken) % (fixed_batch(model) or 1), size)]
         # As positional arguments, like every other pass of a run.
@@ -99,7 +99,7 @@ def norms_before(
             f"the recipe froze {counted(len(norms), 'BatchNorm')}: {len(samples)} samples are too few for them"
         )
     left = [path for path in _norms(model, True) if not frozen and not is_below(path, settings.freeze)]
-    if settings.batch_size == 1 and left:
+    if settings.batch == 1 and left:
         shown = f"{counted(len(left), 'BatchNorm')} ({', '.join(left[:3])}{', ...' * (len(left) > 3)})"
         notes.append(f"each sample is a batch, by which {shown} normalise it; --freeze them to use their statistics")
     return notes, frozen
@@ -160,7 +160,7 @@ def _opened(model: nn.Module, batches: Batches | Path | Data) -> Batches:
     data = open_data(batches, model, SETTINGS, targets=False)
     inputs = feed(data, model, SETTINGS, targets=False).inputs
     samples = next(iter(data.parts.values()))
-    return ([batch[column] for column in inputs] for batch in Loader(samples, SETTINGS.batch_size, workers=0))
+    return ([batch[column] for column in inputs] for batch in Loader(samples, SETTINGS.batch, workers=0))
 
 
 def _norms(model: nn.Module, every: bool) -> Iterator[str]:

@@ -21,7 +21,7 @@ from onnxgen.training.settings import Settings
 
 AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
 OUTPUTS = "outputs"  # a loss for each output that has a target
-DETECTION, KEYPOINTS = "detection", "keypoints"
+DETECTION, KEYPOINTS, EMBEDDING = "detection", "keypoints", "embedding"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "me
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
-    "embedding": TaskKind("target", _made_by("embedding"), losses=VECTOR_LOSSES, classes="some"),
+    EMBEDDING: TaskKind("target", _made_by("embedding"), losses=VECTOR_LOSSES, classes="some"),
     "image-to-image": TaskKind("target", _made_by("images"), columns=("target", "clean"), losses=PLACE_LOSSES),
     "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), losses=PLACE_LOSSES),
     "language-model": TaskKind("labels", next_token, labels="next"),

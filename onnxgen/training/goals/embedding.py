@@ -340,7 +340,7 @@ def _of_tuples(found: Situation, output: int, samples: Tuples, name: str) -> Goa
     known: dict[str, type[Embedding]] = {"info_nce": InfoNce, "triplet": PairedBatchHard}
     goal = by_name(name, known, "loss of pairs")(output, PAIR)
     goal.columns = (PAIR, ROLE)
-    what, size = "pairs" if samples.rows_of_each == 2 else "triplets", found.settings.batch_size
+    what, size = "pairs" if samples.rows_of_each == 2 else "triplets", found.settings.batch
     columns = " and ".join(MEMBERS[: samples.rows_of_each])
     goal.said = (
         f"trained with {name.strip().lower()} on {what} of columns {columns}: each anchor is compared with its batch "
@@ -361,7 +361,7 @@ def _arcface(found: Situation, output: int, labels: Tensor) -> Goal:
 def _triplet(found: Situation, output: int, labels: Tensor) -> Goal:
     goal = BatchHard(output, found.feeding.others[0])
     goal.said = (
-        f"trained with batch-hard triplets of each batch of {found.settings.batch_size}, drawn from {len(labels)} "
+        f"trained with batch-hard triplets of each batch of {found.settings.batch}, drawn from {len(labels)} "
         "classes; the loss depends on the batches",
     )
     return goal

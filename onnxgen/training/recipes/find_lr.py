@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import inspect
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -20,9 +19,10 @@ from onnxgen.common.atomic import replacing
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.devices import trainer_options
-from onnxgen.training.optimizers import optimizer_class
+from onnxgen.training.optimizers import is_adam, own_rate
 from onnxgen.training.prepare import Plan
 from onnxgen.training.recipes import CURVE, FIGURES
+from onnxgen.training.recipes.trained import low_rate
 from onnxgen.training.report.plots import rates_tried
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.task import Task
@@ -115,8 +115,7 @@ def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
 
 def _most(optimizer: str) -> float:
     """Return the highest rate that a test may suggest. A step of an Adam is about as large as its rate."""
-    parameters = inspect.signature(optimizer_class(optimizer)).parameters
-    return MOST * float(parameters["lr"].default) if "betas" in parameters else math.inf
+    return MOST * own_rate(optimizer) if is_adam(optimizer) else math.inf
 
 
 def with_rate(
@@ -157,13 +156,14 @@ def with_rate(
     found = Found(test.rates, test.losses, suggested(test.rates, test.losses))
     most = _most(settings.optimizer)
     rate = None if found.rate is None else float(f"{min(found.rate, most):.3g}")
-    settings = replace(settings, lr=rate, find_lr=False)
-    return replace(plan, settings=settings, notes=[*plan.notes, _note(rate, most)]), replace(found, rate=rate)
+    low = low_rate(settings.optimizer)  # the weights fit already, or the steps were too few: a low rate harms neither
+    settings = replace(settings, lr=low if rate is None else rate, find_lr=False)
+    return replace(plan, settings=settings, notes=[*plan.notes, _note(rate, most, low)]), replace(found, rate=rate)
 
 
-def _note(rate: float | None, most: float) -> str:
+def _note(rate: float | None, most: float, low: float) -> str:
     if rate is None:
-        return f"the loss fell at no rate of a learning-rate range test ({CURVE}), so it is the optimizer's own"
+        return f"the loss fell at no rate of a learning-rate range test ({CURVE}), so the learning rate is {low:g}"
     if rate == most:
         return f"the learning rate is {rate:g}, {MOST} times the optimizer's own; a range test ({CURVE}) suggested more"
     return f"the learning rate is {rate:g}: at {BELOW} times that, the loss was lowest in a range test ({CURVE})"

@@ -57,7 +57,7 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
         raise OnnxgenError(f"show must be auto or one of {', '.join(SHOWS)}, not {show!r}")
     if show == "auto":
         show = "notebook" if in_notebook() else "live" if sys.stdout.isatty() else "lines"
-    metrics = Metrics(settings.out / "metrics.csv", facts.monitor, settings.early_stop)
+    metrics = Metrics(settings.out / "metrics.csv", facts.monitor, settings.early_stop, facts.gentler)
     return metrics, SHOWS[show](facts, settings.out, metrics)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from onnxgen.errors import counted
+from onnxgen.training.optimizers import own_rate
+from onnxgen.training.recipes.trained import batch_of_few, steps_of
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Facts:
         device: in words: "cpu", "cuda:0 (NVIDIA H100)", "2 x cpu".
         classes: class names of a classifier.
         monitor: the metric that decides which epoch is best.
+        steps: in words, the optimizer, its rate and the steps of an epoch; "" if the plan says nothing of it.
+        gentler: " -> " and the settings to try if training makes the model worse, or "".
     """
 
     model: str
@@ -44,6 +48,8 @@ class Facts:
     device: str = "cpu"
     classes: tuple[str, ...] = ()
     monitor: str = "val_loss"
+    steps: str = ""
+    gentler: str = ""
 
     def line(self, out: Path) -> str:
         """Return the first line that a run shows."""
@@ -96,7 +102,24 @@ def facts_of(plan: Plan) -> Facts:
         device=_worded(plan.device, plan.settings),
         classes=parts["train"].fields[classifier.columns[0]].classes if classifier is not None else (),
         monitor=plan.monitor,
+        steps=_steps(plan),
+        gentler=_gentler(plan),
     )
+
+
+def _steps(plan: Plan) -> str:
+    """Return `adamw, lr 0.0003 after a rise over 20 steps; 20 steps of 8 samples an epoch`."""
+    settings = plan.settings
+    assert plan.data.train is not None
+    rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
+    warmup = settings.warmup or 0
+    rises = f"{warmup:.3g} of the steps" if isinstance(warmup, float) and warmup < 1 else counted(int(warmup), "step")
+    rising = f" after a rise over {rises}" if warmup else ""
+    schedule = f", {settings.schedule}" if settings.schedule else ""
+    steps = steps_of(len(plan.data.train), settings)
+    samples = min(settings.batch * settings.accumulate * settings.shares, len(plan.data.train))
+    each = f"{counted(steps, 'step')} of {counted(samples, 'sample')} an epoch"
+    return f"{settings.optimizer}, lr {rate:g}{rising}{schedule}; {each}"
 
 
 def file_of(model: nn.Module) -> Path | None:
@@ -114,3 +137,14 @@ def _worded(device: Device, settings: Settings) -> str:
     name = f" ({device.name})" if device.name and device.name != device.text else ""
     precision = "" if settings.precision == "32-true" else f", {settings.precision}"
     return " x ".join([*several, device.text]) + name + precision
+
+
+def _gentler(plan: Plan) -> str:
+    """Return ` -> --lr 3e-05, or --batch-size 8 (20 steps an epoch), or --freeze the first layers`."""
+    settings = plan.settings
+    assert plan.data.train is not None
+    rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
+    batch = batch_of_few(settings, len(plan.data.train))
+    more = replace(settings, batch_size=batch)
+    smaller = f", or --batch-size {batch} ({steps_of(len(plan.data.train), more)} steps an epoch)"
+    return f" -> --lr {rate / 10:.2g}{smaller if batch < settings.batch else ''}, or --freeze the first layers"

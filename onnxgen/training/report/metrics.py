@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import lightning
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from onnxgen.training.best import lower_is_better
 from onnxgen.training.runs.rows import Row, best_row, write_rows
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
 
 NOTHING = "no epoch was better than the model before training; best.safetensors has "
+FAR = 2  # times as large a loss or error, or as small a score
 
 
 class Metrics(lightning.Callback):
@@ -31,14 +34,19 @@ class Metrics(lightning.Callback):
         before: the metrics of the validation before training; {} if there was none.
     """
 
-    def __init__(self, path: Path, monitor: str, patience: int | None = None) -> None:
-        """`patience`: end the run after that many epochs without a new best."""
+    def __init__(self, path: Path, monitor: str, patience: int | None = None, gentler: str = "") -> None:
+        """
+        Args:
+            patience: end the run after that many epochs without a new best.
+            gentler: " -> " and the settings to try if training makes the model worse.
+        """
         self.path, self.monitor, self.patience = path, monitor, patience
         self.rows: list[Row] = []
         self.confusion: Tensor | None = None
         self.before: Row = {}
         self._since = 0.0  # the epoch from which patience counts: a run that was stopped early may go on
         self.keeps_start = False
+        self.gentler = gentler
         self._begun = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -62,7 +70,17 @@ class Metrics(lightning.Callback):
         """A sentence if no epoch was better than the model before training; else ""."""
         row = best_row([self.before, *self.rows], self.monitor) if self.rows else None
         kept = "its weights" if self.keeps_start else "the best of the epochs"
-        return NOTHING + kept if row is not None and row is self.before else ""
+        return f"{NOTHING}{kept}{self.gentler}" if row is not None and row is self.before else ""
+
+    @property
+    def fell(self) -> str:
+        """A sentence if the first validation is far worse than that before training; else ""."""
+        found = [row.get(self.monitor, math.nan) for row in (self.before, *self.rows[:1])]
+        if len(found) < 2 or not (found[0] > 0 and math.isfinite(found[1])):
+            return ""
+        before, now = found
+        worse = now > FAR * before if lower_is_better(self.monitor) else now * FAR < before
+        return f"after these steps the model is far worse than before training{self.gentler}" if worse else ""
 
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
         self.before = metrics(trainer)

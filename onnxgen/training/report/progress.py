@@ -60,7 +60,7 @@ class Progress(lightning.Callback):
         best = self.metrics.best_row()
         of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
         rate = self._in_epoch / row["seconds"] if row["seconds"] else 0.0
-        self.say(epoch_line(row, of, best is row, rate))
+        self.say(epoch_line(row, of, best is row, rate, worse=bool(self.metrics.brought_nothing)))
 
     def close(self) -> None:
         """End the display."""
@@ -93,6 +93,8 @@ class Progress(lightning.Callback):
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero:
             self.say(self.facts.line(self.out))
+            if self.facts.steps:
+                self.say(self.facts.steps)
             for note in self.facts.notes:
                 self.say(f"note: {note}")
 
@@ -130,6 +132,8 @@ class Progress(lightning.Callback):
         if not trainer.is_global_zero or not self.metrics.rows:
             return
         self.tell_epoch(trainer)
+        if len(self.metrics.rows) == 1 and (found := self.metrics.fell):
+            self.say(f"note: {found}")
         if time.monotonic() >= self._due:  # epochs may be shorter than `every`
             self._show()
 
@@ -178,9 +182,12 @@ def memory(device: torch.device) -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def epoch_line(row: Row, of: str, best: bool, rate: float) -> str:
-    """Return `epoch 3 of 10: train loss 0.1234, accuracy 96.3%; val loss 0.1, accuracy 97.1% (best); 12 s`."""
-    found = scores(row) + (" (best)" if best else "")
+def epoch_line(row: Row, of: str, best: bool, rate: float, worse: bool = False) -> str:
+    """Return `epoch 3 of 10: train loss 0.1234, accuracy 96.3%; val loss 0.1, accuracy 97.1% (best); 12 s`.
+
+    `worse`: also the best epoch is worse than the model before training.
+    """
+    found = scores(row) + (f" (best{', but worse than before training' if worse else ''})" if best else "")
     return f"epoch {row['epoch']:.0f} of {of}: {found}; {duration(row['seconds'])}{f'; {speed(rate)}' if rate else ''}"
 
 

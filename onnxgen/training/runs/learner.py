@@ -279,7 +279,7 @@ class Learner:
         settings, device = self.settings, choose(self.settings.device, self.settings.imports)
         assert settings.tokenizer is not None
         model = prepare_for(self.model, device).to(device.torch_device)
-        given: dict[str, Any] = {"seed": settings.seed, "batch_size": fixed_batch(model) or settings.batch_size}
+        given: dict[str, Any] = {"seed": settings.seed, "batch_size": fixed_batch(model) or settings.batch}
         texts = [text for _, text in found]
         answers = continued(model, settings.tokenizer, texts, new=new, temperature=temperature, **given)
         return [Prediction(name, {TEXT: answer}) for (name, _), answer in zip(found, answers)]
