@@ -21,7 +21,7 @@ Table = tuple[str, int, Array]  # an output, the axis of its columns, and its nu
 
 
 def decoded_boxes(source: Path, tail: Tail, classes: int) -> dict[str, Any]:
-    """Return where an exported file has what it decodes; {} if it chooses boxes itself, or decodes none.
+    """Return where an exported file has its boxes; {} if it chooses them itself, or if they are in no table of points.
 
     Args:
         source: the original file, and `tail` its head.
@@ -29,7 +29,9 @@ def decoded_boxes(source: Path, tail: Tail, classes: int) -> dict[str, Any]:
 
     Returns:
         `boxes`, `scores` and `objects` (or None), each with its `output`, the `axis` of its columns, the `first` one,
-        their `count`, and the function to `apply`; the `layout` of the boxes (`Tail.layout`), and `shares`.
+        their `count`, and the function to `apply`; the `layout` of the boxes (`Tail.layout`), and `shares`. Of a file
+        that leaves offsets as they are the layout is "offsets", and `grid` has the `stride`, `height` and `width` of
+        each level.
     """
     model, maps = onnx.load(source), _drawn(tail)
     names = outputs_behind(model, tail.maps)
@@ -44,7 +46,7 @@ def decoded_boxes(source: Path, tail: Tail, classes: int) -> dict[str, Any]:
     )
     for order in grid.orders():
         ordered = [(name, axis, table[order]) for name, axis, table in tables]
-        boxes = _boxes(ordered, tail, raw)
+        boxes = _boxes(ordered, tail, raw) or _offsets(ordered, tail, raw, order)
         found = _scores(ordered, tail, raw) if boxes else {}
         if found:
             return {**boxes, **_of_classes(found, tail.classes, classes)}
@@ -78,6 +80,19 @@ def _boxes(tables: list[Table], tail: Tail, maps: list[Array]) -> dict[str, Any]
             if (place := _place(tables, wanted)) is not None:
                 return {"boxes": place, "layout": layout, "shares": shares}
     return {}
+
+
+def _offsets(tables: list[Table], tail: Tail, maps: list[Array], order: Array) -> dict[str, Any]:
+    """Return the columns of offsets and of logarithms of sizes, for another program to decode."""
+    if tail.kind != "offsets" or any(len(level.anchors) > 1 for level in tail.levels):
+        return {}
+    wanted = np.concatenate([taken(level.boxes, 1, maps) for level in tail.levels])
+    if (place := _place(tables, wanted)) is None:
+        return {}
+    begins = order[np.cumsum([0, *(level.height * level.width for level in tail.levels[:-1])])]
+    levels = [tail.levels[n] for n in np.argsort(begins)]
+    grid = [{"stride": level.stride, "height": level.height, "width": level.width} for level in levels]
+    return {"boxes": place, "layout": "offsets", "shares": False, "grid": grid}
 
 
 def _scores(tables: list[Table], tail: Tail, maps: list[Array]) -> dict[str, Any]:

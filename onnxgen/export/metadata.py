@@ -34,6 +34,7 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     if missing:
         what = f"the file has no output {', '.join(map(printable, missing))}, which the run's answers are read from"
         report.notes.append(f"{what}: its metadata does not say how")
+    report.notes += _left_to_others(facts)
     new = {PREFIX + key: text for key, text in facts.items()}
     stale = [key for key in found if key.startswith(PREFIX)]
     if lost := [printable(key) for key in stale if key not in new]:
@@ -83,6 +84,22 @@ def _of_outputs(metadata: Mapping[str, str], names: Collection[str]) -> tuple[di
         contract["outputs"] = [entry for entry, read in outputs if not missing & read]
         facts[TRAINED] = json.dumps(contract)
     return facts, sorted(missing)
+
+
+def _left_to_others(facts: Mapping[str, str]) -> list[str]:
+    """Return a note if a program that runs the file has to make boxes of its outputs."""
+    try:
+        entries = [entry for entry in json.loads(facts[TRAINED])["outputs"] if entry["kind"] == "boxes"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    said = f"{PREFIX}{TRAINED} in its metadata says how, and samples/deploy/predict.py does it"
+    for entry in entries:
+        if not entry.get("boxes"):
+            return ["its metadata does not say where its boxes are: they are read as the author of the network says"]
+        if entry["layout"] == "offsets":
+            place = printable(entry["boxes"]["output"])
+            return [f"the file does not decode boxes: output {place} has offsets and logarithms of sizes; {said}"]
+    return []
 
 
 def _read_from(entry: Mapping[str, Any]) -> set[str]:

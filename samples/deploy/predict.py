@@ -169,14 +169,20 @@ def picture(how, y):
 
 def boxes(how, outputs, frame, size):
     """Return class, score, x1, y1, x2, y2 of each box, in pixels of a picture of this width and height."""
-    assert how.get("boxes"), "this file chooses its boxes itself, or does not decode them"
+    if not how.get("boxes"):
+        raise SystemExit("its metadata does not say where its boxes are: read its outputs as the network's author says")
     taken = {}
     for part in ("boxes", "scores", "objects"):
         if where := how[part]:
             y = np.moveaxis(outputs[where["output"]][0], where["axis"] - 1, -1)
             taken[part] = probabilities(where, y[:, where["first"] :][:, : where["count"]])
     low, high = taken["boxes"][:, :2], taken["boxes"][:, 2:]
-    if how["layout"] == "centres":
+    if how["layout"] == "offsets":  # from the cell's corner, and logarithms of sizes, in strides
+        levels = [(g["stride"], *np.indices((g["height"], g["width"])).reshape(2, -1)) for g in how["grid"]]
+        strides = np.concatenate([np.full((len(rows), 1), stride) for stride, rows, _ in levels])
+        cells = np.concatenate([np.stack([columns, rows], 1) for _, rows, columns in levels])
+        low, high = (low + cells) * strides, np.exp(high) * strides
+    if how["layout"] in ("centres", "offsets"):
         low, high = low - high / 2, low + high / 2
     if how["layout"] == "corner":
         high = low + high
