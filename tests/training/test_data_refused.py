@@ -14,9 +14,11 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port
+from onnxgen.output.signature import Port, Signature
+from onnxgen.purpose.found import Purpose
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.advised import reads_lines
 from onnxgen.training.data.images import frame
 from onnxgen.training.data.opening import KINDS
 from tests.training.small import network
@@ -315,6 +317,45 @@ def test_only_what_is_free_is_to_be_named(
         f" -> name one: --size {size} (or generate with --input-shape image={shape})"
     )
     open_data(tmp_path / "data", model, Settings(size=size, val=0))
+
+
+@pytest.mark.parametrize(
+    ("dims", "least", "size", "shape"),
+    [
+        (("batch", 3, "height", "width"), 1, "48x288", "-1,3,48,288"),  # 16 x 96 is the longest line
+        (("batch", 3, "height", "width"), 33, "48x288", "-1,3,48,288"),
+        (("batch", 3, "height", "width"), 64, "64x384", "-1,3,64,384"),
+        (("batch", 3, 40, "width"), 1, "40x256", "-1,3,40,256"),
+    ],
+)
+def test_lines_of_text_keep_their_proportions(
+    dims: tuple[int | str, ...], least: int, size: str, shape: str, tmp_path: Path
+) -> None:
+    """A reader of lines is to have its usual height, and the width of the longest line in proportion."""
+
+    class Rows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[2] >= least
+            return x.mean((1, 2))
+
+    model = network(tmp_path, image=("float32", dims))
+    model.forward = Rows().forward  # type: ignore[method-assign]
+    image(tmp_path / "data/cat/a.png", (96, 16))
+    image(tmp_path / "data/owl/b.png", (60, 20))
+    with pytest.MonkeyPatch.context() as reader:
+        reader.setattr("onnxgen.training.data.fitting.reads_lines", lambda ports: True)
+        message = said(tmp_path / "data", model)
+    assert message.endswith(f"name one: --size {size} --resize line (or generate with --input-shape image={shape})")
+
+
+def test_a_reader_of_lines_is_known_by_its_purpose() -> None:
+    for purpose, wanted in (
+        (None, False),
+        (Purpose("ctc"), True),
+        (Purpose("", candidates=("ctc",)), True),
+        (Purpose("classification"), False),
+    ):
+        assert reads_lines(Signature((), (), purpose=purpose)) is wanted
 
 
 class FixedRows(torch.nn.Module):

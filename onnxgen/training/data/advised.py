@@ -23,6 +23,9 @@ USUAL = 224  # height and width for images of unknown or large sizes
 LARGEST = 640  # sides that are large
 STEP = 32  # most networks take its multiples
 SIDES = (32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)  # heights that networks have
+LINES = "ctc"  # the purpose of networks that read lines of text
+HEIGHTS = (48, 32)  # of PaddleOCR since v3, and of CRNN and PaddleOCR before
+TIMES = 4  # how many times wider than high a line of text is, say
 SECONDS = 10.0  # for trying them
 
 
@@ -73,6 +76,30 @@ def advised(port: Port, axes: str, sides: Mapping[str, int], runs: Runs | None) 
         tried.add(shape)
         if time.monotonic() - begun > SECONDS:
             break
+    return {}
+
+
+def reads_lines(ports: Signature) -> bool:
+    """Return True if a network may read lines of text: its scores are a sequence's."""
+    purpose = ports.purpose
+    return purpose is not None and LINES in (purpose.kind, *purpose.candidates)
+
+
+def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: Runs) -> Mapping[str, int]:
+    """Return channels, height and width for lines of text; {} if the network ran at no height.
+
+    The heights are those of published readers of lines, the more common one first. The width is that of the longest
+    line in proportion.
+
+    Args:
+        fixed: sizes that the input fixes, by axis.
+        sizes: those of the data's images.
+    """
+    longest = max((width / height for _, height, width in sizes), default=TIMES)
+    for height in [fixed["H"]] if "H" in fixed else (*HEIGHTS, *SIDES):
+        found = {"C": 3, "H": height, "W": _up(height * longest), **fixed}
+        if runs(tuple(found[axis] for axis in axes)):
+            return found
     return {}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.advised import Runs, runner
+from onnxgen.training.data.advised import Runs, reads_lines, runner
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
@@ -221,7 +221,7 @@ def _image_steps(
     refuse_bright(first := next(iter(source.parts.values())), whites)
     source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
     placing, bgr, runs = placing_of(settings), settings.channel_order == BGR, runner(model, ports)
-    step = partial(_image_step, source, placing=placing, reversed=bgr, runs=runs)
+    step = partial(_image_step, source, placing=placing, reversed=bgr, runs=runs, lines=reads_lines(ports))
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
     refuse_order(settings, made)
     source.notes += converted(source.sizes, list(made.values())) + order_told(list(made.values()), source.sizes)
@@ -237,10 +237,11 @@ def _image_step(
     placing: Placing,
     reversed: bool,
     runs: Runs | None,
+    lines: bool,
 ) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port), size, source.sizes, runs)
+    wanted = frame(port, _size(shape, port), size, source.sizes, runs, lines)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.training.config import parse_size
-from onnxgen.training.data.advised import Runs, advised, usual
+from onnxgen.training.data.advised import TIMES, Runs, advised, advised_for_lines, usual
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
@@ -28,7 +28,6 @@ _MEASURED_AT_ONCE = 500
 MEASURED = "is normalised by the mean and deviation of the"  # in a note of what was measured
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL converts to gray
 _NOISE = 2  # the stream of random numbers of `ToInput.noise`; augmentation has 0 and 1
-_TIMES = 4  # how many times wider than high a line of text is, say
 _SIZE = "--size HEIGHTxWIDTH"
 _GIVE_ARRAYS = "give floating-point arrays of exactly that shape (.npz)"
 
@@ -83,6 +82,7 @@ def frame(
     size: str = "auto",
     files: frozenset[tuple[int, ...]] = frozenset(),
     runs: Runs | None = None,
+    lines: bool = False,
 ) -> Frame:
     """Return the image that an input takes.
 
@@ -92,6 +92,7 @@ def frame(
         size: of an input that takes any size, "224x224"; "auto" takes that of the data.
         files: channels, height and width of the data's images, if they differ; empty if they were not looked at.
         runs: tells if the model runs on an image, so that the error names a size at which it does.
+        lines: the model may read lines of text.
 
     Raises:
         OnnxgenError: the input takes no images, or it takes any size and the images differ in size.
@@ -115,7 +116,7 @@ def frame(
     if axes == "HW":
         sizes["C"] = 1
     if len(sizes) < 3 and stored is None:
-        raise _open(port, axes, sizes, files, runs)
+        raise _open(port, axes, sizes, files, runs, lines)
     for axis, dim in zip("CHW", stored or (), strict=False):
         sizes.setdefault(axis, dim)
     if sizes["C"] not in CHANNELS:
@@ -125,24 +126,27 @@ def frame(
 
 
 def _open(
-    port: Port, axes: str, fixed: Mapping[str, int], files: frozenset[tuple[int, ...]], runs: Runs | None
+    port: Port, axes: str, fixed: Mapping[str, int], files: frozenset[tuple[int, ...]], runs: Runs | None, lines: bool
 ) -> OnnxgenError:
     """Return the error of an input whose images have some sizes open. `fixed`: the other sizes, by axis."""
     free = "".join(axis for axis in "HW" if axis not in fixed)
     largest = {axis: max((size["CHW".index(axis)] for size in files), default=0) for axis in "HW"}
     if free == "W":
-        sides = {"W": largest["W"] or _TIMES * fixed["H"]}
+        sides = {"W": largest["W"] or TIMES * fixed["H"]}
     elif free == "H":
         sides = {"H": largest["H"] or fixed["W"]}
     else:
         sides = dict(zip("HW", usual(files)))
-    sizes = advised(port, axes, {"C": 3, **sides, **fixed}, runs)
+    if lines and runs is not None:
+        sizes, placed = advised_for_lines(axes, fixed, files, runs), " --resize line"
+    else:
+        sizes, placed = advised(port, axes, {"C": 3, **sides, **fixed}, runs), ""
     what = {"H": "height", "W": "width", "HW": "size", "": "number of channels"}[free]
     what = f"input {port.name!r} takes images of any {what} {shown(port)}, but those of the data differ in size"
     if not sizes:
         return OnnxgenError(f"{what}, and it runs at none of those tried", help=f"name one at which it runs: {_SIZE}")
     shape = ",".join(["-1", *(str(sizes[axis]) for axis in axes)])
-    way = f"name one: --size {sizes['H']}x{sizes['W']} (or generate with --input-shape {port.name}={shape})"
+    way = f"name one: --size {sizes['H']}x{sizes['W']}{placed} (or generate with --input-shape {port.name}={shape})"
     return OnnxgenError(what, help=way)
 
 
