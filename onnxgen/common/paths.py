@@ -58,16 +58,24 @@ def installing(extra: str) -> str:
     """The way out where a package is missing: the command that installs onnxgen again, from where it came from."""
     of_checkout = (_HERE.parent / "pyproject.toml").is_file()
     source = str(_HERE.parent) if of_checkout else _source()
+    pinned = (_HERE.parent if of_checkout else _folder_of(source)) / "constraints.txt"
     if extra:
         source = f"onnxgen[{extra}] @ {source}" if "://" in source else f"{source}[{extra}]"
-    pinned = _HERE.parent / "constraints.txt"
-    kept = f"-c {shlex.quote(str(pinned))} " if of_checkout and _is_installed(pinned) else ""
+    kept = f"-c {shlex.quote(str(pinned))} " if _is_installed(pinned) else ""
     return f"pip install {kept}{shlex.quote(source)}"
 
 
 def is_same_place(one: Path | str, other: Path | str) -> bool:
     """Return True if both lead to one place. A link to itself leads nowhere, and `Path.resolve` fails on it."""
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _folder_of(address: str) -> Path:
+    """Return the folder that an address `file:///...` names: a checkout that pip installed a copy of."""
+    from urllib.parse import urlsplit  # for errors alone, as below
+    from urllib.request import url2pathname
+
+    return Path(url2pathname(urlsplit(address).path)) if address.startswith("file:") else Path(os.devnull)
 
 
 def _is_installed(constraints: Path) -> bool:

@@ -159,3 +159,16 @@ def test_the_versions_of_a_checkout_stay(
         (tmp_path / "constraints.txt").write_text(lines.format(numpy=np.__version__))
     constraints = f"-c {tmp_path}/constraints.txt " if kept else ""
     assert paths.installing("detection") == f"pip install {constraints}'{tmp_path}[detection]'"
+
+
+def test_a_copy_of_a_checkout_keeps_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install '.[train]'` copies the package, and records the folder."""
+    checkout = tmp_path / "a b"
+    checkout.mkdir()
+    (checkout / "constraints.txt").write_text(f"numpy=={np.__version__}\n")
+    real = paths.distribution
+    copied = {"onnxgen": Recorded(checkout.as_uri())}
+    monkeypatch.setattr(paths, "_HERE", tmp_path / "site" / "onnxgen")
+    monkeypatch.setattr(paths, "distribution", lambda name: copied.get(name) or real(name))
+    way = f"pip install -c '{checkout}/constraints.txt' 'onnxgen[detection] @ {checkout.as_uri()}'"
+    assert paths.installing("detection") == way
