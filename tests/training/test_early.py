@@ -144,6 +144,22 @@ def bare(folder: Path) -> str:
     return "\n".join(f"error: the class folder data/{name} has no images -> {way}" for name in ("dog", "emu"))
 
 
+def few_classes(folder: Path) -> str:
+    """A new head that has fewer classes than the data."""
+    too_many(folder)
+    return "error: the data has 11 classes (a, b, c, ...), but the model has 3 -> --replace-head 11"
+
+
+def nowhere(folder: Path) -> str:
+    """Layers that the module does not have, beside some that it has: one of them has no weights."""
+    (folder / "data.csv").write_text("a,label\n1,x\n2,y\n")
+    blocks = "conv1, conv2, conv3, norm1, fc1, fc2, norm2"
+    return "\n".join(
+        f"error: no module or parameter is called {name!r} -> there are {blocks}"
+        for name in ("backbone", "body.*.bias")
+    )
+
+
 ASKED: dict[Callable[[Path], str], tuple[str, str]]
 ASKED = {
     many: ("data.csv", f"{WRONG} --size 3x3"),
@@ -151,6 +167,8 @@ ASKED = {
     gaps: ("data.csv", "--inputs image=a+b"),
     bare: ("data", ""),
     pipe: ("data.csv", ""),
+    few_classes: ("data", "--replace-head 3"),
+    nowhere: ("data.csv", "--freeze backbone --freeze conv1 --freeze dropout --freeze *.bias --freeze body.*.bias"),
 }
 LAID = [empty, a_class_without, without_classes, too_many]
 

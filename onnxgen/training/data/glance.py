@@ -5,6 +5,7 @@ All of it is checked again, and more, where the data is opened.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from onnxgen.output.signature import Signature
 
 ALWAYS = ("torch", "lightning", "torchmetrics", "tensorboard", "matplotlib")  # packages of every run
+MOST_NAMES = 20  # of blocks, in an error
 _AUTO = ("auto", "classification")
 
 
@@ -45,6 +47,8 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     check_words(settings, problems)
     if (found := _signature_of(model)) is not None and not boxes:  # of a detector another part may be trained
         check_ports(found.inputs, settings, problems)
+    if not boxes and settings.replace_head is None:  # another part or another head has its own names
+        _check_patterns(model, settings, problems)
     if boxes and not lacking:  # they read its file, and write the part of the detector that is trained
         with problems.gathered():
             _refuse_boxes(path, model, settings)
@@ -107,13 +111,28 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _refuse_classes(names: Sequence[str], model: Path, settings: Settings) -> None:
     """Refuse more classes than a classifier has, with the words of `checking.py`."""
-    if settings.replace_head is not None or settings.weights is not None or settings.partial or settings.loss != "auto":
+    if settings.weights is not None or settings.partial or settings.loss != "auto":
         return
-    has, count = len(names), _classes_of(model)
+    has, count = len(names), settings.replace_head or _classes_of(model)
     if count and has > count:
         some = ", ".join(map(legible, names[:3])) + (", ..." if has > 3 else "")
         what = f"the data has {counted(has, 'class')} ({some}), but the model has {count}"
         raise OnnxgenError(what, help=f"--replace-head {has}")
+
+
+def _check_patterns(model: Path, settings: Settings, problems: Problems) -> None:
+    """Add the patterns whose first part is nowhere: neither a word of the module's text nor in the names of weights."""
+    patterns = [p for p in (*settings.freeze, *settings.lora_target) if not {*"*?[]"} & {*p.partition(".")[0]}]
+    names = [name for name in _stored(model) if name != "__metadata__"] if patterns else []
+    if not names or model.is_dir():
+        return
+    tops = [*dict.fromkeys(name.partition(".")[0] for name in names)]
+    known = {*tops, *re.findall(r"\w+", model.read_text(encoding="utf-8", errors="replace"))}
+    for pattern in patterns:
+        if pattern.partition(".")[0] not in known:
+            what = f"no module or parameter is called {printable(pattern)!r}"
+            more = ", ..." if tops[MOST_NAMES:] else ""
+            problems.add(what, help=f"there are {', '.join(map(printable, tops[:MOST_NAMES]))}{more}")
 
 
 def _classes_of(model: Path) -> int:
@@ -138,3 +157,14 @@ def _signature_of(model: Path) -> Signature | None:
         return recorded(read_header(sidecar_files(model.with_suffix(".safetensors"))[0])[0])
     except (OnnxgenError, OSError, LookupError, TypeError, ValueError):
         return None
+
+
+def _stored(model: Path) -> list[str]:
+    """Return the names of the weights beside a module; none if they can't be read."""
+    from onnxgen.weights.sidecar import sidecar_files
+    from onnxgen.weights.streamed import read_header
+
+    try:
+        return [name for path in sidecar_files(model.with_suffix(".safetensors")) for name in read_header(path)[1]]
+    except (OnnxgenError, OSError, LookupError, TypeError, ValueError):
+        return []
