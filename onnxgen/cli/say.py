@@ -7,9 +7,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from onnxgen.common.names import visible
+from onnxgen.common.still import Still
 
 DELAY = 1.0  # seconds of work before a progress bar shows
 PARTLY = " (with --partial if your edits change the layers)"  # after a hint to verify a module with edits
@@ -56,10 +58,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def progress(what: str, quiet: bool, stages: Sequence[str] = ()) -> Iterator[Callable[[str], None]]:
     """Show a progress bar with the time on stderr, if that is a terminal and the work takes over a second.
 
+    Elsewhere a line each ten seconds says what goes on.
+
     Yields a function to call with each stage as it begins. With `stages`, the bar shows how many of them are done.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         yield lambda stage: None
+        return
+    if not sys.stderr.isatty():
+        stage = [""]
+        with Still(lambda: what + stage[-1], partial(tell, to_errors=True, flush=True)):
+            yield lambda name: stage.append(f": {name}")
         return
     what, done = visible(what), threading.Event()
     begun: list[str] = []

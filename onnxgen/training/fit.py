@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from onnxgen._callable import callable_module
+from onnxgen.common.still import Still
 from onnxgen.training.config import DIGITS
 from onnxgen.training.finetune.batchnorm import norms_before
-from onnxgen.training.launch import restarted
+from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.quiet import quiet, seed_everything
 from onnxgen.training.recipes.choose import resolved
@@ -108,18 +112,27 @@ def fit(
     if data is None:
         data = read_record(before).data_for(before) if before is not None else DIGITS
         refuse_code({"data": data}, (), before or Path())
-    with quiet():
+    with quiet(), _preparing(show):
         seed_everything(settings.seed)
         plan = prepare(model, data, settings)
         plan.notes += chosen
         _ready_norms(plan, bool(chosen))
         plan.notes += [] if before is None else [split_again(before, plan.data)]
-    from onnxgen.training.report.facts import file_of  # Lightning takes seconds, and is wanted for a sound plan alone
-    from onnxgen.training.running import run
+        from onnxgen.training.report.facts import file_of  # Lightning takes seconds, and is for a sound plan alone
+        from onnxgen.training.running import run
 
     named = {"model": plan.file or file_of(plan.model), "data": data if isinstance(data, (str, Path)) else None}
     with quiet():
         return run(plan, callbacks, show, {name: str(value) for name, value in named.items() if value is not None})
+
+
+def _preparing(show: str) -> AbstractContextManager[object]:
+    """Say what goes on where a run prints lines."""
+    kernel = hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel")
+    lines = show == "lines" or (show == "auto" and not kernel and not sys.stdout.isatty())
+    return (
+        Still(lambda: "preparing the run", partial(print, flush=True)) if lines and first_process() else nullcontext()
+    )
 
 
 def _ready_norms(plan: Plan, recipe: bool) -> None:

@@ -153,11 +153,9 @@ def few_classes(folder: Path) -> str:
 def nowhere(folder: Path) -> str:
     """Layers that the module does not have, beside some that it has: one of them has no weights."""
     (folder / "data.csv").write_text("a,label\n1,x\n2,y\n")
-    blocks = "conv1, conv2, conv3, norm1, fc1, fc2, norm2"
-    return "\n".join(
-        f"error: no module or parameter is called {name!r} -> there are {blocks}"
-        for name in ("backbone", "body.*.bias")
-    )
+    way = "there are norm1, norm2, conv1, conv2, conv3, fc1, fc2"
+    wrong = ("backbone", "body.*.bias")
+    return "\n".join(f"error: no module or parameter is called {name!r} -> {way}" for name in wrong)
 
 
 ASKED: dict[Callable[[Path], str], tuple[str, str]]

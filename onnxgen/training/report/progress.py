@@ -12,6 +12,7 @@ from typing import Any
 import lightning
 import torch
 
+from onnxgen.errors import counted
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics, whole_epoch
@@ -34,6 +35,7 @@ class Progress(lightning.Callback):
     def __init__(self, facts: Facts, out: Path, metrics: Metrics) -> None:
         self.facts, self.out, self.metrics = facts, out, metrics
         self.epoch = self.epochs = self.batch = self.batches = 0
+        self.doing = "preparing"
         self.validated = 0  # batches of the current validation; 0 during training
         self.loss = float("nan")
         self.accuracy: float | None = None
@@ -86,6 +88,21 @@ class Progress(lightning.Callback):
 
     # ---- Lightning's hooks
 
+    def setup(self, trainer: lightning.Trainer, task: Any, stage: str) -> None:
+        self.doing = "preparing" if stage == "fit" else "testing"
+
+    def on_sanity_check_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        self.doing = "validating before training"
+
+    def on_validation_start(self, trainer: lightning.Trainer, task: Any) -> None:
+        if not trainer.sanity_checking:
+            self.doing = f"epoch {self.epoch} of {self.epochs}: validating"
+
+    def on_test_batch_end(
+        self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Any, index: int, dataloader_idx: int = 0
+    ) -> None:
+        self.validated = index + 1
+
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero and (found := scores(values_of(trainer))):
             self.say(f"epoch 0, before training: {found}")
@@ -108,6 +125,7 @@ class Progress(lightning.Callback):
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epoch, self.batch, self._in_epoch = trainer.current_epoch + 1, 0, 0
+        self.doing = ""
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Batch, index: int) -> None:
         self.batch = index + 1
@@ -127,6 +145,16 @@ class Progress(lightning.Callback):
 
     def on_validation_end(self, trainer: lightning.Trainer, task: Any) -> None:
         self.validated = 0
+        self.doing = ""
+
+    @property
+    def now(self) -> str:
+        """What goes on: `epoch 1 of 10: in batch 3 of 20`, `validating before training, 2 batches done`."""
+        if not self.doing and self.epoch:
+            return (
+                f"epoch {self.epoch} of {self.epochs}: in batch {min(self.batch + 1, self.batches)} of {self.batches}"
+            )
+        return (self.doing or "preparing") + (f", {counted(self.validated, 'batch')} done" if self.validated else "")
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if not trainer.is_global_zero or not self.metrics.rows:

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning
+
 from onnxgen.common.names import visible
+from onnxgen.common.still import EVERY, Still
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.progress import Progress, size, speed
@@ -17,11 +20,30 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Lines(Progress):
-    """Prints a line for each epoch, and one about every ten seconds."""
+    """Prints a line for each epoch, and one about every ten seconds, also while a batch or a validation takes longer."""
 
-    every = 10.0
+    every = EVERY
+
+    def __init__(self, facts: Facts, out: Path, metrics: Metrics) -> None:
+        super().__init__(facts, out, metrics)
+        self._still: Still | None = None
+
+    def setup(self, trainer: lightning.Trainer, task: Any, stage: str) -> None:
+        super().setup(trainer, task, stage)
+        if trainer.is_global_zero and self._still is None:
+            self._still = Still(lambda: self.now, self.write, self.every).__enter__()
+
+    def teardown(self, trainer: lightning.Trainer, task: Any, stage: str) -> None:
+        self.close()
+
+    def close(self) -> None:
+        still, self._still = self._still, None
+        if still is not None:
+            still.__exit__()
 
     def write(self, text: str) -> None:
+        if self._still is not None:
+            self._still.told()
         try:
             print(visible(text), flush=True)
         except BrokenPipeError:  # the reader has ended, but the run should not

@@ -1,0 +1,69 @@
+"""A run that prints lines is never silent for long: also while it loads, prepares, validates, or computes one batch."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onnxgen.cli import say
+from onnxgen.common.still import Still
+from onnxgen.training import fit
+from onnxgen.training.report.shown import Lines
+from tests.training.test_fit_options import CPU, points
+
+Out = pytest.CaptureFixture[str]
+
+
+class Slow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.12)
+        found: Tensor = self.fc(x)
+        return found
+
+
+def test_each_long_part_of_a_run_is_told(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lines, "every", 0.05)
+    torch.manual_seed(0)
+    given = {**CPU, "show": "lines", "batch_size": 8, "val": 0.5, "test": 0.2, "loggers": ("none",)}
+    fit(Slow(), points(40), epochs=1, out=tmp_path / "run", **given)
+    said = capsys.readouterr().out
+    for part in (
+        r"validating before training",
+        r"epoch 1 of 1: in batch 1 of 2",
+        r"epoch 1 of 1: validating",
+        r"testing",
+    ):
+        assert re.search(rf"^{part}(, \d+ batch(es)? done)? \(\d+ s\)$", said, re.M), (part, said)
+    assert said.index("validating before") < said.index("epoch 0, before training") < said.index("in batch 1 of 2")
+
+
+def test_what_prints_itself_is_left_alone(capsys: Out) -> None:
+    with Still(lambda: "waiting", print, 0.3) as quiet:
+        for _ in range(10):
+            time.sleep(0.05)
+            quiet.told()
+    assert capsys.readouterr().out == ""
+    with Still(lambda: "waiting", print, 0.05):
+        time.sleep(0.2)
+    assert capsys.readouterr().out.startswith("waiting (0 s)\n")
+
+
+def test_a_command_says_what_it_loads(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr, since the answer is on stdout; not with --quiet."""
+    monkeypatch.setattr(say, "Still", lambda what, print_line: Still(what, print_line, 0.05))
+    with say.progress("loading PyTorch", quiet=False):
+        time.sleep(0.2)
+    out, errors = capsys.readouterr()
+    assert out == "" and errors.startswith("loading PyTorch (0 s)\n")
+    with say.progress("loading PyTorch", quiet=True):
+        time.sleep(0.2)
+    assert capsys.readouterr() == ("", "")
