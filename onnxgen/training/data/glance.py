@@ -130,9 +130,9 @@ def _check_patterns(model: Path, settings: Settings, problems: Problems) -> None
     known = {*tops, *re.findall(r"\w+", model.read_text(encoding="utf-8", errors="replace"))}
     for pattern in patterns:
         if pattern.partition(".")[0] not in known:
-            what = f"no module or parameter is called {printable(pattern)!r}"
+            what = f"no module or parameter is called {legible(pattern)!r}"
             more = ", ..." if tops[MOST_NAMES:] else ""
-            problems.add(what, help=f"there are {', '.join(map(printable, tops[:MOST_NAMES]))}{more}")
+            problems.add(what, help=f"there are {', '.join(map(legible, tops[:MOST_NAMES]))}{more}")
 
 
 def _classes_of(model: Path) -> int:

@@ -58,7 +58,7 @@ def _files(samples: Samples) -> Sequence[tuple[Path, ...]] | None:
     if isinstance(samples, Prepared):
         return _files(samples.samples)
     if isinstance(samples, Together):
-        return list(zip(*(files.paths for files in samples.files.values())))  # type: ignore[arg-type]
+        return list(zip(*(files.paths for files in samples.files.values())))
     if isinstance(samples, (Files, Sounds)) and all(isinstance(path, Path) for path in samples.paths):
         return [(path,) for path in samples.paths]  # type: ignore[misc]
     return None
