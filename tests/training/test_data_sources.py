@@ -21,7 +21,7 @@ from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.objects import from_object
-from onnxgen.training.data.opening import _FILES
+from onnxgen.training.data.opening import FILES
 from onnxgen.training.data.recipes import RECIPES
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.source import DataSource
@@ -449,4 +449,4 @@ def test_the_split_is_the_same_everywhere() -> None:
 
 def test_the_docs_list_every_recipe_and_file_type() -> None:
     page = (ROOT / "docs" / "DATA.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in page for name in RECIPES) and all(f"`{ending}`" in page for ending in _FILES)
+    assert all(f"`{name}`" in page for name in RECIPES) and all(f"`{ending}`" in page for ending in FILES)

@@ -61,6 +61,7 @@ def _wanted(others: Sequence[str], settings: Settings) -> Sequence[str]:
 
 
 def _complete(columns: Columns, needed: Sequence[str], faults: Faults) -> Columns:
+    needed = [name for name in needed if isinstance(columns[name], Gaps) or not isinstance(columns[name], Problem)]
     gaps = {name: _missing(columns[name]) for name in needed}
     bare = np.logical_or.reduce([*gaps.values()])
     rows = np.flatnonzero(~bare)
