@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from torch import nn
 
 from onnxgen.cli import run as cli
+from onnxgen.training.data import open_data
+from onnxgen.training.settings import Settings
 from tests.training.small import network
 from tests.training.test_hidden import hide
 
@@ -85,6 +89,42 @@ def test_classes_and_conversions_are_told(here: Path, capsys: Out) -> None:
     assert "classes in their order, samples of train + val + test: a 6 + 3 + 3, b 6 + 3 + 3, c 6 + 3 + 3" in said
     assert "note: images of 10x12 are stretched to 8x8" in said and "note: colours become gray" in said
     assert re.search("note: x is normalised by|note: image is normalised by", said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels"), [*product(["classes", "list", "boxes", "anchors"], [1, 3, 4]), ("pairs", 3)]
+)
+def test_colours_that_are_converted_are_told(kind: str, channels: int, tmp_path: Path) -> None:
+    """In all data of images: gray ones, those with an alpha channel, and CMYK."""
+    pictures = [Image.new(mode, (8, 8)) for mode in ("RGB", "L", "RGBA", "LA", "RGB", "RGB")]
+    pictures += [Image.new("P", (8, 8)), Image.new("CMYK", (8, 8))]
+    folders = {"boxes": ["images"], "pairs": ["input"], "anchors": ["anchor"], "list": ["."]}.get(kind, ["a", "b"])
+    for n, image in enumerate(pictures):
+        file = tmp_path / folders[n % len(folders)] / f"{n}.{'jpg' if image.mode == 'CMYK' else 'png'}"
+        file.parent.mkdir(exist_ok=True)
+        image.save(file, **{5: {"transparency": (0, 0, 0)}, 6: {"transparency": 0}}.get(n, {}))
+        for beside in ("target", "positive"):
+            if kind == {"target": "pairs", "positive": "anchors"}[beside]:
+                (tmp_path / beside).mkdir(exist_ok=True)
+                Image.new("RGB", (8, 8)).save(tmp_path / beside / f"{n}.png")
+    rows = [f"{n}.{'jpg' if n == 7 else 'png'},{'ab'[n % 2]}\n" for n in range(8)]
+    if kind == "list":
+        (tmp_path / "labels.csv").write_text("image,label\n" + "".join(rows))
+    if kind == "boxes":
+        (tmp_path / "labels").mkdir()
+        for n in range(8):
+            (tmp_path / "labels" / f"{n}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    model: nn.Module = nn.Conv2d(channels, 3, 3)
+    if kind != "pairs":
+        model = network(tmp_path, x=("float32", ["n", channels, 8, 8]))
+    task = {"pairs": "image-to-image", "anchors": "embedding"}.get(kind, "auto")
+    size = "8x8" if isinstance(model, nn.Conv2d) else "auto"
+    said = open_data(tmp_path, model, Settings(val=0, normalize="none", task=task, size=size)).notes
+    assert ("colours become gray" in said) == (channels == 1)
+    assert (f"gray images get {channels} equal channels" in said) == (channels > 1)
+    alpha = "4 images with an alpha channel: it is dropped, and the colours below it count"
+    assert (alpha in said) == (channels < 4)
+    assert "1 image of CMYK: the colours become RGB, without a colour profile" in said
 
 
 def test_the_digits_are_told(here: Path, capsys: Out) -> None:

@@ -224,7 +224,8 @@ def _image_steps(
     step = partial(_image_step, source, placing=placing, reversed=bgr, runs=runs, lines=reads_lines(ports))
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
     refuse_order(settings, made)
-    source.notes += converted(source.sizes, list(made.values())) + order_told(list(made.values()), source.sizes)
+    steps = list(made.values())
+    source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
     return made
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,7 @@ MIN_CACHED = 2_000  # with at least so many files, the result of decoding them i
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _ORIENTATION = 0x0112  # the EXIF tag; for values of 5 and more, height and width are swapped
 _THREADS = 8
+_KINDS = ("RGB", "gray", "alpha", "CMYK")
 
 Seen = tuple[int, ...] | str  # channels, height and width of a file (of a mask see `masks.py`), or why it can't be read
 
@@ -171,7 +174,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     """
     parts, classes, found = layout(folder, labelled)
     refuse_nested(folder, parts, SUFFIXES)
-    seen = looked(folder, [path for pairs in found.values() for path, _ in pairs])
+    seen = looked_at(folder, [path for pairs in found.values() for path, _ in pairs])
     notes = _skipped(folder, seen, strict)
     sizes = frozenset(size for size in seen.values() if not isinstance(size, str))
     one = next(iter(sizes)) if len(sizes) == 1 else None
@@ -186,7 +189,8 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
         )
     text = frozenset({"label"} if classes else ())
     target = "label" if classes else ""
-    return DataSource(dict(made), folder.name, target, {"image": 255.0}, text=text, notes=notes, sizes=sizes)
+    facts: dict[str, Any] = {"notes": notes, "sizes": sizes, "kinds": seen.kinds}
+    return DataSource(dict(made), folder.name, target, {"image": 255.0}, text=text, **facts)
 
 
 def _images_beside(folder: Path) -> list[Path]:
@@ -237,6 +241,20 @@ def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]
 # ---- which files can be read -----------------------------------------------------------------------------------------
 
 
+class Looked(dict[Path, Seen]):
+    """The facts of each file (see `Seen`), and how many images have colours of each kind ("gray", "alpha", "CMYK")."""
+
+    kinds: Mapping[str, int] = MappingProxyType({})
+
+
+def looked_at(folder: Path, paths: Sequence[Path]) -> Looked:
+    """Like `looked`, for images, with the kinds of their colours."""
+    facts = looked(folder, paths, _look_at_colours, "colours")
+    found = Looked({path: seen if isinstance(seen, str) else seen[:3] for path, seen in facts.items()})
+    found.kinds = Counter(_KINDS[seen[3]] for seen in facts.values() if not isinstance(seen, str))
+    return found
+
+
 def looked(
     folder: Path, paths: Sequence[Path], look: Callable[[Path], Seen] | None = None, kind: str = "images"
 ) -> dict[Path, Seen]:
@@ -275,6 +293,12 @@ def _stamp(path: Path) -> str:
 
 def look_at(path: Path | io.BytesIO) -> Seen:
     """Return the size of an image, or why it can't be read."""
+    found = _look_at_colours(path)
+    return found if isinstance(found, str) else found[:3]
+
+
+def _look_at_colours(path: Path | io.BytesIO) -> Seen:
+    """Return the size of an image, and the index of its kind of colours in `_KINDS`; or why it can't be read."""
     from PIL import Image
 
     try:
@@ -285,9 +309,16 @@ def look_at(path: Path | io.BytesIO) -> Seen:
             width, height = image.size
             if image.getexif().get(_ORIENTATION, 1) >= 5:
                 width, height = height, width
-            return 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3, height, width
+            channels = 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3
+            return channels, height, width, _KINDS.index(_kind(image, channels))
     except Exception as error:  # PIL's plug-ins raise any exception
         return told(error, path)
+
+
+def _kind(image: Image.Image, channels: int) -> str:
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        return "alpha"
+    return "CMYK" if image.mode == "CMYK" else "gray" if channels == 1 else "RGB"
 
 
 def told(error: Exception, path: Path | io.BytesIO) -> str:

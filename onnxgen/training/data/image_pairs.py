@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, decoded, looked
+from onnxgen.training.data.folder import Files, Seen, decoded, looked, looked_at
 from onnxgen.training.data.layout import SUFFIXES, images_in
 from onnxgen.training.data.pairs import laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
@@ -103,7 +103,7 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
 
 def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int) -> DataSource:
     pairs = [pair for found in parts.values() for pair in found.items()]
-    seen = looked(root, [path for pair in pairs for path in pair])
+    seen = looked_at(root, [path for pair in pairs for path in pair])
     deep = looked(root, [path for _, path in pairs if not isinstance(seen[path], str)], _depth, "depths")
     factors = Counter(times for image, target in pairs if (times := _factor(seen[image], seen[target])))
     factor = factors.most_common(1)[0][0] if factors else 1
@@ -118,7 +118,7 @@ def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults,
         images, targets = zip(*found)
         made[part] = Paired(images, None, (), size, targets=targets, target_size=target_size)
     whites = {"image": 255.0, TARGET: 255.0}
-    return DataSource(made, root.name, TARGET, whites, notes=notes, task=TASK, enlarged=factor)
+    return DataSource(made, root.name, TARGET, whites, notes=notes, task=TASK, enlarged=factor, kinds=seen.kinds)
 
 
 def _depth(path: Path) -> Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port
 from onnxgen.training.config import parse_size
 from onnxgen.training.data.advised import TIMES, Runs, advised, advised_for_lines, usual
@@ -273,9 +274,14 @@ _TOLD = {
 }
 
 
-def converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> list[str]:
-    """Return notes of how files of these channels, heights and widths become an input's images."""
-    if not sizes or len(steps) != 1:
+def converted(sizes: frozenset[tuple[int, ...]], kinds: Mapping[str, int], steps: Sequence[ToInput]) -> list[str]:
+    """Return notes of how files become an input's images.
+
+    Args:
+        sizes: channels, height and width of the files; empty if they were not looked at.
+        kinds: see `DataSource.kinds`.
+    """
+    if not (sizes or kinds) or len(steps) != 1:
         return []
     frame, said = steps[0].frame, []
     if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
@@ -284,7 +290,12 @@ def converted(sizes: frozenset[tuple[int, ...]], steps: Sequence[ToInput]) -> li
         said.append(
             f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
         )
-    kinds = {size[0] for size in sizes}
-    said += ["colours become gray"] if frame.channels == 1 and kinds - {1} else []
-    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and 1 in kinds else []
+    kinds = kinds or Counter("gray" if size[0] == 1 else "RGB" for size in sizes)
+    coloured = any(count for kind, count in kinds.items() if kind != "gray")
+    said += ["colours become gray"] if frame.channels == 1 and coloured else []
+    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and kinds.get("gray") else []
+    if frame.channels < 4 and (count := kinds.get("alpha", 0)):
+        said.append(f"{counted(count, 'image')} with an alpha channel: it is dropped, and the colours below it count")
+    if count := kinds.get("CMYK", 0):
+        said.append(f"{counted(count, 'image')} of CMYK: the colours become RGB, without a colour profile")
     return said

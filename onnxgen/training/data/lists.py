@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data import image_pairs, masks
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, looked
+from onnxgen.training.data.folder import Files, Seen, looked_at
 from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource, Rows, listed
@@ -181,7 +181,7 @@ def _paths(source: DataSource, part: str, name: str, file: Path) -> list[tuple[P
 
 def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict: bool) -> DataSource:
     """Return the table with the column "image" in place of a column of names."""
-    seen = looked(faults.folder, [p for found in paths.values() for p, _ in found[name] if p.is_file()])
+    seen = looked_at(faults.folder, [p for found in paths.values() for p, _ in found[name] if p.is_file()])
     kept, skipped = dict[str, list[int]](), 0
     for part, found in paths.items():
         kept[part] = [i for i, (path, line) in enumerate(found[name]) if _is_sound(path, line, seen, faults)]
@@ -200,7 +200,8 @@ def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict
         source.parts[part] = Listed(tuple(paths[part][name][i][0] for i in rows), None, (), size, others=some)
         raw[part] = {n: rows_of(v, rows) for n, v in raw[part].items() if n != name}
     source.raw, source.text, source.table = raw, source.text - {name}, False
-    source.whites, source.sizes = {IMAGE: 255.0}, frozenset(s for s in sizes if not isinstance(s, str))
+    source.whites, source.kinds = {IMAGE: 255.0}, seen.kinds
+    source.sizes = frozenset(s for s in sizes if not isinstance(s, str))
     left = [n for n in source.parts["train"].fields if n != IMAGE]
     source.target = source.target or (left[0] if len(left) == 1 else "")
     return source

@@ -18,7 +18,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, looked, told
+from onnxgen.training.data.folder import Files, Seen, looked, looked_at, told
 from onnxgen.training.data.layout import SUFFIXES, files_in
 from onnxgen.training.data.pairs import holds, laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
@@ -181,7 +181,7 @@ def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
 
 def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int) -> DataSource:
     pairs = [pair for found in parts.values() for pair in found.items()]
-    seen = looked(root, [image for image, _ in pairs])
+    seen = looked_at(root, [image for image, _ in pairs])
     facts = looked(root, [mask for _, mask in pairs], _look, "masks")
     values = {value for found in facts.values() if not isinstance(found, str) for value in found[2:]}
     white = 1 if values == {0, IGNORED_CLASS} else IGNORED_CLASS
@@ -197,7 +197,8 @@ def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults,
     for part, found in kept.items():
         images, masks = zip(*found)
         made[part] = Masked(images, None, classes, one, masks=masks, map_size=one and one[1:], white=white)  # type: ignore[arg-type]
-    return DataSource(made, root.name, MASK, {"image": 255.0}, placed=frozenset({MASK}), notes=notes)
+    whites, placed = {"image": 255.0}, frozenset({MASK})
+    return DataSource(made, root.name, MASK, whites, placed=placed, notes=notes, kinds=seen.kinds)
 
 
 def _look(path: Path) -> Seen:

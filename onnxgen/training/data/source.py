@@ -39,6 +39,7 @@ class DataSource:
         enlarged: how many times larger than its input an image is that is a target.
         notes: facts for the user.
         sizes: channels, height and width of the files of images, if they were looked at.
+        kinds: how many files of images have colours of each kind ("RGB", "gray", "alpha", "CMYK"), if it is known.
     """
 
     parts: dict[str, Samples]
@@ -59,6 +60,7 @@ class DataSource:
     enlarged: int = 1
     notes: list[str] = field(default_factory=list)
     sizes: frozenset[tuple[int, ...]] = frozenset()
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 class Rows(dict[str, Any]):

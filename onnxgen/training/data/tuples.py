@@ -12,7 +12,7 @@ from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, looked
+from onnxgen.training.data.folder import Files, looked_at
 from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.pairs import laid_out, paired
@@ -135,7 +135,7 @@ def _opened(
     lost: int,
     members: tuple[str, ...],
 ) -> DataSource:
-    seen = looked(root, [file for rows in parts.values() for row in rows for file in row.values()])
+    seen = looked_at(root, [file for rows in parts.values() for row in rows for file in row.values()])
     for path, facts in seen.items():
         if isinstance(facts, str):
             faults.add(faults.place(path), f"can't be read: {facts}")
@@ -150,4 +150,6 @@ def _opened(
         part: Together({name: Files(tuple(row[name] for row in rows), None, (), size) for name in members})  # type: ignore[arg-type]
         for part, rows in kept.items()
     }
-    return DataSource(dict(made), root.name, "", dict.fromkeys(members, 255.0), notes=notes, task=TASK)
+    return DataSource(
+        dict(made), root.name, "", dict.fromkeys(members, 255.0), notes=notes, task=TASK, kinds=seen.kinds
+    )

@@ -19,7 +19,7 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, looked
+from onnxgen.training.data.folder import Files, Seen, looked_at
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
@@ -111,7 +111,7 @@ def opened(
     """
     every = [picture for pictures in parts.values() for picture in pictures]
     paths = [picture.path for picture in every if picture.path.is_file()]
-    seen = looked(faults.folder, [*dict.fromkeys(paths)])
+    seen = looked_at(faults.folder, [*dict.fromkeys(paths)])
     rows = {id(picture): _rows(picture, seen.get(picture.path), pixels, faults) for picture in every}
     kept = {part: [p for p in pictures if p.sound] for part, pictures in parts.items()}
     skipped = lost + sum(not picture.sound for picture in every)
@@ -133,6 +133,7 @@ def opened(
         {"image": 255.0},
         text=frozenset({BOXES} if named else ()),
         placed=frozenset({BOXES}),
+        kinds=seen.kinds,
         task="detection",
         notes=[*said, *_bare(kept), *notes],
     )
