@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from onnxgen.cli import run
+from onnxgen.training.runs.record import read_record
 from tests.training.small import network
 
 Out = pytest.CaptureFixture[str]
@@ -95,3 +96,13 @@ def test_a_word_that_means_a_run_is_told_which_there_are(
 def test_a_run_alone_is_no_file(folder: Path, capsys: Out) -> None:
     assert run(TRAIN) == 0 and run(["predict", "runs/small-1"]) == 2
     assert "error: no file to predict for -> " in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_keeps_its_name(folder: Path, capsys: Out) -> None:
+    shutil.copy("data.npz", "other.npz")
+    assert run([*TRAIN, "--name", "first-try"]) == 0
+    before = read_record(Path("runs/first-try-1")).settings
+    for more in ([], ["--data", "other.npz"], ["--name", "second"], ["--out", "there"]):
+        assert run(["train", "runs/first-try-1", *more]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == [*(f"first-try-{n}" for n in (1, 2, 3)), "second-1"]
+    assert read_record(Path("runs/first-try-2")).settings == before

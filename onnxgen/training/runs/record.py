@@ -6,6 +6,7 @@ docs/RUNS.md has the schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -336,17 +337,21 @@ def noted(settings: Settings) -> dict[str, Any]:
 def going_on(run: Path, data: Any) -> dict[str, Any]:
     """Return the settings with which a run goes on: all of its own on its own data, which is then split as before.
 
-    Other data gets the size of the images and, in the same order, the classes and the columns of a table.
+    Other data gets the size of the images and, in the same order, the classes and the columns of a table. The new run
+    is called as this one.
 
     Args:
         data: as it is named from the current folder; None for the run's own.
     """
     record = read_record(run)
     record.settings_for(run)  # its errors name the record
-    kept = record.values_for(run)
+    named = re.fullmatch(
+        r"(.+)-\d+", run.resolve().name
+    )  # as runs are numbered: the next number is that of the new one
+    kept = record.values_for(run) | ({"name": named[1]} if named else {})
     if data is None or is_same(data, record.data_for(run)):
         return kept
-    names = ("size", "classes", "tokenizer", "max_length")
+    names = ("name", "size", "classes", "tokenizer", "max_length")
     found: dict[str, Any] = {name: kept[name] for name in names if name in kept}
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
         joined = {entry.name: "+".join(entry.columns) for entry in record.inputs if entry.columns}
