@@ -46,6 +46,13 @@ def test_each_long_part_of_a_run_is_told(tmp_path: Path, capsys: Out, monkeypatc
     assert said.index("validating before") < said.index("epoch 0, before training") < said.index("in batch 1 of 2")
 
 
+def test_an_epoch_that_goes_on_has_the_time_of_both_parts(tmp_path: Path) -> None:
+    given = {**CPU, "batch_size": 8, "val": 0.0, "loggers": ("none",), "out": tmp_path / "run"}
+    begun = fit(Slow(), points(32), epochs=1, max_steps=3, **given).history[-1]["seconds"]
+    whole = fit(Slow(), points(32), epochs=1, resume=True, **given).history[-1]["seconds"]
+    assert begun >= 3 * 0.12 and whole >= begun + 0.12
+
+
 def test_what_prints_itself_is_left_alone(capsys: Out) -> None:
     with Still(lambda: "waiting", print, 0.3) as quiet:
         for _ in range(10):

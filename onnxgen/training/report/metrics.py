@@ -47,17 +47,19 @@ class Metrics(lightning.Callback):
         self._since = 0.0  # the epoch from which patience counts: a run that was stopped early may go on
         self.keeps_start = False
         self.gentler = gentler
-        self._begun = time.monotonic()
+        self._begun, self._gone = time.monotonic(), 0.0  # seconds of an epoch that goes on
 
     def state_dict(self) -> dict[str, Any]:
         rows = [dict(row) for row in self.rows]
-        return {"rows": rows, "confusion": self.confusion, "before": dict(self.before), "since": self._since}
+        facts = {"before": dict(self.before), "since": self._since, "gone": time.monotonic() - self._begun}
+        return {"rows": rows, "confusion": self.confusion, **facts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
         self.confusion = state_dict["confusion"]
         self.before = state_dict.get("before", {})
         self._since = state_dict.get("since", 0.0)
+        self._gone = state_dict.get("gone", 0.0)
 
     @property
     def best(self) -> int:
@@ -89,6 +91,7 @@ class Metrics(lightning.Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.rows = [row for row in self.rows if row["step"] <= trainer.global_step]
+        self._begun = time.monotonic() - self._gone  # Lightning does not start an epoch again that goes on
         if self.rows and self._waited(self.rows[-1]):
             self._since = self.rows[-1]["epoch"]
         if trainer.is_global_zero:

@@ -20,7 +20,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Lines(Progress):
-    """Prints a line for each epoch, and one about every ten seconds, also while a batch or validation is longer."""
+    """Prints a line for each epoch, and one about every ten seconds, also in a long batch or validation."""
 
     every = EVERY
 
