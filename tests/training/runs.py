@@ -104,6 +104,7 @@ def state(out):
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     for row in checkpoint["callbacks"].get("Metrics", {}).get("rows", ()):
         del row["seconds"]
+    checkpoint["callbacks"].get("Metrics", {}).pop("gone", None)  # seconds of the last epoch
     files = {path.name: path.read_bytes() for path in (*out.glob("*.safetensors"), *out.glob("*.png"))}
     if (out / "metrics.csv").is_file():
         lines = (out / "metrics.csv").read_text().splitlines()

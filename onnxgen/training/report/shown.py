@@ -30,7 +30,7 @@ class Lines(Progress):
 
     def setup(self, trainer: lightning.Trainer, task: Any, stage: str) -> None:
         super().setup(trainer, task, stage)
-        if trainer.is_global_zero and self._still is None:
+        if trainer.is_global_zero and self._still is None and self.every:
             self._still = Still(lambda: self.now, self.write, self.every).__enter__()
 
     def teardown(self, trainer: lightning.Trainer, task: Any, stage: str) -> None:
@@ -45,7 +45,7 @@ class Lines(Progress):
         if self._still is not None:
             self._still.told()
         try:
-            print(visible(text), flush=True)
+            print(f"{visible(text)}\n", end="", flush=True)  # at once: another thread prints, too
         except BrokenPipeError:  # the reader has ended, but the run should not
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
