@@ -25,7 +25,7 @@ from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import EXPAND, broken, known_nodes
 from onnxgen.paranoid.quantised import Quantised
-from onnxgen.paranoid.region import Hopeless, Refused, Region, Regions, Untold, digest
+from onnxgen.paranoid.region import Hopeless, Refused, Region, Regions, Untold, decision, digest
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.training import ADDS, untrue
 from onnxgen.paranoid.typed import mistyped
@@ -40,7 +40,7 @@ MAX_NODES_SHOWN = 6  # nodes in an error message
 MAX_ENLARGEMENTS = 6  # enlargements of a region before a difference is reported
 TRAINABLE = "trainable"
 RETYPE = "retype"
-DECIDE = "decide"  # the pass after which sizes count no more with which the whole network fails
+DECIDE = "decide"  # the pass after which the network takes sizes with which it failed before
 QUANTIZED = "quantized"  # the pass that makes floats of integers, whose numbers differ by design (see `quantised`)
 
 
@@ -104,7 +104,7 @@ class Checker:
             refuse(name, map(str, self.learns.faults(before)))
         decided = TRAINABLE if name == "propagate" else name
         refuse(decided, broken(name, model, options, before, after, known, self.single))
-        found = None if name == DECIDE else difference(before, after)
+        found = changes(name, before, after)
         if found is not None and before.is_as(model):
             refuse(name, ["without `--paranoid`, what it changed would be overlooked"])
         if found is None and name in ADDS and options.restore_batchnorm:
@@ -206,6 +206,11 @@ class Checker:
     def _fresh(self, region: Region, differed: bool) -> str:
         """Describe how both sides of a region that is not known differ."""
         return Comparison(region, self.single, FILLED if differed else ()).verdict()
+
+
+def changes(name: str, before: Picture, after: Picture) -> Difference | None:
+    """Return what the pass of a name changed, or None if it changed nothing."""
+    return (decision if name == DECIDE else difference)(before, after)
 
 
 def hold_way_back(model: ir.Model, generated: Generated, of_all: bool) -> None:

@@ -40,6 +40,7 @@ MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
 )  # elements of a region; larger ones get fewer draws, or none
 QUICK_SLACK, HALF_SLACK = 5e-4, 3e-2  # a part of the largest element
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+MIXED_ROWS = 4  # rows of drawn sizes: two of several sizes, one of ones, one of equal ones
 MAX_ELEMENTS_WIDE = 4_000_000  # elements of a region that is compared quickly in float64; larger ones in float32
 MAX_ELEMENTS_MORE_DRAWS, MORE_DRAWS = 10_000, (1, 2)  # elements of a region; smaller ones get these additional draws
 FLOAT32_KERNEL_TOLERANCE = 0.05  # allowed difference, as a part of the largest element, of kernels without float64
@@ -96,12 +97,14 @@ class Comparison:
             raise why or Untold("nothing was computed")
         return broken if told < refused else ""
 
-    def is_same(self, most: int) -> bool:
-        """Return True if both sides are the same on the first sizes on which the first one runs. False says only that
-        more must be drawn. Raises `Untold` if nothing is computed, since there are more than `most` elements, say.
+    def is_same(self, most: int, everywhere: bool = False) -> bool:
+        """Return True if both sides are the same on the first sizes on which the first one runs, or on all of several
+        (`everywhere`). False says only that more must be drawn. Raises `Untold` if nothing is computed, since there are
+        more than `most` elements, say.
         """
         why: list[Untold] = []
-        for numbers in few_sizes(self.region):
+        is_told = False
+        for numbers in sizes(self.region, DRAWN_SIZES[:MIXED_ROWS]) if everywhere else few_sizes(self.region):
             if (weight := self._weight(numbers)) > most:
                 raise Untold(f"more than {most:,} elements")
             is_same: bool | None = None
@@ -109,8 +112,11 @@ class Comparison:
                 if told is False:
                     return False  # what other draws tell does not matter
                 is_same = told or is_same
-            if is_same:
-                return True
+            is_told = is_told or bool(is_same)
+            if is_told and not everywhere:
+                break
+        if is_told:
+            return True
         raise why[0] if why else Untold("nothing but NaN on every draw")
 
     def _told(self, numbers: dict[str, int], wide: bool, why: list[Untold]) -> Iterator[bool | None]:
@@ -230,11 +236,12 @@ class Comparison:
         drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
-            first, second = (Side(cone.picture, self.single, numbers, wide) for cone in (before, after))
+            first = Side(before.picture, self.single, numbers, wide)
             try:
                 expected = first.value(before, drawn)
             except Broken as error:
                 raise Refused(str(error)) from None
+            second = Side(after.picture, self.single, first.sizes, wide)
             got = second.value(after, drawn)
             if first.narrowed or second.narrowed:
                 raise Untold("an operator computes in float32 alone")

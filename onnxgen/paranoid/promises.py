@@ -40,6 +40,8 @@ def broken(
     if name == "propagate" and not DECIDED.has(model):
         DECIDED.set(model, True)
         yield from map(str, wrong_decisions(model, options))
+    elif name == "decide":
+        yield from _conditions(before, after)
     elif name == "text":
         yield from _text_that_is_moved(after)
     elif name == "dynamic_batch" and options.dynamic_batch:
@@ -48,6 +50,15 @@ def broken(
     elif name == EXPAND:  # a composition of other operators may round differently
         gone = (before.nodes[node] for node in known - after.nodes.keys())
         yield from (f"it expands {made.op} {made.name}, whose operator is known" for made in gone)
+
+
+def _conditions(before: Picture, after: Picture) -> Iterator[str]:
+    for node, made in after.nodes.items():
+        condition = made.inputs[0] if made.op == "If" and made.inputs else None
+        if condition is not None and made.inputs != before.nodes[node].inputs:
+            chosen = after.facts[condition].data
+            if chosen is None or chosen.size != 1:
+                yield f"{made.name} is not given one condition"
 
 
 def _text_that_is_moved(after: Picture) -> Iterator[str]:

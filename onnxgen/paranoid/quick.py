@@ -17,13 +17,13 @@ from onnxgen.errors import WrongRewrite, is_strict
 from onnxgen.graph.annotations import DECIDED
 from onnxgen.graph.annotations import TRAINABLE as DECISION
 from onnxgen.options import Options
-from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, name_of, refuse
-from onnxgen.paranoid.claims import Claim, Difference, difference
+from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, changes, name_of, refuse
+from onnxgen.paranoid.claims import Claim, Difference
 from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.draws import FILLED
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import broken
-from onnxgen.paranoid.region import Region, Regions
+from onnxgen.paranoid.region import Region, Regions, Untold
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import SECOND, Doubt, wrong_decisions
 
@@ -33,7 +33,7 @@ FOLLOWED = "; a second set of rules says otherwise, and was followed"
 MOST = 20_000  # elements that onnx's evaluator, which is slow, is given; those of a tensor that are looked at
 # Passes after which facts are other ones: types and sizes, or what is trained, on which depends which values move.
 FACTS = frozenset("trainable propagate decide".split())
-UNCOMPARED = frozenset(("propagate", DECIDE))  # they find facts; some sizes no longer count after the second
+UNCOMPARED = frozenset(("propagate",))  # it finds facts
 
 # By options: what was asked for is not left out. Without `trainable`, nobody decides what is trained, and without
 # `dynamic`, it decides otherwise. Without `text`, later stages take text for numbers.
@@ -62,6 +62,7 @@ class QuickChecker(Checker):
         self.single, self.quick = Single(most=MOST), Single(quick=True, most=MOST)
         self.is_dated = False  # the last picture is from before a pass that is not compared
         self.is_sure = False  # compare as with `--paranoid`
+        self.is_choice = False  # compare what the pass that chooses branches did, for all sizes: one says little
         self.waiting: list[tuple[str, Difference]] = []  # what could not be told before types were known
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
@@ -71,7 +72,7 @@ class QuickChecker(Checker):
             return
         if name in UNCOMPARED:
             step(model, options)
-            if name == "propagate" and not DECIDED.has(model):
+            if not DECIDED.has(model):
                 DECIDED.set(model, True)
                 if self._doubt(model, options):
                     step(model, options)
@@ -101,7 +102,7 @@ class QuickChecker(Checker):
             self._doubted(self.learns.faults(before))
         if is_changed or name in OWES:
             refuse(name, broken(name, model, options, before, after, frozenset(), self.single))
-        if is_changed and (found := difference(before, after)) is not None:
+        if is_changed and (found := changes(name, before, after)) is not None:
             self.judge(name, model, options, found)
         if name == QUANTIZED and is_quantised:
             self.check_quantised(model, before, after, options)
@@ -160,14 +161,31 @@ class QuickChecker(Checker):
         So is what two quick draws say nothing of: few drawn lengths and positions fit some kernels.
         """
         self.is_sure, untold = False, self.counts.untold.copy()
+        if self.is_choice:
+            return self._of_choice(regions, claim)
         verdict = super()._verdict(regions, claim)
         if verdict == "" or not claim.needed:
             return verdict
         self.is_sure, self.counts.untold = True, untold
         return super()._verdict(regions, claim)
 
+    def _of_choice(self, regions: Regions, claim: Claim) -> str | None:
+        """As `_verdict`. All of the network behind the choice is in the region already, so that only for what differs
+        more is computed.
+        """
+        try:
+            region = regions.of(claim, set())
+            if Comparison(region, self.quick).is_same(FEW, everywhere=True) or not super()._fresh(region, False):
+                self.counts.regions += claim.needed
+                return ""
+        except Untold as error:
+            self.counts.untold[str(error)] += claim.needed
+            return None
+        self.is_sure = True
+        return super()._verdict(regions, claim)
+
     def judge(self, name: str, model: ir.Model, options: Options, found: Difference) -> None:
-        untold = self.counts.untold.copy()
+        untold, self.is_choice = self.counts.untold.copy(), name == DECIDE
         super().judge(name, model, options, found)
         if not DECIDED.has(model) and self.counts.untold != untold:
             self.counts.untold = untold

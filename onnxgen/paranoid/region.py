@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.paranoid.claims import Claim, Difference
+from onnxgen.paranoid.claims import Claim, Difference, difference
 from onnxgen.paranoid.picture import Made, Picture
 
 MAX_SIDE_VALUES = 2000  # largest number of values on one side
@@ -195,6 +195,25 @@ def uses(picture: Picture, made: Made) -> Sequence[ir.Value]:
             found += [v for v in inner if v not in inside]
         if made.bodies:
             picture.used[made.node] = found
+    return found
+
+
+def decision(before: Picture, after: Picture) -> Difference | None:
+    """Return what deciding conditions changed, or None if it changed nothing.
+
+    With some sizes the network took the other branch, and failed behind it. So nothing behind a condition is compared
+    by itself, but the outputs of graphs are, with the sizes with which the graph before has any.
+    """
+    found = difference(before, after)
+    if found is None:
+        return None
+    behind = set[ir.Value]()
+    for node, made in after.nodes.items():
+        old = before.nodes.get(node)
+        if old is None or old.inputs != made.inputs or not behind.isdisjoint(uses(after, made)):
+            behind.update(made.outputs)
+            found.kept.discard(node)
+            found.inner.update(made.bodies)
     return found
 
 

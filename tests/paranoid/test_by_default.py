@@ -24,8 +24,10 @@ from onnxgen.paranoid.quick import PARANOID
 from onnxgen.paranoid.region import Broken
 from onnxgen.paranoid.single import Single
 from onnxgen.passes import PASSES
+from onnxgen.passes.steps import constant
 from onnxgen.pipeline import build
 from onnxgen.reader import read
+from onnxgen.shapes import propagate
 from onnxgen.shapes.info import Info
 from tests.conftest import SHARED
 
@@ -275,6 +277,24 @@ def test_a_size_that_the_file_states_is_not_drawn(made: Callable[..., Any], monk
         made(network)
 
 
+CORNER = (  # of a stored mask: the region draws nothing that has the size of x
+    '<ir_version: 8, opset_import: ["": 17]> net (float[n,s] x) => (float[a,b] y) '
+    "<float[4,4] mask = {1,0,0,0,1,1,0,0,1,1,1,0,1,1,1,1}, int64[1] zero = {0}, int64[1] one = {1}> "
+    "{ s = Shape<start=1>(x) r = Slice(mask, zero, s, zero) c = Slice(r, zero, s, one) y = Exp(c) }"
+)
+
+
+def test_a_size_of_which_nothing_is_drawn(made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def harm(model: ir.Model) -> None:
+        (node,) = (node for node in model.graph if node.op_type == "Slice")
+        node.replace_input_with(2, node.inputs[3])  # up to the number of the axis
+
+    assert made(CORNER)
+    after(monkeypatch, "slices", harm)
+    with pytest.raises(WrongRewrite, match="the pass slices changed 'y'"):
+        made(CORNER)
+
+
 def test_what_onnxruntime_refuses_is_refused_however_large(made: Callable[..., Any], tmp_path: Path) -> None:
     """Onnx's evaluator would take long; it need not be asked."""
     pytest.importorskip("onnxruntime")
@@ -285,6 +305,44 @@ def test_what_onnxruntime_refuses_is_refused_however_large(made: Callable[..., A
     (step,) = take(read(tmp_path / "m.onnx", Options())).nodes.values()
     with pytest.raises(Broken, match="onnxruntime"):
         Single(quick=True, most=10).run(step, [np.zeros(8, np.float32), np.zeros((3, 2, 3, 3), np.float32)], False)
+
+
+CHOOSES = (  # x.squeeze(-1), which has another rank with one column; most networks fail behind one of the branches
+    '<ir_version: 8, opset_import: ["": 17]> net (float[n,m] x) => (float[a,b] y) '
+    "<int64[1] one = {{1}}> {{ s = Shape<start=1>(x) c = Equal(s, one) z = If(c) "
+    "<then_branch = t () => (p) {{ p = Squeeze(x, one) }}, else_branch = e () => (q) {{ q = Neg(x) }}> {} }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("behind", "choice", "size", "is_wrong"),
+    [
+        ("y = Transpose<perm=[1, 0]>(z)", False, 1, False),
+        ("y = Transpose<perm=[1, 0]>(z)", True, 1, True),
+        ("y = Transpose<perm=[1, 0]>(z)", False, 2, True),
+        ("y = Relu(z)", False, 1, True),
+        ("y = Relu(z)", True, 1, True),
+    ],
+    ids=["the only one that runs", "the one that fails", "two conditions", "never squeezed", "always squeezed"],
+)
+@pytest.mark.parametrize("paranoid", [True, False])
+def test_a_wrong_choice_of_a_branch_is_refused(
+    behind: str, choice: bool, size: int, is_wrong: bool, paranoid: bool, made: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Sizes with which the file fails do not count; with any other one the branch must be the file's."""
+
+    def chooses(model: ir.Model) -> None:
+        node = next(node for node in model.graph if node.op_type == "If")
+        node.replace_input_with(0, constant(node, np.full(size, choice), "chosen", ir.DataType.BOOL))
+        propagate(model.graph, Options())
+
+    after(monkeypatch, "decide", chooses)
+    if is_wrong:
+        with pytest.raises(WrongRewrite, match="the pass decide (changed 'y'|is wrong: z is not given one condition)"):
+            made(CHOOSES.format(behind), paranoid=paranoid)
+    else:
+        assert not any("decide" in note for note in made(CHOOSES.format(behind), paranoid=paranoid).report.notes)
 
 
 def test_what_is_rewritten_before_types_are_known_is_compared_then(
