@@ -103,20 +103,9 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     files = lists or (_parts(path) if path.is_dir() else {"": path})
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in FILES:
-        known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
-        read_file = partial(read_csv, texts=known) if FILES[kind] is read_csv else FILES[kind]
-        columns: dict[str, Mapping[str, Any]]
-        columns = {part: (read_list if is_list(file) else read_file)(file) for part, file in files.items()}
-        root = path if path.is_dir() else path.parent
-        columns, faults = without_gaps(columns, root, settings, targets) if table else (columns, Faults(root))
-        read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
-        read.running = kind == ".txt"
-        if table:
-            with_sounds(read, root, settings, faults)
-        if table and (found := with_images(read, files, faults, settings.strict)) is not None:
-            return found if targets or IMAGE in read.whites else without_targets(found)
-        if not lists:  # else the file in the folder lists no images, and there may be some in another way
-            return read
+        found, has_images = _open_files(path, files, settings, targets, texts)
+        if has_images or not lists:  # else the file in the folder lists no images: there may be some in another way
+            return found
     if is_sounds(path):
         return open_sounds(path, settings, targets and settings.teacher is None)
     kinds = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
@@ -133,6 +122,26 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
             path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None
         )
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
+
+
+def _open_files(
+    path: Path, files: Mapping[str, Path], settings: Settings, targets: bool, texts: Collection[str]
+) -> tuple[DataSource, bool]:
+    """Return the data in files of one kind, by part, and whether they list images."""
+    kind = next(iter(files.values())).suffix.lower()
+    known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
+    read_file = partial(read_csv, texts=known) if FILES[kind] is read_csv else FILES[kind]
+    columns: dict[str, Mapping[str, Any]]
+    columns = {part: (read_list if is_list(file) else read_file)(file) for part, file in files.items()}
+    root = path if path.is_dir() else path.parent
+    columns, faults = without_gaps(columns, root, settings, targets) if table else (columns, Faults(root))
+    read = from_columns(columns[""], path.name, table) if "" in columns else from_parts(columns, path.name, table)
+    read.running = kind == ".txt"
+    if table:
+        with_sounds(read, root, settings, faults)
+    if table and (found := with_images(read, files, faults, settings.strict)) is not None:
+        return (found if targets or IMAGE in read.whites else without_targets(found)), True
+    return read, False
 
 
 def _need(path: Path) -> None:
