@@ -215,3 +215,16 @@ def test_a_file_that_is_no_data_is_skipped_beside_images(
     assert cli(["predict", "run", "new/a/Thumbs.db", "--device", "cpu"]) == 2
     assert "can't read data from new/a/Thumbs.db" in capsys.readouterr().err
     Path("new/a/Thumbs.db").unlink()
+
+
+def test_samples_of_a_list_are_called_by_their_files(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of the list; the answers are those of the images on their own."""
+    monkeypatch.chdir(place)
+    names = [f"{'abc'[seed % 3]}/{seed}.png" for seed in (4, 0, 5)]
+    Path("new/labels.csv").write_text("\n".join(["image,label", *(f"{name},a" for name in names)]))
+    found = load("run", device="cpu").predict("new/labels.csv")
+    assert [one.source for one in found] == [f"new/{name}" for name in names]
+    for one, alone in zip(found, load("run", device="cpu").predict([f"new/{name}" for name in names])):
+        assert one.probabilities == pytest.approx(alone.probabilities, rel=1e-6)

@@ -174,7 +174,7 @@ def _paths(source: DataSource, part: str, name: str, file: Path) -> list[tuple[P
     """Return the file of each row, and the line for messages. Names may begin at a folder above the list's, too."""
     rows, texts = source.files.get(part), source.raw[part][name]
     lines = [f"{rows.path.name}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(texts)
-    roots = list(islice(file.absolute().parents, _UP))
+    roots = [file.parent, *islice(file.absolute().parents, 1, _UP)]
     root = next((root for root in roots if (root / texts[0]).is_file()), file.parent)
     return [(root / text, line) for text, line in zip(texts, lines)]
 

@@ -19,11 +19,12 @@ from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import Files, open_images, size_of
 from onnxgen.training.data.images import ToInput
-from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_meant
+from onnxgen.training.data.layout import SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Data
+from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
@@ -328,9 +329,12 @@ class Learner:
                 yield self._fitted(open_images([path])), [str(path)]
             else:
                 found = self._fitted(self._read(path))
-                rows = len(next(iter(found.parts.values())))
-                whole = path.suffix.lower() in SOUNDS
-                yield found, [str(path)] if whole else [f"{path}:{row}" for row in range(rows)]
+                samples = next(iter(found.parts.values()))
+                stored = samples.samples if isinstance(samples, Prepared) else samples
+                if isinstance(stored, (Files, Sounds)):  # of a list, each by its file
+                    yield found, list(map(str, stored.paths))
+                else:
+                    yield found, [f"{path}:{row}" for row in range(len(samples))]
 
     def _read(self, path: Path) -> DataSource | Data:
         return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)

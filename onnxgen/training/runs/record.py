@@ -345,9 +345,7 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     """
     record = read_record(run)
     record.settings_for(run)  # its errors name the record
-    named = re.fullmatch(
-        r"(.+)-\d+", run.resolve().name
-    )  # as runs are numbered: the next number is that of the new one
+    named = re.fullmatch(r"(.+)-\d+", run.resolve().name)  # the new run has the next number
     kept = record.values_for(run) | ({"name": named[1]} if named else {})
     if data is None or is_same(data, record.data_for(run)):
         return kept
