@@ -103,9 +103,9 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     files = lists or (_parts(path) if path.is_dir() else {"": path})
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in FILES:
-        found, has_images = _open_files(path, files, settings, targets, texts)
-        if has_images or not lists:  # else the file in the folder lists no images: there may be some in another way
-            return found
+        read, has_images = _of_files(path, files, kind, settings, targets, texts)
+        if has_images or not lists:  # else the file in the folder lists no images, and there may be some in another way
+            return read
     if is_sounds(path):
         return open_sounds(path, settings, targets and settings.teacher is None)
     kinds = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
@@ -124,11 +124,10 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
 
 
-def _open_files(
-    path: Path, files: Mapping[str, Path], settings: Settings, targets: bool, texts: Collection[str]
+def _of_files(
+    path: Path, files: Mapping[str, Path], kind: str, settings: Settings, targets: bool, texts: Collection[str]
 ) -> tuple[DataSource, bool]:
-    """Return the data in files of one kind, by part, and whether they list images."""
-    kind = next(iter(files.values())).suffix.lower()
+    """Return the data of files of one kind, by part ("": of all parts), and True if it has images in place of names."""
     known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
     read_file = partial(read_csv, texts=known) if FILES[kind] is read_csv else FILES[kind]
     columns: dict[str, Mapping[str, Any]]

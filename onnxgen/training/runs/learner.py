@@ -331,10 +331,8 @@ class Learner:
                 found = self._fitted(self._read(path))
                 samples = next(iter(found.parts.values()))
                 stored = samples.samples if isinstance(samples, Prepared) else samples
-                if isinstance(stored, (Files, Sounds)):  # of a list, each by its file
-                    yield found, list(map(str, stored.paths))
-                else:
-                    yield found, [f"{path}:{row}" for row in range(len(samples))]
+                rows = stored.paths if isinstance(stored, (Files, Sounds)) else range(len(samples))
+                yield found, [str(row) if isinstance(row, Path) else f"{path}:{row}" for row in rows]
 
     def _read(self, path: Path) -> DataSource | Data:
         return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)
