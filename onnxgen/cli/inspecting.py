@@ -16,7 +16,7 @@ from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.output.labels import PREFIX
+from onnxgen.output.labels import PREFIX, alphabet_in
 
 if TYPE_CHECKING:
     from onnxgen.purpose import Purpose
@@ -47,7 +47,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
 
     model = read(path, options)
     reasons, problems, notes, purpose = _conversion(path, options)
-    nodes = all_nodes(model.graph)
+    nodes, alphabet = all_nodes(model.graph), alphabet_in(model.metadata_props)
     unsupported = {problem.op for problem in problems if problem.op}
     operators = Counter(_operator(node) for node in nodes)
     return {
@@ -58,6 +58,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "inputs": [_value(v) for v in model.graph.inputs],
         "outputs": [_value(v) for v in model.graph.outputs],
         "purpose": None if purpose is None else purpose.to_dict(),
+        "alphabet": None if alphabet is None else {"source": alphabet.source, "characters": alphabet.characters},
         "nodes": len(nodes),
         "operators": [
             {"name": name, "count": number, "supported": not {name, name.rpartition(".")[2]} & unsupported}
@@ -139,6 +140,10 @@ def _print(found: dict[str, Any], quiet: bool, verbose: bool) -> None:
         tell(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
         for line in _purpose(found["purpose"]):
             tell(line)
+        if found["alphabet"]:
+            characters, source = found["alphabet"]["characters"], legible(found["alphabet"]["source"])
+            some = legible("".join(characters), MAX_SHOWN)
+            tell(f"alphabet: {counted(len(characters), 'character')}, listed as {source}: {some}")
         for note in found["notes"]:
             tell(f"note: {note}")
         _print_content(found, verbose)

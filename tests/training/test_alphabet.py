@@ -84,6 +84,17 @@ def test_the_file_s_list_is_the_alphabet(listed: str, tmp_path: Path) -> None:
     assert "the 5 characters are the model's own, as character of the file lists them" in "\n".join(plan.notes)
 
 
+def test_inspect_shows_the_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader(tmp_path, character="ß\nĄ\na\n-")
+    assert cli(["inspect", str(tmp_path / "net.onnx")]) == 0
+    assert "\nalphabet: 4 characters, listed as character: ßĄa-\n" in capsys.readouterr().out
+    assert cli(["inspect", str(tmp_path / "net.onnx"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["alphabet"]
+    assert shown == {"source": "character", "characters": ["ß", "Ą", "a", "-"]}
+    reader(tmp_path, title="abc")
+    assert cli(["inspect", str(tmp_path / "net.onnx")]) == 0 and "alphabet" not in capsys.readouterr().out
+
+
 def test_a_module_of_an_older_version_is_told_by_verify(tmp_path: Path) -> None:
     """Its weights have no alphabet, so `train` would number the characters of its data."""
     path = reader(tmp_path, character=LISTED)
