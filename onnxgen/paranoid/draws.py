@@ -127,7 +127,7 @@ def _computed(region: Region, names: Set[str]) -> set[str]:
     if not (others := others - {n for v in given for n in _symbols(facts_of(picture, v).shape or ())}):
         return set()
     before, after = ([d for v in _made(cone) for d in facts_of(cone.picture, v).shape or ()] for cone in region.cones)
-    found = others.intersection(_symbols((*before, *after)))
+    found = set(others).intersection(_symbols((*before, *after)))
     if not found.issubset(_symbols(filter(is_symbol, before))):
         raise Hopeless("a size that elements decide")
     return found

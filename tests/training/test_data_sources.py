@@ -295,10 +295,10 @@ def test_readable_files_of_large_folders_are_cached(
     from onnxgen.training.data import folder
 
     looked = []
-    look = folder.look_at
+    look = folder._look_at_colours
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(folder, "MIN_CACHED", 2)
-    monkeypatch.setattr(folder, "look_at", lambda path: looked.append(path.name) or look(path))
+    monkeypatch.setattr(folder, "_look_at_colours", lambda path: looked.append(path.name) or look(path))
     for name in ("cat/a.png", "owl/b.png", "owl/c.png"):
         picture(tmp_path / "data" / name, 1)
     (tmp_path / "data/owl/c.png").write_bytes(b"nothing")

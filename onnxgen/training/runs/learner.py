@@ -372,8 +372,7 @@ class Learner:
         if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
             settings = replace(settings, inputs={})
         found = fit_to_model(source, self.model, settings, targets=targets)
-        feeding = feed(found, self.model, settings, targets=False)
-        self.fed = finished(found, feeding, self.record)
+        self.fed = finished(found, feed(found, self.model, settings, targets=False), self.record)
         return found
 
 
