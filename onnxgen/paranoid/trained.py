@@ -131,7 +131,7 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
         elif wanted is (not decided):
             yield Doubt(value, text, wanted)
         elif rules.is_unfounded(value, str(why)):
-            yield Doubt(value, f"{text}, which is not so")
+            yield Doubt(value, f"{text}, which is not so", rules.unless_excepted(value, tensor))
 
 
 def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -201,6 +201,12 @@ class Rules:
             shifts = any(_op(node) in ("Sub", "Div") for node, _ in _uses(value))
             return not shifts and not _may_precede_layer(value)
         return "statistic of a BatchNorm" in why and not any(_may_be_statistic(*use) for use in _uses(value))
+
+    def unless_excepted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
+        """Return True if a tensor whose reason does not apply is trained as any other one: a gradient reaches it, and
+        its elements are no exception. None if that is not sure.
+        """
+        return True if value in self.reach.sure and tensor.size > 1 and not follows(tensor) else None
 
     def _is_no_affine(self, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
         """Return True if it is a scale of ones or bias of zeros of a layer without parameters."""

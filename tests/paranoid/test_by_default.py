@@ -149,6 +149,29 @@ def test_a_reason_that_does_not_apply(why: str, made: Callable[..., Any], monkey
         made(text)
 
 
+@pytest.mark.parametrize(
+    ("bias", "is_undone"), [("{0.1,0.2,0.3,0.4,0.1,0.2,0.3,0.4}", True), ("{1,0,1,0,1,0,1,0}", False)]
+)
+def test_a_decision_without_a_reason_is_undone(
+    bias: str, is_undone: bool, made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a gradient reaches is trained without a reason why not. A mask is one, whatever else was said."""
+    why = "a tensor of one number that forward made"
+
+    def decides(model: ir.Model) -> None:
+        TRAINABLE.set(model.graph.initializers["b"], (False, why))
+
+    text = LAYER.replace("MatMul(x, w)", "Neg(x)").replace("{0.1,-0.7,0.3,0.25}", bias)
+    text = text.replace("float[4] b", "float[8] b").replace("float[n,4]", "float[n,8]")
+    right = made(text)
+    after(monkeypatch, "trainable", decides)
+    monkeypatch.setenv(STRICT, "")
+    generated = made(text)
+    assert generated.source == right.source
+    (note,) = (note for note in generated.report.notes if "in doubt" in note)
+    assert note.endswith("was followed" if is_undone else "which is not so")
+
+
 HEAD = '<ir_version: 8, opset_import: ["": 17]> net (float[4,4] x) => (float[4,4] y) '
 W = "float[4,4] w = {0.1,-0.72,0.33,-4.1,0.5,0.61,-0.07,0.8,0.99,-0.15,0.2,0.31,-0.4,0.53,0.6,0.88}"
 ROW = "float[4] w = {0.1,-0.72,0.33,-4.1}"
