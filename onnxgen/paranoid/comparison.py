@@ -236,12 +236,11 @@ class Comparison:
         drawn = elements(self.region, numbers, style, wide)
         before, after = self.region.before, self.region.after
         with np.errstate(all="ignore"):
-            first = Side(before.picture, self.single, numbers, wide)
+            first, second = (Side(cone.picture, self.single, numbers, wide) for cone in (before, after))
             try:
                 expected = first.value(before, drawn)
             except Broken as error:
                 raise Refused(str(error)) from None
-            second = Side(after.picture, self.single, first.sizes, wide)
             got = second.value(after, drawn)
             if first.narrowed or second.narrowed:
                 raise Untold("an operator computes in float32 alone")

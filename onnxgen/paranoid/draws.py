@@ -19,7 +19,7 @@ from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.region import Cone, Hopeless, Region, Untold
 from onnxgen.paranoid.single import NARROW
-from onnxgen.shapes.dims import Dim, Sym, evaluate, is_symbol, symbols
+from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
 from onnxgen.shapes.info import UNKNOWN, Info, info
 
 WORDS = ("", "a", "b", "ab", "Zebra", "été", "b c", "10")
@@ -100,8 +100,8 @@ def sizes(region: Region, rows: Sequence[tuple[int, ...]] = DRAWN_SIZES) -> Iter
             facts = facts_of(cone.picture, value)
             elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
             names.update(dict.fromkeys(_symbols((*(facts.shape or ()), *elements))))
-    computed = _computed(region, names.keys() - region.fixed.keys())
-    free = [name for name in names if name not in region.fixed and name not in computed]
+    _refuse_computed(region, names.keys() - region.fixed.keys())
+    free = [name for name in names if name not in region.fixed]
     stated = _stated(region)
     for turn, row in enumerate((*rows, *_alone(stated)) if free else rows[:1]):
         if len(row) > 1:  # a size that the file states, too, hides which of both is meant
@@ -114,27 +114,20 @@ def _symbols(dims: Iterable[Dim]) -> Iterator[str]:
     return (name for dim in dims for name in symbols(dim))
 
 
-def _computed(region: Region, names: Set[str]) -> set[str]:
-    """Return those of some sizes that only elements decide: the region computes a value of that size and draws none,
-    and no input of the network has it. `Side` reads them from the values that the graph before computes. Raises
-    `Untold` if it has none to read.
+def _refuse_computed(region: Region, names: Set[str]) -> None:
+    """Raise `Untold` if one of these sizes is that of a value that the region computes, and of none that is drawn or
+    that the network is given: only its elements say how large it is.
     """
     of_cuts = ((cone.picture, v) for cone in region.cones for v in cone.cuts)
     if not (others := names - {n for cut in of_cuts for n in _symbols(facts_of(*cut).shape or ())}):
-        return set()
+        return
     picture = region.before.picture
-    given, _ = next(iter(picture.graphs.values()))
-    if not (others := others - {n for v in given for n in _symbols(facts_of(picture, v).shape or ())}):
-        return set()
-    before, after = ([d for v in _made(cone) for d in facts_of(cone.picture, v).shape or ()] for cone in region.cones)
-    found = set(others).intersection(_symbols((*before, *after)))
-    if not found.issubset(_symbols(filter(is_symbol, before))):
+    inputs, _ = next(iter(picture.graphs.values()))
+    others = others - {n for value in inputs for n in _symbols(facts_of(picture, value).shape or ())}
+    computed = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
+    found = next((n for value in computed for n in _symbols(facts_of(*value).shape or ()) if n in others), None)
+    if found is not None:
         raise Hopeless("a size that elements decide")
-    return found
-
-
-def _made(cone: Cone) -> Iterator[ir.Value]:
-    return (v for step in cone.steps for v in step.outputs)
 
 
 def few_sizes(region: Region) -> Iterator[dict[str, int]]:
@@ -243,7 +236,7 @@ def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, see
         raise Untold(f"a {facts.kind} is given" if facts.kind != "tensor" else "a value of unknown type")
     shape = shape_of(facts, numbers)
     if facts.data is not None:
-        known = [_number(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
+        known = [evaluate(d, numbers) if isinstance(d, Sym) else d for d in facts.data.flat]
         return np.array(known, facts.dtype.numpy()).reshape(shape)
     count = math.prod(shape)
     if style.filled is not None and seed % EVERY == style.filled[0] and facts.dtype != ir.DataType.STRING:

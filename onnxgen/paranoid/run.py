@@ -17,16 +17,12 @@ from onnxgen.paranoid import own_layers, own_transformer, stand_ins  # noqa: F40
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
 from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Broken, Cone, Untold, uses
+from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
-from onnxgen.shapes.dims import evaluate, is_symbol, symbols
+from onnxgen.shapes.dims import evaluate
 
 MAX_LOOP_ITERATIONS = 64  # largest number of iterations of a loop
 Values = dict[ir.Value, Any]
-
-
-class Unsized(Untold):
-    """A constant is a size that no number is known of."""
 
 
 class Side:
@@ -34,64 +30,23 @@ class Side:
 
     Args:
         wide: compute in float64 instead of narrower float types.
-        sizes: the sizes of named dims. Those that it lacks are read from values that have them.
+        sizes: the sizes of named dims.
 
     Attributes:
-        sizes: those that were given and those that were read.
         narrowed: True if some node computed in a narrower type all the same.
     """
 
     def __init__(self, picture: Picture, single: Single, sizes: Mapping[str, int], wide: bool) -> None:
-        self.picture, self.single, self.sizes, self.wide = picture, single, dict(sizes), wide
+        self.picture, self.single, self.sizes, self.wide = picture, single, sizes, wide
         self.narrowed = False
-        self._settled = set(sizes)  # not to be read
 
     def value(self, cone: Cone, drawn: Mapping[ir.Value, Any]) -> Any:
         """Return the end of a cone. Raises `Untold`."""
         values: Values = {value: drawn[key] for value, key in cone.cuts.items()}
-        unsized, todo = self._put(cone.constants, values), cone.steps
-        while unsized and todo:  # a constant may be the size of a value that a later step makes
-            hidden = set(unsized)
-            left = list[Made]()
-            for step in todo:
-                if hidden.isdisjoint(uses(self.picture, step)):
-                    self._run([step], values)
-                else:
-                    left.append(step)
-                    hidden.update(step.outputs)
-            waiting = self._put(unsized, values)
-            if len(waiting) == len(unsized):
-                break
-            unsized, todo = waiting, left
-        if unsized:
-            raise Untold("a size that has no number")
-        self._run(todo, values)
+        for value in cone.constants:
+            values[value] = self.constant(value)
+        self._steps(cone.steps, values)
         return values[cone.end]
-
-    def _run(self, steps: Sequence[Made], values: Values) -> None:
-        for step in steps:
-            self._steps([step], values)
-            self._read(step, [values[v] for v in step.outputs])
-
-    def _put(self, constants: Sequence[ir.Value], values: Values) -> list[ir.Value]:
-        """Add the elements of constants. Return those that are sizes without a number yet."""
-        unsized = list[ir.Value]()
-        for value in constants:
-            try:
-                values[value] = self.constant(value)
-            except Unsized:
-                unsized.append(value)
-        return unsized
-
-    def _read(self, step: Made, made: Sequence[Any]) -> None:
-        """Read the sizes that were not given. One that several values have differently has no number."""
-        for value, array in zip(step.outputs, made):
-            facts = self.picture.facts.get(value)
-            for dim, size in zip((facts and facts.shape) or (), getattr(array, "shape", ())):
-                name = next(iter(symbols(dim))) if is_symbol(dim) else ""
-                if name and name not in self._settled and self.sizes.setdefault(name, size) != size:
-                    del self.sizes[name]
-                    self._settled.add(name)
 
     def constant(self, value: ir.Value) -> Any:
         tensor = self.picture.stored.get(value)
@@ -105,7 +60,7 @@ class Side:
         try:
             flat = [evaluate(d, self.sizes) for d in facts.data.ravel().tolist()]
         except KeyError as error:
-            raise Unsized(f"a size that has no number: {error}") from None
+            raise Untold(f"a size that has no number: {error}") from None
         return np.array(flat, np.int64 if facts.dtype is None else facts.dtype.numpy()).reshape(facts.data.shape)
 
     def widened(self, array: Any) -> Any:
