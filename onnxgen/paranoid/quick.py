@@ -63,6 +63,7 @@ class QuickChecker(Checker):
         self.is_dated = False  # the last picture is from before a pass that is not compared
         self.is_sure = False  # compare as with `--paranoid`
         self.is_choice = False  # compare what the pass that chooses branches did, for all sizes: one says little
+        self.mute = ""  # why nothing could be told of a choice: then nothing is asked of the pass's others
         self.waiting: list[tuple[str, Difference]] = []  # what could not be told before types were known
 
     def run(self, step: Pass, model: ir.Model, options: Options) -> None:
@@ -174,18 +175,21 @@ class QuickChecker(Checker):
         more is computed.
         """
         try:
+            if self.mute:
+                raise Untold(self.mute)
             region = regions.of(claim, set())
             if Comparison(region, self.quick).is_same(FEW, everywhere=True) or not super()._fresh(region, False):
                 self.counts.regions += claim.needed
                 return ""
         except Untold as error:
-            self.counts.untold[str(error)] += claim.needed
+            self.mute = str(error)
+            self.counts.untold[self.mute] += claim.needed
             return None
         self.is_sure = True
         return super()._verdict(regions, claim)
 
     def judge(self, name: str, model: ir.Model, options: Options, found: Difference) -> None:
-        untold, self.is_choice = self.counts.untold.copy(), name == DECIDE
+        untold, self.is_choice, self.mute = self.counts.untold.copy(), name == DECIDE, ""
         super().judge(name, model, options, found)
         if not DECIDED.has(model) and self.counts.untold != untold:
             self.counts.untold = untold
