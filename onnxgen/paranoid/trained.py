@@ -131,7 +131,8 @@ def wrong_decisions(model: ir.Model, options: Options, most: int | None = None) 
         elif wanted is (not decided):
             yield Doubt(value, text, wanted)
         elif rules.is_unfounded(value, str(why)):
-            yield Doubt(value, f"{text}, which is not so", rules.unless_excepted(value, tensor))
+            other = None if wanted is not None else rules.unless_excepted(value, tensor)
+            yield Doubt(value, f"{text}, which is not so", other)
 
 
 def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -300,7 +301,7 @@ def _may_be_statistic(node: ir.Node, place: int) -> bool:
 
 def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
     """Return True if network inputs are shifted or divided by a tensor before anything else."""
-    scales = _op(node) in ("Sub", "Div", "Scaler") and node.inputs[0] is not value
+    scales = _op(node) in ("Sub", "Div") and node.inputs[1] is value
     return scales and _is_input(node.inputs[0], inputs, 8, (JOINS, VIEW, STRIDES, SAME, STANDARDISES))
 
 
@@ -308,7 +309,8 @@ def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool
     """Return True if network inputs meet a tensor, or what is computed from it alone, elementwise."""
     for use in value.uses() if depth else ():
         others = [other for other in use.node.inputs if other is not None and other is not value]
-        if is_a(use.node, ELEMENTWISE) and any(_is_input(other, inputs, 8) for other in others):
+        scales = is_a(use.node, ELEMENTWISE) or _op(use.node) == "Scaler"
+        if scales and any(_is_input(other, inputs, 8) for other in others):
             return True
         if is_a(use.node, ELEMENTWISE, PASSES_ON) and all(v.producer() is None or stored(v) for v in others):
             if any(_may_scale_input(output, inputs, depth - 1) for output in use.node.outputs):

@@ -222,7 +222,7 @@ def write_branches(graph: ir.Graph, taken: set[str], least: int) -> dict[ModuleP
     """Give the branches of an `If` that have the same layers, at least so many, a module each; return their classes."""
     found: dict[ModulePath, str] = {}
     for node in graph:
-        if node.op_type != "If" or SCOPE.get(node):
+        if "then_branch" not in node.attributes or SCOPE.get(node):
             continue
         bodies = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         layers = [_layers(Flow(body)) for body in bodies]

@@ -32,6 +32,7 @@ class Metrics(lightning.Callback):
         confusion: the task's `confusion` in the best epoch.
         keeps_start: the weights before training are the best ones until an epoch is better.
         before: the metrics of the validation before training; {} if there was none.
+        earlier: the seconds of this epoch before the run was resumed.
     """
 
     def __init__(self, path: Path, monitor: str, patience: int | None = None, gentler: str = "") -> None:
@@ -48,6 +49,7 @@ class Metrics(lightning.Callback):
         self.keeps_start = False
         self.gentler = gentler
         self._begun, self._gone = time.monotonic(), 0.0  # seconds of an epoch that goes on
+        self.earlier = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         rows = [dict(row) for row in self.rows]
@@ -92,6 +94,7 @@ class Metrics(lightning.Callback):
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.rows = [row for row in self.rows if row["step"] <= trainer.global_step]
         self._begun = time.monotonic() - self._gone  # Lightning does not start an epoch again that goes on
+        self.earlier = self._gone
         if self.rows and self._waited(self.rows[-1]):
             self._since = self.rows[-1]["epoch"]
         if trainer.is_global_zero:
@@ -101,7 +104,7 @@ class Metrics(lightning.Callback):
                     _forget(logger, trainer.global_step)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
-        self._begun = time.monotonic()
+        self._begun, self.earlier = time.monotonic(), 0.0
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         assert isinstance(task, Task)

@@ -46,7 +46,7 @@ class Progress(lightning.Callback):
         self._said: deque[str] = deque()
         self._printing = False
         self._samples = self._steps = self._in_epoch = 0  # samples since the last reading; steps; samples of the epoch
-        self._begun = self._read = self._due = self._epoch_begun = 0.0
+        self._begun = self._read = self._due = 0.0
 
     # ---- for subclasses
 
@@ -61,7 +61,7 @@ class Progress(lightning.Callback):
         row = self.metrics.rows[-1]
         best = self.metrics.best_row()
         of = f"{self.epochs}" if whole_epoch(trainer) else f"{self.epochs}, batch {self.batch} of {self.batches}"
-        rate = self._in_epoch / max(time.monotonic() - self._epoch_begun, 1e-9)
+        rate = self._in_epoch / max(row["seconds"] - self.metrics.earlier, 1e-9)  # of this run, if it was resumed
         self.say(epoch_line(row, of, best is row, rate, worse=bool(self.metrics.brought_nothing)))
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Progress(lightning.Callback):
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epochs, self.batches = trainer.max_epochs or 0, int(trainer.num_training_batches)
-        self._begun = self._read = self._epoch_begun = time.monotonic()
+        self._begun = self._read = time.monotonic()
         self._due = self._read + self.every
         if trainer.is_global_zero and trainer.global_step:
             self.epoch = trainer.current_epoch + 1  # Lightning does not start an epoch again that goes on
@@ -125,7 +125,7 @@ class Progress(lightning.Callback):
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epoch, self.batch, self._in_epoch = trainer.current_epoch + 1, 0, 0
-        self.doing, self._epoch_begun = "", time.monotonic()
+        self.doing = ""
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Batch, index: int) -> None:
         self.batch = index + 1
