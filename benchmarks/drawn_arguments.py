@@ -49,7 +49,7 @@ def drawn(name: str, default: Any, unit: int, rng: random.Random) -> Any:
         return rng.choice([n for n in range(1, default + 1) if default % n == 0])
     if COUNTS.search(name):
         return max(1, default + rng.choice([-1, 1, 2]))
-    if "vocab" in name or name == "max_length":
+    if "vocab" in name or name == "max_length" or name.startswith("num_") and name != "num_classes":
         return default + rng.randrange(1, 9)  # the drawn input has numbers below its own
     step = unit if default % unit == 0 else 1
     return step * rng.choice([n for n in range(1, 2 * default // step + 2) if n * step != default])
