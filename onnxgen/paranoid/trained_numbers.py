@@ -66,8 +66,10 @@ def _is_table(tensor: ir.TensorProtocol) -> bool:
 def may_follow(tensor: ir.TensorProtocol) -> bool:
     """Return True if a tensor may be a rounded progression, the points of a grid, or a table of sines."""
     some = _numbers(tensor)[:MAX_EXAMINED_ELEMENTS]
-    if some.size < 4 or not np.isfinite(some).all() or some.min() == some.max():
+    if some.size < 4 or not np.isfinite(some).all():
         return False
+    if some.min() == some.max():
+        return tensor.size > some.size  # the strides of the cells of a detector begin with thousands of equal ones
     if is_row(tensor):
         return np.unique(some).size <= min(8, some.size // 2) or bool(
             np.ptp(np.diff(some)) < 0.05 * np.ptp(some) / some.size

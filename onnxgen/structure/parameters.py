@@ -155,6 +155,8 @@ class Parameters:
 
     def _derive(self, group: Group) -> None:
         """Let a padding, a hidden size or the size of a head follow from other parameters, if it does."""
+        if any(base is group for other in self.all for base in other.bases):
+            return  # what follows from it needs its name
         numbers, heads = group.numbers, []
         if group.wanted == "head_dim":
             heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= numbers.keys()][:1]

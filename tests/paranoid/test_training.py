@@ -17,6 +17,7 @@ from onnxgen.graph.annotations import RESTORED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker
+from onnxgen.paranoid.trained_numbers import may_follow
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.reader import read
 from onnxgen.shapes import propagate
@@ -105,3 +106,10 @@ def test_what_is_right_is_not_refused(net: Path, restores: bool) -> None:
 def test_what_is_trained_otherwise_is_refused(net: Path, harm: Harm, restores: bool, said: str) -> None:
     with pytest.raises(WrongRewrite, match=f"the pass restore_batchnorm changed how the network is trained: .*{said}"):
         checked(net, harm, restores)
+
+
+def test_the_strides_of_many_cells_may_be_no_weights() -> None:
+    """A detector's row of strides begins with thousands of equal numbers; drawn numbers are weights."""
+    strides = np.repeat(np.float32([8, 16, 32]), [6400, 1600, 400])[None]
+    drawn = np.random.default_rng(0).normal(size=strides.shape).astype(np.float32)
+    assert may_follow(ir.tensor(strides)) and not may_follow(ir.tensor(drawn))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onnxgen.structure.literals import Slot
+from onnxgen.structure.parameters import Parameters, Use
 from tests.structure.test_structure import classes, images, made, rows
 from tests.support.real import imported
 from tests.zoo.export import Case
@@ -169,3 +172,12 @@ def test_a_width_follows_from_the_depth(tmp_path: Path) -> None:
     assert "nn.Conv2d((depth + 2) * out_channels // 2, out_channels, kernel_size=1)" in source
     module = imported(tmp_path / "generated.py")
     assert module.Part(6, 10, 4)(torch.randn(2, 6, 8, 8)).shape == (2, 10, 8, 8)
+
+
+def test_what_another_width_follows_from_is_a_parameter() -> None:
+    """hidden_channels = 2 * channels, and channels = 2 * num_features: one of them is written by the other alone."""
+    widths = {"hidden_channels": (16, 36), "channels": (8, 18), "num_features": (4, 9)}
+    uses = [Use({i: Slot(ast.Constant(n), name) for i, n in enumerate(two)}) for name, two in widths.items()]
+    parameters = Parameters([0, 1], uses, {}, [])
+    assert not any(base.bases for group in parameters.all for base in group.bases)
+    assert [group.rule for group in parameters.all] == ["2 * {}", "{}", "{}"]
