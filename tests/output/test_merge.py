@@ -435,7 +435,7 @@ def test_the_merge_is_that_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     texts = [path.read_text() for path in sorted((ROOT / "tests/golden").glob("*.py"))]
     monkeypatch.setattr(merging, "formatted", functools.cache(merging.formatted))  # the bases are ten texts
     rng = random.Random(0)
-    outcomes, count = [], drawn(200)
+    outcomes, count = [], max(drawn(200), 60)  # fewer draws say little of the share of conflicts
     for _ in range(count):
         base = re.sub('FINGERPRINT = ".*"', 'FINGERPRINT = ""', rng.choice(texts))
         sides = [base, *(edited(base, rng) for _ in range(2))]
@@ -449,7 +449,7 @@ def test_the_merge_is_that_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         outcomes.append((conflicts, bool(git.returncode)))
     differ = sum(ours != gits for ours, gits in outcomes)
     assert differ <= 4, "only where two ways to pair equal lines are as good"
-    assert count / 20 < sum(ours for ours, _ in outcomes) < count * 9 / 10
+    assert count / 10 < sum(ours for ours, _ in outcomes) < count * 9 / 10
 
 
 def edited(text: str, rng: random.Random) -> str:
