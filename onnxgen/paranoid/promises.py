@@ -54,7 +54,7 @@ def broken(
 
 def _conditions(before: Picture, after: Picture) -> Iterator[str]:
     for node, made in after.nodes.items():
-        condition = made.inputs[0] if made.op == "If" and made.inputs else None
+        condition = made.inputs[0] if "then_branch" in node.attributes and made.inputs else None
         if condition is not None and made.inputs != before.nodes[node].inputs:
             chosen = after.facts[condition].data
             if chosen is None or chosen.size != 1:
