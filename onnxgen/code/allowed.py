@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 from onnxgen.code.quote import walk
 from onnxgen.code.torch_api import PARAMETRISATIONS, dotted, is_none, misfit
 
-MODULES = {"torch", "torch.nn.functional", "torch.overrides", "torch.testing", "safetensors", "safetensors.torch"}
-MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing"}
+MODULES = {"torch", "torch.nn.functional", "safetensors", "safetensors.torch"}
+MODULES |= {"numpy", "pathlib", "math", "json", "base64", "re", "collections.abc", "typing"}
 MODULES |= {"warnings", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}

@@ -17,16 +17,14 @@ from onnxgen.code.digest import is_docstring, without_docstring
 # names that the templates define
 FUNCTIONS = {"constant", "from_pretrained", "load_weights"}
 CONSTANTS = {"WEIGHTS", "FINGERPRINT", "Model"}
-ALIAS = ast.parse('setattr(Model, "from_pretrained", classmethod(from_pretrained))').body[0]
+ALIAS = ast.parse("Model.from_pretrained = classmethod(from_pretrained)").body[0]
 # names that the templates and helpers import from these modules
 PARTS = {
     "torch": {"Tensor", "nn"},
     "safetensors": {"SafetensorError", "safe_open"},
     "safetensors.torch": {"load"},
-    "torch.testing": {"assert_close"},
     "pathlib": {"Path"},
     "warnings": {"warn"},
-    "functools": {"partial"},
 }
 _IGNORED = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 _FIELDS: dict[type, tuple[str, ...]] = {}

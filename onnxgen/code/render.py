@@ -96,10 +96,6 @@ def render(
     text = "\n".join(f"{name}(" for name in sorted(names_of(trees)))
     own, own_imports = code.used_in(text)
     helpers = copied(text)
-    copies = (node for found in (*helpers.values(), *own.values()) for node in ast.walk(found.tree))
-    skips_init = any("nn.Embedding" in tree.called for tree in trees) or "nn.Embedding" in map(dotted, copies)
-    if skips_init:
-        helpers = copied(f"{text}\nSkipInit()")
     meant = Meant(trees, {**helpers, **own}, frozenset(m for m, _ in own_imports.values()), frame.function)
     first = _needed_first(meant)
     embedded = base64.b85encode(frame.embedded).decode() if frame.embedded is not None else ""
@@ -116,7 +112,6 @@ def render(
         ),
         "ties": classes[-1].ties,
         "tied_keys": frame.ties,
-        "skips_init": skips_init,
     }
     if templates is not None:  # they may do anything with the lines
         return _finished(_rendered(values, templates), meant, templates, formatted)
@@ -269,6 +264,7 @@ def formatted(source: str, keep_commas: bool = True) -> str:
 
 # imports of the templates and classes, by name
 _ON_DEMAND = {
+    "Any": ("typing", "Any"),
     "Callable": ("collections.abc", "Callable"),
     "F": ("torch.nn.functional", ""),
     "base64": ("base64", ""),
@@ -288,8 +284,7 @@ def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, 
     everything = "\n".join([text, *own])
     wanted |= {name: source for name, source in _ON_DEMAND.items() if re.search(rf"(?<![\w.]){name}\b", everything)}
     wanted |= imported(text) | dict(own_imports)
-    wanted |= {"Any": ("typing", "Any"), "assert_close": ("torch.testing", "assert_close")}
-    wanted |= {"warn": ("warnings", "warn"), "partial": ("functools", "partial")}
+    wanted |= {"warn": ("warnings", "warn")}
     if frame.embedded is not None:
         wanted |= {"base64": ("base64", ""), "load": ("safetensors.torch", "load")}
     else:

@@ -20,9 +20,9 @@ MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may ha
 _RESERVED = """
     Model Tensor Parameter Module Path Any Literal Optional Sequence Self Callable Final
     WEIGHTS FINGERPRINT SHARDS CONSTANTS EMBEDDED constant
-    F nn torch math np numpy json os re sys base64 functools safetensors safe_open assert_close SafetensorError warn
-    annotations partial from_pretrained load load_weights
-    self cls device dtype weights x_ __class__
+    F nn torch math np numpy json os re sys base64 functools safetensors safe_open SafetensorError warn
+    annotations from_pretrained load load_weights
+    self cls device dtype pretrained strict weights x_ __class__
     """
 RESERVED: frozenset[str] = frozenset(_RESERVED.split())
 

@@ -129,8 +129,11 @@ def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
         raise OnnxgenError(
             f"{shown} has no class Model with from_pretrained()", help="name a module that onnxgen generated"
         )
+    from onnxgen.runtime.skip_init import SkipInit
+
     try:
-        built = model.from_pretrained()
+        with SkipInit():
+            built = model.from_pretrained()
     except (Exception, SystemExit) as error:
         build_fresh(module, shown)  # a class that can't be built has nothing wrong with its weights
         weights = getattr(module, "WEIGHTS", None)

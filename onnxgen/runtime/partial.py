@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, typed
-from onnxgen.helpers.skip_init import SkipInit
 from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
+from onnxgen.runtime.skip_init import SkipInit
 from onnxgen.weights.sidecar import INDEX, sidecar_files
 from onnxgen.weights.streamed import read_header
 

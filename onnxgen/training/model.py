@@ -23,6 +23,7 @@ from onnxgen.errors import OnnxgenError, one_line, typed
 from onnxgen.runtime.checkpoint import without_prefix
 from onnxgen.runtime.load import PARTIAL, build_fresh, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
+from onnxgen.runtime.skip_init import SkipInit
 from onnxgen.surgery.classes import set_classes
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.preprocessing import fitted
@@ -162,7 +163,8 @@ def _with_weights(
             return from_pretrained(module, path), ""
     with under_own_keys(weights, module) as (file, _), _without_dtensor():
         try:
-            return module.Model.from_pretrained(file), ""
+            with SkipInit():
+                return module.Model.from_pretrained(file), ""
         except Exception as error:
             return _with_other_head(module, path, weights, error), ""
 

@@ -94,10 +94,10 @@ def test_black_would_have_left_them() -> None:
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-@pytest.mark.parametrize("more", [{}, {"sharded": True}, {"constants": "constants."}, {"skips_init": True, "ties": 1}])
+@pytest.mark.parametrize("more", [{}, {"sharded": True}, {"constants": "constants."}, {"ties": 1}])
 @pytest.mark.parametrize("floats", ["", "torch.float32", "torch.float16"])
 def test_a_method_that_is_formatted_alone(embedded: bool, more: dict[str, object], floats: str) -> None:
-    given = {"sharded": False, "constants": "", "skips_init": False, "ties": [], "tied_keys": [("a.b", "c" * 60)]}
+    given = {"sharded": False, "constants": "", "ties": [], "tied_keys": [("a.b", "c" * 60)]}
     given |= {"name": "A", "function": "a"}
     template = _our_environment().get_template(LOADING_TEMPLATE)
     method = template.render({**given, **more, "embedded": embedded, "floats": floats}).strip("\n") + "\n"

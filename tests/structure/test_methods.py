@@ -191,7 +191,7 @@ def test_a_block_of_a_library_is_not_called_like_another_class(tmp_path: Path) -
     assert len({*names}) == len(names) and {"Bottleneck", "Bottleneck2", "C2f"} <= {*names}
 
 
-@pytest.mark.parametrize("pair", [("skip_init", "path"), ("net", "any")], ids="-".join)
+@pytest.mark.parametrize("pair", [("learnable_affine", "path"), ("net", "any")], ids="-".join)
 def test_no_class_has_a_name_that_the_file_uses_for_something_else(pair: tuple[str, str], tmp_path: Path) -> None:
     found = [*classes(made(lambda: Named(*pair), tmp_path, vectors))]
     assert len(found) == 3 and not {*found} & (RESERVED | helper_names()) and found[-1] == "Net"

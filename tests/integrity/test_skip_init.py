@@ -1,4 +1,4 @@
-"""Loading builds the network without first weights; what has data keeps its own."""
+"""The commands build a network without first weights; what has data keeps its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from onnxgen import generate
-from onnxgen.helpers.skip_init import SkipInit
+from onnxgen.runtime.skip_init import SkipInit
 from tests.support import forked
 from tests.support.reader_models import model, value
 
@@ -26,8 +26,9 @@ def test_no_compiler_for_an_embedding(tmp_path: Path) -> None:
 import sys
 for name in [name for name in sys.modules if name.startswith("torch._dynamo")]:
     del sys.modules[name]  # others have imported the compiler: who needs it now imports it again
-import torch, net
-made = net.Model.from_pretrained()
+import pathlib, torch, net
+from onnxgen.runtime.load import from_pretrained
+made = from_pretrained(net, pathlib.Path("net.py"))
 assert isinstance(made.embed, torch.nn.Embedding)
 print(made(torch.tensor([3, 4])).sum().item(), "torch._dynamo" in sys.modules)
 """
