@@ -91,7 +91,7 @@ class _Writer:
     ) -> None:
         self.head, self.resized = head, dict[str, tuple[int, ...]]()
         self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
-        self.get = state.__getitem__
+        self.state, self.get = state, state.__getitem__
         self.sharing = Sharing(model, record.uses, self.get)
         self.rest = Rest(model, record.cut, record.tensors.keys() - record.functions.keys())
         self.stored = {place.name: place for place in places(model)} if record.quantised else {}
@@ -112,6 +112,8 @@ class _Writer:
         if lost or double:
             what = f"has no tensor {printable(lost[0])}" if lost else f"has several tensors {printable(double[0])}"
             raise CannotWriteBack(f"the original graph {what}")
+        if homeless := self._homeless():
+            raise CannotWriteBack(f"the original graph has no tensor for {homeless}, which is not zeros any more")
         done: dict[int, onnx.TensorProto] = {}
         for place, names in found:
             content = place.read(self.folder)
@@ -126,6 +128,12 @@ class _Writer:
         if followed := sorted(map(printable, self.rest.follows.intersection(self.report.changed))):
             what = f"the rest of the network has {', '.join(followed[:3])}, too"
             self.report.notes.append(f"{what}, and {len(followed) - 3} more" if len(followed) > 3 else what)
+
+    def _homeless(self) -> str:
+        """Return a bias that no tensor of the file holds, because it was zeros, and that has changed; "" if none."""
+        held = {part["key"] for entries in self.record.tensors.values() for part in parts(entries)}
+        biases = (key for key in self.state if key.endswith("out_proj.bias") and key not in held)
+        return next((key for key in biases if self.state[key].any()), "")
 
     def _places(self) -> Iterator[tuple[StoredTensor, list[str]]]:
         """Yield every stored tensor and its names in the record. A tensor of a function has one name for each call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest, unless
@@ -45,6 +46,9 @@ def multihead_attention(
     module = b.module_at(b.scope, "attn", build, keys)
     if module is None:
         raise b.error("the weights of the attention belong to other modules", BUG)
+    if q_bias is not None and out_bias is None:  # the file has no place for it, so it stays zeros
+        module.member.extra["out_proj.bias"] = np.zeros(width, out_weight.dtype.numpy())
+        module.member.frozen.add("out_proj.bias")
     made = b.call(
         module, query, key, value,
         key_padding_mask=unless(key_padding_mask, None),

@@ -157,14 +157,15 @@ class _Search:
     def _is_one_module(self, projections: Sequence[Projection]) -> bool:
         """True if no tensor has the name of another kind of parameter, and all layers have biases or none has.
 
-        Exporters store equal biases of untrained layers once, so the name of one may be another layer's.
+        Exporters store equal biases of untrained layers once, so the name of one may be another layer's. They drop the
+        output's bias of an untrained layer, which is zeros.
         """
         tensors = [t for p in projections for t in (p.weight, p.bias) if t is not None]
         pieces = [piece for source in map(self.views, tensors) if source is not None for piece in source.pieces]
         names = {piece.name for piece in pieces if not is_uniform(piece.tensor)}
         paths = [path for path in map(param_path, names) if path is not None]
         biased = {p.bias is not None for p in projections}
-        return all(path[-1] in KEYS for path in paths) and len(biased) == 1 and biased >= {self.end.bias is not None}
+        return all(path[-1] in KEYS for path in paths) and biased in ({self.end.bias is not None}, {True})
 
     # ---- where each element lies ----
 

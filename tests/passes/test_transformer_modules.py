@@ -12,11 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import onnxgen
 from onnxgen import Options
+from onnxgen.export.report import ANEW
 from onnxgen.passes.rewrite import names_of
 from onnxgen.pipeline import read_and_simplify
 from tests.ops.harness import generate, instantiate, run_model, run_onnxruntime
 from tests.support.exported import exported, held
+from tests.support.real import imported
 from tests.support.transformers import (
     BATCH,
     LENGTH,
@@ -77,6 +80,26 @@ def test_initial_values_that_are_stored_once_part(tmp_path: Path) -> None:
     """An untrained module's biases are zeros, and its norms ones: the file has one tensor for all of them."""
     model = Whole(nn.Transformer(WIDTH, 2, 1, 2, 20, batch_first=True), {})
     hold_back(Drawn(model, [X, X[:, 1:]], "legacy-17", "nn.Transformer("), tmp_path)
+
+
+@pytest.mark.parametrize("form", ["attention", "encoder", "decoder"])
+def test_a_bias_of_zeros_that_the_exporter_drops_stays_zeros(form: str, tmp_path: Path) -> None:
+    """The file has no place for the output's bias of an untrained attention, so it is not trained."""
+    made: dict[str, tuple[nn.Module, list[Tensor]]] = {
+        "attention": (Padded(), [X, torch.zeros(BATCH, LENGTH, dtype=torch.bool)]),
+        "encoder": (nn.TransformerEncoderLayer(WIDTH, 2, 20, batch_first=True), [X]),
+        "decoder": (nn.TransformerDecoderLayer(WIDTH, 2, 20, batch_first=True), [X, X[:, 1:]]),
+    }
+    model, given = made[form]
+    drawn = Drawn(Whole(model.eval(), {}), given, "dynamo-18", "nn.MultiheadAttention(")
+    hold_back(drawn, tmp_path, fixed="out_proj.bias")
+    source = (tmp_path / "model.py").read_text()
+    assert source.count("out_proj.bias.requires_grad_(False)") == (2 if form == "decoder" else 1)
+    model = imported(tmp_path / "model.py").Model.from_pretrained().eval()
+    next(value for key, value in model.named_parameters() if key.endswith("out_proj.bias")).data += 1
+    anew = onnxgen.export(tmp_path / "model.py", weights=model, out=tmp_path / "more.onnx")
+    assert anew.method == ANEW and "out_proj.bias, which is not zeros any more" in anew.why
+    assert anew.verified is not None and not anew.verified.differs
 
 
 class Padded(nn.Module):

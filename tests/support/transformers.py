@@ -167,8 +167,11 @@ def hold(drawn: Drawn) -> Ran:
     return ran
 
 
-def hold_back(drawn: Drawn, folder: Path) -> None:
-    """What is written back untouched is the file, bit for bit; changed values are what onnxruntime computes with."""
+def hold_back(drawn: Drawn, folder: Path, fixed: str = "") -> None:
+    """What is written back untouched is the file, bit for bit; changed values are what onnxruntime computes with.
+
+    `fixed`: parameters whose names end so are not changed.
+    """
     proto = exported(drawn.model.eval(), drawn.inputs, drawn.case.removesuffix("-train"), drawn.axes)
     onnx.save(proto, folder / "m.onnx")
     onnxgen.generate(folder / "m.onnx", folder / "model.py")
@@ -176,7 +179,8 @@ def hold_back(drawn: Drawn, folder: Path) -> None:
     assert onnxgen.export(folder / "model.py", weights=model, out=folder / "same.onnx").method == BACK
     same = {t.name: t.raw_data for t in onnx.load(folder / "same.onnx").graph.initializer}
     assert all(same[t.name] == t.raw_data for t in proto.graph.initializer)
-    model.load_state_dict(perturbed(model))
+    kept = {key: value for key, value in model.state_dict().items() if fixed and key.endswith(fixed)}
+    model.load_state_dict({**perturbed(model), **kept})
     assert onnxgen.export(folder / "model.py", weights=model, out=folder / "out.onnx").method == BACK
     session = ort.InferenceSession(folder / "out.onnx", providers=["CPUExecutionProvider"])
     found = session.run(None, {i.name: x.numpy() for i, x in zip(session.get_inputs(), drawn.inputs, strict=True)})
