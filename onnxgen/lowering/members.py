@@ -30,6 +30,7 @@ from onnxgen.lowering.parameter import INTEGERS, initial, is_repeated, is_table,
 from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.options import Options
+from onnxgen.passes.broadcasts import broadcasts_itself
 from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.regular import name_of
 from onnxgen.passes.trainable import stored_values
@@ -187,6 +188,8 @@ class Members:
             known.scope = b.scope
             made.append((b.scope, known))
         found = _used(known, {"": _user(arg)})
+        if rows > 1 and not broadcasts_itself(b.node, value):
+            return call(quote("p.expand", p=found), rows, *[-1] * (len(dims) - 1))
         return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))
 
     def _is_no_class(self, path: ModulePath) -> bool:

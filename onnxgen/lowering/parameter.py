@@ -27,7 +27,7 @@ NEWEST_OPSET = 1 << 30
 INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
 MAX_ROWS = 64  # of equal rows that are stored once
-_EXPANDED = re.compile(r"expand(_as)?(_\d+)?")
+_EXPANDED = re.compile(r"(expand(_as)?|repeat|tile)(_\d+)?")
 _RESHAPED = re.compile(r"(_?(unsafe_)?view|reshape|unsqueeze)(_\d+)?")
 
 
@@ -37,8 +37,12 @@ def role(node: ir.Node, value: ir.Value) -> str:
         return "gain" if value is node.inputs[1] else "bias"
     if _is_layer_scale(node) or (any(d != 1 for d in info(value).shape or ()) and _scales_branch(node)):
         return "gamma"
-    if _input_name(node, value) in ("mask", "attn_mask"):
+    if (name := _input_name(node, value)) in ("mask", "attn_mask"):
         return "position_bias"  # a mask that is trained, as in Swin
+    if name in ("q", "query"):
+        return "query"
+    if node.op_type == "Concat" and value is node.inputs[0] and (info(value).shape or ())[1:-1] == (1,):
+        return "cls_token"
     return "bias" if is_a(node, ADDS) else "scale" if node.op_type == "Mul" else "weight"
 
 
@@ -72,16 +76,20 @@ def vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> tuple[int,
 
 
 def is_repeated(value: ir.Value | None) -> bool:
-    """Return True for a tensor of equal rows that torch's dynamo exporter folded, where the first row has the effect of
-    all: its users broadcast. A parameter must have been expanded last, `log_std.expand_as(x)`: otherwise its rows may
-    be equal before they are trained.
+    """Return True for a tensor of equal rows that torch's dynamo exporter folded, and whose first row is stored alone.
+
+    A parameter must have been expanded last, `log_std.expand_as(x)`: otherwise its rows may be equal before they are
+    trained. The users of a constant must broadcast.
     """
     tensor = stored(value)
     shape = () if tensor is None else tuple(tensor.shape.numpy())
     if value is None or tensor is None or len(shape) < 2 or not 1 < shape[0] <= MAX_ROWS:
         return False
-    told = _EXPANDED.fullmatch(value.name or "") if is_trained(value) else is_function_name(value.name or "")
-    if not told or not all(broadcasts_itself(use.node, value) for use in value.uses()):
+    if is_trained(value):
+        told = _EXPANDED.fullmatch(value.name or "") is not None
+    else:
+        told = is_function_name(value.name or "") and all(broadcasts_itself(use.node, value) for use in value.uses())
+    if not told:
         return False
     array = tensor.numpy()
     return bool((array == array[:1]).all()) and not (array == array.flat[0]).all()

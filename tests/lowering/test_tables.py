@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen.code.module_def import Assign, Member, Statement, expressions
 from onnxgen.code.quote import MemberRef, quote, rewrite
+from onnxgen.export.report import BACK
 from onnxgen.lowering.beginnings import share_beginnings
 from tests.export.test_shared import back
 from tests.structure.test_structure import classes, made
@@ -107,6 +109,31 @@ class Policy(nn.Module):
             return mean - self.log_std
         log_std = self.log_std.clamp(-5, 2).expand_as(mean)
         return (mean / log_std.exp()) ** 2 - log_std
+
+
+class Queried(nn.Module):
+    """A token before the others and learned queries, each expanded to the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.asked = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(3, 8))
+        self.fc, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.fc(x)], dim=1)
+        q = self.asked[None].repeat(x.shape[0], 1, 1)
+        x = torch.softmax(q @ x.transpose(1, 2) / math.sqrt(8), dim=-1) @ x + q
+        return self.head(x.mean(dim=1))
+
+
+def test_a_token_and_queries_that_an_exporter_expanded_are_stored_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ran = held(Queried(), tokens(4), "dynamo-18", keys=False)
+    assert "self.cls_token.expand(4, -1, -1)" in ran.source and "self.query.expand(4, -1, -1)" in ran.source
+    shapes = {key: tuple(value.shape) for key, value in ran.model.named_parameters()}
+    assert (shapes["cls_token"], shapes["query"]) == ((1, 1, 8), (1, 3, 8))
+    report, _ = back(exported(Queried(), tokens(4), "dynamo-18"), tmp_path, [x.numpy() for x in tokens(4)])
+    assert report.method == BACK
 
 
 def test_equal_rows_that_an_exporter_expanded_are_stored_once(tmp_path: Path) -> None:
