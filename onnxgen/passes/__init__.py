@@ -45,6 +45,7 @@ from onnxgen.passes.quantized import quantized
 from onnxgen.passes.quantized.fakes import once
 from onnxgen.passes.quantized.pairs import rounded
 from onnxgen.passes.recurrent import recurrent
+from onnxgen.passes.reductions import reductions
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.retype import retype
 from onnxgen.passes.roll import roll
@@ -114,6 +115,7 @@ PASSES: list[Pass] = [
     views,  # chains of reshapes hide a transpose
     once,  # when moves are as few as they get
     broadcasts,  # an Expand before an operator that broadcasts hides a pattern, too
+    reductions,  # before the idioms, which ask for means and for the axes that are kept
     norms,
     deviation,  # statistics that no norm has taken
     group_norm,

@@ -1,7 +1,8 @@
 """Remove nodes that change nothing: they only hide patterns from the idioms.
 
-These are Identity, casts to the type that a value already has, products with 1, sums with 0 and the like for truth
-values, and Where with a condition that is known to be the same everywhere.
+These are Identity, casts to the type that a value already has, products with 1, sums with 0, the greater of a value and
+-inf and the like for truth values, Slices of everything, and Where with a condition that is known to be the same
+everywhere. The only element along an axis that was just added is what the axis was added to.
 
 A CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's elements.
 
@@ -11,13 +12,18 @@ stored tensor the name of a parameter stays, too: the legacy exporter stores equ
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import ROOT
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import ALIAS, all_nodes, passed_on
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.match import scalar, uniform
+from onnxgen.passes.match import elements, scalar, uniform
 from onnxgen.passes.rewrite import beside, drop, replace
+from onnxgen.passes.slices import Cut, cuts
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
@@ -29,9 +35,12 @@ NEUTRAL = {
     "Add": (0, True),
     "Sub": (0, False),
     "Pow": (1, False),
+    "Max": (-math.inf, True),
+    "Min": (math.inf, True),
     "And": (True, True),
     "Or": (False, True),
 }
+NO_CUT = Cut(0, 0, 0, 0)  # of a Slice whose bounds are not known
 
 
 def no_ops(model: ir.Model, options: Options) -> None:
@@ -106,6 +115,10 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
             return None
         chosen = node.inputs[1 if condition.all() else 2]
         return chosen if _same(chosen, output) else None
+    if node.op_type == "Slice":
+        return source if _same(source, output) and all(cut.step == 1 for cut in cuts(node) or (NO_CUT,)) else None
+    if node.op_type == "Gather":
+        return _of_one(node)
     if node.op_type in NEUTRAL and len(node.inputs) == 2:
         neutral, either = NEUTRAL[node.op_type]
         first, second = node.inputs
@@ -114,6 +127,16 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
         if either and _is(first, neutral) and _same(second, output):
             return second
     return None
+
+
+def _of_one(node: ir.Node) -> ir.Value | None:
+    """Return the value that a Gather takes the only element of, along an axis that a Reshape has just added to it."""
+    data, axis = info(node.inputs[0]).shape, node.attributes.get_int("axis", 0)
+    index = elements(node.inputs[1], 1)
+    before = None if node.inputs[0] is None else node.inputs[0].producer()
+    if not data or data[axis] != 1 or index is None or index.shape != () or before is None or not is_a(before, RESHAPE):
+        return None
+    return before.inputs[0] if _same(before.inputs[0], node.outputs[0]) else None
 
 
 def _is(value: ir.Value | None, neutral: float) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -20,6 +22,7 @@ from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, integer, tensor
 
 OPEN_END = 2**31 - 1  # exporters write an open end as INT32_MAX, INT64_MAX or their negatives
+MEMORY = 2**50  # bits: what a program can address, so an end past it is open, too
 OPEN_ENDS = (2**31 - 1, 2**63 - 1)  # open ends of backward slices in onnxruntime; the standard asks for INT_MIN
 
 
@@ -49,9 +52,18 @@ def _slice(n: NodeFacts) -> list[Info]:
     except Unknown:
         return [tensor(n.dtype(0), _unsliced(n))]
     for start, end, axis, step in zip(*bounds, strict=True):
+        if isinstance(end, int) and end * _bits(n, axis) >= MEMORY:
+            end = OPEN_END
         length = slice_length(shape[axis], start, end, step)
         shape[axis] = n.fresh(axis) if length is None else length
     return [tensor(n.dtype(0), shape)]
+
+
+def _bits(n: NodeFacts, axis: int) -> int:
+    """Return the fewest bits that one position along an axis takes."""
+    others = [d for i, d in enumerate(n.shape(0)) if i != axis and isinstance(d, int)]
+    dtype = n.dtype(0)
+    return math.prod(others) * (1 if dtype in (None, ir.DataType.STRING) else dtype.bitwidth)
 
 
 def _unsliced(n: NodeFacts) -> list[Dim]:

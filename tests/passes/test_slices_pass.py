@@ -49,3 +49,21 @@ def test_slices_that_stay(body: str, tmp_path: Path) -> None:
     assert hold(graph, tmp_path)
     feeds = graph.feeds[0]
     assert "x[:, 1:3]" in run_model(graph.model, feeds).source
+
+
+def test_a_slice_of_everything_is_gone(tmp_path: Path) -> None:
+    """Also one whose end is a number, but more than a memory can hold."""
+    stored = "int64[1] zero = {0}, int64[1] four = {4}, int64[1] one = {1}, int64[1] far = {1000000000}"
+    text = f"(float[N, 4, 65536] x) => (float[] y) <{stored}> {{ %s }}"
+    whole = case(text % "a = Slice(x, zero, four, one) b = Slice(a, zero, far, zero) y = Neg(b)")
+    assert hold(whole, tmp_path)
+    assert "return -x" in _generate(whole.model, pretty=True).source
+    less = case((text % "b = Slice(x, zero, far, zero) y = Neg(b)").replace("65536", "4"))
+    assert "[:1000000000]" in _generate(less.model, pretty=True).source  # bytes of 16 GB
+
+
+def test_a_reversed_slice_stays(tmp_path: Path) -> None:
+    stored = "int64[1] last = {-1}, int64[1] begin = {-9223372036854775807}, int64[1] one = {1}"
+    graph = case(f"(float[N, 4, L] x) => (float[] y) <{stored}> {{ y = Slice(x, last, begin, one, last) }}")
+    assert hold(graph, tmp_path)
+    assert "flip(1)" in _generate(graph.model, pretty=True).source

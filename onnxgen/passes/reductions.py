@@ -1,0 +1,96 @@
+"""Reductions as a person writes them.
+
+    Unsqueeze(ReduceMax(x, axes, keepdims=0), axes)     is   ReduceMax(x, axes, keepdims=1)
+    ReduceMax(ReduceMax(x, 3), 2)                       is   ReduceMax(x, (2, 3))
+    ReduceSum(x, axes) * (1 / n)                        is   ReduceMean(x, axes)          n: the elements of each sum
+
+TensorFlow and JAX drop the axes and add them again, and write a mean as a sum. Sums of sums stay: they are rounded in
+another order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import RESHAPE
+from onnxgen.options import Options
+from onnxgen.passes.idioms import Idiom, Table
+from onnxgen.passes.match import Reduction, ints, reduction, standard_nodes
+from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.rewrite import only_user, replace, together
+from onnxgen.passes.steps import known_ints
+from onnxgen.shapes.info import info
+
+FEWEST = 3  # elements of a mean: half of a sum of two is as often a half of a sum
+
+
+def reductions(model: ir.Model, options: Options) -> None:
+    """Rewrite every such reduction."""
+    for node in standard_nodes(model, "ReduceMax", "ReduceMin"):
+        _join(node)
+    for node in all_nodes(model.graph):
+        if node.graph is not None and is_a(node, RESHAPE):
+            _keep_axes(node)
+    MEANS.rewrite(model)
+
+
+def _before(node: ir.Node, op_type: str | None = None) -> tuple[ir.Node, Reduction] | None:
+    """Return the reduction that makes a node's input for it alone, in one scope with it."""
+    made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    if made is None or made.domain != "" or only_user(made.outputs[0]) is not node or not together((made, node)):
+        return None
+    if not made.op_type.startswith("Reduce") or op_type not in (None, made.op_type):
+        return None
+    found = reduction(made.outputs[0], made.op_type)
+    return None if found is None else (made, found)
+
+
+def _keep_axes(node: ir.Node) -> None:
+    """Replace a Reshape that only adds the axes again which a reduction has dropped."""
+    before = _before(node)
+    if before is None or before[1].keepdims:
+        return
+    made, found = before
+    kept = tuple(1 if i in found.axes else dim for i, dim in enumerate(info(found.x).shape or ()))
+    if kept == info(node.outputs[0]).shape:
+        attributes = [a for name, a in made.attributes.items() if name != "keepdims"]
+        new = ir.Node("", made.op_type, made.inputs, [*attributes, ir.AttrInt64("keepdims", 1)], version=made.version)
+        replace(node, new, made)
+
+
+def _join(node: ir.Node) -> None:
+    """Replace the maximum of a maximum along other axes."""
+    before, outer = _before(node, node.op_type), reduction(node.outputs[0], node.op_type)
+    if before is None or outer is None or outer.keepdims != before[1].keepdims:
+        return
+    made, inner = before
+    rank = info(inner.x).rank or 0
+    left = [axis for axis in range(rank) if inner.keepdims or axis not in inner.axes]
+    axes = sorted({*inner.axes, *(left[axis] for axis in outer.axes)})
+    keepdims = {"keepdims": int(outer.keepdims)}
+    replace(node, ir.node(node.op_type, [inner.x, known_ints(axes)], keepdims, version=20), made)
+
+
+def _mean(match: Match) -> ir.Node | None:
+    """Build the mean. In half precision a sum may overflow where the mean does not: it stays."""
+    x, axes, ratio = match.tensor("x"), match.axes(), match.number("ratio")
+    dtype, sizes = info(x).dtype, [(info(x).shape or ())[axis] for axis in axes]
+    numbers = [size for size in sizes if isinstance(size, int)]
+    count = math.prod(numbers)
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or len(numbers) < len(sizes) or count < FEWEST:
+        return None
+    kind = dtype.numpy().type
+    summed = len(sizes) if not match.number("keep") else 0
+    if kind(ratio) != kind(1 / count) or info(match.root.outputs[0]).rank != (info(x).rank or 0) - summed:
+        return None  # a factor of one element has a higher rank and adds axes
+    (total,) = (node for node in match.inside if node.op_type == "ReduceSum")
+    given = ints(total, "axes", 1)  # as the file has them, which may be none for all
+    keepdims = {"keepdims": int(match.number("keep"))}
+    return ir.node("ReduceMean", [x, *([known_ints(given)] if given else [])], keepdims, version=18)
+
+
+MEANS = Table([Idiom((Pattern("ratio * ReduceSum(x, axes, keep)"),), _mean)])
