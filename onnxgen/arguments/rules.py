@@ -31,9 +31,9 @@ from onnxgen.structure.literals import is_literal
 
 # functions of one tensor, by their last names, whose result has its shape
 SAME = {name.rpartition(".")[2] for name in ACTIVATIONS} | set(
-    "clamp exp log sqrt rsqrt abs neg sin cos erf square reciprocal float to half bool long softmax log_softmax "
-    "normalize dropout logsigmoid softsign contiguous clone cumsum sign floor ceil round log1p expm1 relu6 "
-    "logical_not".split()
+    "clamp exp log log10 log2 sqrt rsqrt abs neg sin cos erf square reciprocal float to half bool long softmax "
+    "log_softmax normalize dropout logsigmoid softsign contiguous clone cumsum sign floor ceil round log1p expm1 "
+    "relu6 logical_not".split()
 )
 BROADCAST = frozenset("where maximum minimum pow logical_and logical_or atan2 masked_fill".split())
 REDUCING = frozenset("mean sum amax amin std var logsumexp vector_norm prod all any argmax argmin".split())

@@ -53,7 +53,8 @@ for _name, _template in UNARY.items():
     )
 
 
-op("Rsqrt", domain=DOMAIN, traits=[ELEMENTWISE])(unary("torch.rsqrt(x)"))
+for _name in ("Rsqrt", "Log10", "Log2"):
+    op(_name, domain=DOMAIN, traits=[ELEMENTWISE])(unary(f"torch.{_name.lower()}(x)"))
 
 
 @op("Abs", traits=[ELEMENTWISE], least=0.0)

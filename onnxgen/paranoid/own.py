@@ -111,6 +111,16 @@ def Rsqrt(x: Array) -> Array:
 
 
 @own
+def Log10(x: Array) -> Array:
+    return np.log10(x)
+
+
+@own
+def Log2(x: Array) -> Array:
+    return np.log2(x)
+
+
+@own
 def Normalize(x: Array, *, axis: int, p: int, epsilon: float) -> Array:
     norm = (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p)
     return x / np.maximum(norm, x.dtype.type(epsilon))

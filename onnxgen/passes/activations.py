@@ -1,4 +1,4 @@
-"""Activations spelled out in elementary operators become the standard operators of their names.
+"""Activations and logarithms spelled out in elementary operators become the operators of their names.
 
 GELU: Hendrycks & Gimpel 2016, arXiv 1606.08415. Swish (SiLU): Ramachandran et al. 2017, arXiv 1710.05941; with a factor
 of 1.702 it is the quick GELU. Mish: Misra 2019, arXiv 1908.08681. HardSwish: Howard et al. 2019, arXiv 1905.02244.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -102,6 +103,14 @@ def _is_selu(match: Match) -> bool:
     return is_close(alpha, 1.6732632423543772, x) and is_close(gamma, 1.0507009873554805, x)
 
 
+def _is_logarithm(base: int, match: Match) -> bool:
+    """True if `log(x)` is divided by that of the base, to the last bits: then the result differs by a few of them."""
+    dtype = info(match.tensor("x")).dtype
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return False  # a half rounds the logarithm before it is divided
+    return math.isclose(match.number("per") * math.log(base), 1, rel_tol=2 * float(np.finfo(dtype.numpy()).eps))
+
+
 # An idiom that is part of another comes before it; of two with the same last operator, the more special one is first.
 TABLE = Table(
     [
@@ -126,6 +135,8 @@ TABLE = Table(
             _softplus,
         ),
         _to("LogSigmoid", 1, "Log(Sigmoid(x))", "-Softplus(-x)", domain=DOMAIN),
+        _to("Log10", 1, "per * Log(x)", domain=DOMAIN, guard=partial(_is_logarithm, 10)),
+        _to("Log2", 1, "per * Log(x)", domain=DOMAIN, guard=partial(_is_logarithm, 2)),
         _to("Mish", 18, "x * Tanh(Softplus(x))"),
         _to("HardSigmoid", 22, "Clip(x + 3, 0, 6) / 6", "Clip(x / 6 + 0.5, 0, 1)", given={"alpha": 1 / 6}),
         _to("HardSwish", 14, "x * Clip(x + 3, 0, 6) / 6", "x * Clip(x / 6 + 0.5, 0, 1)"),

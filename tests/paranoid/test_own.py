@@ -44,6 +44,8 @@ CASES: list[Case] = [
     ("Softplus", [X], {"beta": 2.5}, lambda x: F.softplus(x, 2.5, 40)),
     ("LogSigmoid", [X], {}, F.logsigmoid),
     ("Rsqrt", [X.abs()], {}, torch.rsqrt),
+    ("Log10", [X.abs()], {}, torch.log10),
+    ("Log2", [X.abs()], {}, torch.log2),
     ("Normalize", [X], {"axis": 2, "p": 1, "epsilon": 4.0}, lambda x: F.normalize(x, 1, 2, 4.0)),
     ("Normalize", [X], {"axis": 1, "p": 2, "epsilon": 1e-12}, lambda x: F.normalize(x, 2, 1)),
     ("CosineSimilarity", [X, Y], {"axis": 1, "epsilon": 1e-8}, lambda x, y: F.cosine_similarity(x, y, 1)),
@@ -142,6 +144,8 @@ def of_shape(shape: tuple[int, ...]) -> Iterator[Case]:
     yield "Softplus", [x * 40], {"beta": 2.5}, lambda x: F.softplus(x, 2.5, 40)
     yield "LogSigmoid", [x * 40], {}, F.logsigmoid
     yield "Rsqrt", [x], {}, torch.rsqrt
+    yield "Log10", [x], {}, torch.log10
+    yield "Log2", [x], {}, torch.log2
     yield "Variance", [x], {"axes": [], "keepdims": 0}, lambda x: x.var(())
     yield "Deviation", [x], {"axes": [], "keepdims": 1}, lambda x: x.std((), keepdim=True)
     yield "RotateHalf", [x], {}, rotate_half

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ NUMBERS = (
     "float half = {0.5}, float one = {1}, float two = {2}, float three = {3}, float six = {6}, float zero = {0}, "
     "float sixth = {0.16666667}, float root2 = {1.41421354}, float root = {0.707106769}, float cube = {0.044715}, "
     "float tanh = {0.797884583}, float quick = {1.702}, float slope = {0.1}, float minus = {-1}, float twenty = {20}, "
+    "float ten = {2.302585}, float per_ten = {0.43429446}, float per_two = {1.442695}, float rough = {2.3026}, "
     "float least = {-2}, float selu = {1.05070102}, float curve = {1.67326319}, float[1] two1 = {2}"
 )
 
@@ -63,6 +65,9 @@ SPELLINGS = [
         "F.silu(x)",
     ),
     ("sigmoid by Exp", "n = Neg(x) e = Exp(n) d = Add(one, e) y = Div(one, d)", "torch.sigmoid(x)"),
+    ("log10", "e = Exp(x) l = Log(e) y = Div(l, ten)", "torch.log10(torch.exp(x))"),
+    ("log10, by a product", "e = Exp(x) l = Log(e) y = Mul(per_ten, l)", "torch.log10(torch.exp(x))"),
+    ("log2", "e = Exp(x) l = Log(e) y = Mul(l, per_two)", "torch.log2(torch.exp(x))"),
     ("mish", "s = Softplus(x) t = Tanh(s) y = Mul(x, t)", "F.mish(x)"),
     ("mish by Exp and Log", "e = Exp(x) a = Add(e, one) l = Log(a) t = Tanh(l) y = Mul(t, x)", "F.mish(x)"),
     ("softplus by Exp and Log", "e = Exp(x) a = Add(one, e) y = Log(a)", "F.softplus(x)"),
@@ -144,6 +149,8 @@ def test_spelled_out(text: str, wanted: str) -> None:
 NEARLY = [
     ("gelu of a wrong root", "a = Div(x, two) b = Erf(a) c = Add(b, one) d = Mul(x, c) y = Mul(d, half)", "gelu"),
     ("gelu without its half", "a = Div(x, root2) b = Erf(a) c = Add(b, one) y = Mul(x, c)", "gelu"),
+    ("a logarithm of another base", "e = Exp(x) l = Log(e) y = Div(l, rough)", "log10"),
+    ("a logarithm used elsewhere", "e = Exp(x) l = Log(e) d = Div(l, ten) y = Add(d, l)", "log10"),
     ("silu of two tensors", "s = Sigmoid(x) t = Tanh(x) y = Mul(t, s)", "silu"),
     ("silu whose sigmoid is used", "s = Sigmoid(x) m = Mul(x, s) y = Add(m, s)", "silu"),
     ("silu of what falls", "n = Mul(x, least) s = Sigmoid(n) y = Mul(x, s)", "silu"),
@@ -211,6 +218,18 @@ def test_logsigmoid() -> None:
     """Both exporters write the logarithm of a sigmoid, which float32 rounds to 0 far out: -inf, where torch's is x."""
     model = spelled("s = Sigmoid(x) y = Log(s)")
     hold(model, "return F.logsigmoid(x)", F.logsigmoid, points(model) / 8)
+
+
+def test_a_logarithm_to_the_last_bits() -> None:
+    """Over all of float32, and where there is none; a half rounds in between, so it stays as it is."""
+    x = np.geomspace(1e-38, 3e38, 4000, dtype="float32")
+    x[:6] = 0, -1, np.inf, np.nan, 1, 1.0000001
+    hold(spelled("l = Log(x) y = Div(l, ten)", NUMBERS, "4000"), "torch.log10(x)", x=x, rtol=4e-7, atol=0)
+    hold(spelled("l = Log(x) y = Mul(per_two, l)", NUMBERS, "4000"), "torch.log2(x)", x=x, rtol=4e-7, atol=0)
+    half = spelled("l = Log(x) y = Div(l, ten)", "float16 ten = {16539}", kind="float16")
+    assert "log10" not in text_of(half)
+    double = spelled("l = Log(x) y = Div(l, ten)", "double ten = {2.302585}", kind="double")  # to float32's bits alone
+    assert "log10" not in text_of(double)
 
 
 # (type, 3, 6): ONNX's text syntax has half precision's numbers as their bits

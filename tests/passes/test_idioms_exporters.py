@@ -75,6 +75,8 @@ FUNCTIONS: list[tuple[Callable[[Tensor], Tensor], str, int | None]] = [
     (lambda x: torch.where(x > 0, x, -2.0), "torch.where(x > 0, x, -2.0)", 9),
     (lambda x: x**2, "x ** 2", 9),
     (lambda x: torch.rsqrt(x.abs() + 1), "torch.rsqrt(torch.abs(x) + 1)", 9),
+    (lambda x: torch.log10(x.exp()), "torch.log10(torch.exp(x))", 9),
+    (lambda x: torch.log2(x.exp()), "torch.log2(torch.exp(x))", 9),
 ]
 
 
