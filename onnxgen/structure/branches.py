@@ -3,6 +3,7 @@
 Goes in: the flat body, with the `If` of a merged decoder, whose branches are one network with and without a cache.
 Comes out: the body in which a statement that both branches have stands once. Where its operands differ, a small `if`
 before it chooses. It belongs to the module that its statements come from, so it is split into classes like the rest.
+Of branches that are two networks, such as those for two sample rates, the end that both have stands behind the `if`.
 
 That a choice of operands is right is not argued here: the caller proves each joined body (`holds`).
 """
@@ -18,8 +19,9 @@ from onnxgen.code.shown import makers, shown
 from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.shapes.info import Info
 from onnxgen.structure.order import topological
-from onnxgen.structure.paired import Branch, Operand, Pairs, edges, tree_of
+from onnxgen.structure.paired import Branch, Operand, Pairs, edges, ending, tree_of
 
+SHORTEST = 2  # statements of an end that is worth a choice of what it computes from
 Holds = Callable[[ModuleDef, ModuleDef, str], bool]
 
 
@@ -32,6 +34,7 @@ def join_branches(module: ModuleDef, holds: Holds) -> None:
         if not isinstance(statement, If) or not isinstance(statement.test, Ref):
             continue
         new = replace(module, infos=dict(module.infos), roles=dict(module.roles), hints=dict(module.hints))
+        new.results = dict(module.results)
         joined = _Joined(new, statement).run()
         at = next(i for i, each in enumerate(module.body) if each is statement)
         if joined is not None:
@@ -40,6 +43,7 @@ def join_branches(module: ModuleDef, holds: Holds) -> None:
             if holds(module, new, statement.test.value):
                 module.body, module.outputs = new.body, new.outputs
                 module.infos, module.roles, module.hints = new.infos, new.roles, new.hints
+                module.results = new.results
 
 
 def _drop_copies(module: ModuleDef, end: int) -> None:
@@ -52,6 +56,8 @@ def _drop_copies(module: ModuleDef, end: int) -> None:
         if len(copy.targets) != 1 or copy.targets[0] in needed:
             break
         own, value = copy.targets[0], copy.value
+        if own in module.results:
+            module.results[value.value] = module.hints[value.value] = module.results[own]
         module.outputs = [rewrite(output, put({own: value})) for output in module.outputs]
         end -= 1
         del module.body[end]
@@ -64,6 +70,7 @@ class _Joined:
         pairs: the statement of the first branch that stands for each statement of the second, by their numbers.
         chosen: the values that an `if` chose, by the two values that it chose from.
         asked: all pairs of values that the joined body uses as one, with the module that uses them.
+        only: the module that makes every choice, if only the end is joined.
         body: the joined statements.
     """
 
@@ -73,13 +80,17 @@ class _Joined:
         self.pairs: dict[int, int] = {}
         self.chosen: dict[tuple[Operand, Operand], str] = {}
         self.asked: dict[tuple[Operand, Operand], ModulePath] = {}
+        self.only: ModulePath | None = None
         self.body: list[Statement] = []
 
     def run(self) -> list[Statement] | None:
-        """Return the statements that replace the `if`; None if the branches are not mostly one network."""
+        """Return the statements that replace the `if`; None if the branches have too little in common."""
         self.pairs = Pairs(self.one, self.other, self.module).found()
         if not self.pairs or 2 * len(self.pairs) < min(len(self.one.block), len(self.other.block)):
-            return None
+            self.pairs = ending(self.one, self.other, self.statement.scope)
+            if len(self.pairs) < SHORTEST:
+                return None
+            self.only = self.statement.scope
         partner = {i: j for j, i in self.pairs.items()}
         self.one.paired, self.other.paired = set(partner), set(self.pairs)
         results: list[tuple[Operand, Operand]] = [
@@ -134,6 +145,8 @@ class _Joined:
 
     def _home(self, pair: tuple[Operand, Operand], user: ModulePath) -> ModulePath:
         """Return the module that makes a pair of values, or else the one that uses it."""
+        if self.only is not None:
+            return self.only
         where = common_scope([*self.one.scope(pair[0]), *self.other.scope(pair[1])])
         return user if where is None else where
 

@@ -76,6 +76,14 @@ class Branch:
             self._needs[index] = {self.maker[name] for name in names if name in self.maker} - {index}
         return self._needs[index]
 
+    def made_at(self, value: Operand) -> int | None:
+        """Return the number of the statement that makes a value here."""
+        return self.maker.get(value) if isinstance(value, str) else None
+
+    def users(self, index: int) -> set[int]:
+        """Return the statements that need what a statement makes."""
+        return {i for i in range(len(self.block)) if index in self.needs(i)}
+
     def sizes(self, dim: Operand) -> set[str]:
         """Return the values of this branch alone that show a size."""
         return set() if isinstance(dim, str) else makers([SizeOf(dim)], self.shown) & self.maker.keys()
@@ -191,6 +199,26 @@ class Pairs:
         """Return True if a statement has a size that only a value of its own branch shows."""
         names = makers(expressions(branch.block[index]), branch.shown)
         return any(name in branch.maker and branch.maker[name] not in joined for name in names)
+
+
+def ending(one: Branch, other: Branch, scope: ModulePath) -> dict[int, int]:
+    """Return, for the statements of the second branch with which both end, those of the first.
+
+    They are of one module, `scope`, have no members, and nothing but one another and the results needs what they make.
+    """
+    found: dict[int, int] = {}
+    last: list[tuple[Operand, Operand]] = [(one.results[name], other.results[name]) for name in one.results]
+    for a, b in last:  # which grows: a value that several need comes again
+        i, j = one.made_at(a), other.made_at(b)
+        if i is None or j is None or j in found:
+            continue
+        mine, its = one.block[i], other.block[j]
+        is_one = head_of(mine) == head_of(its) != "" and mine.targets.index(a) == its.targets.index(b)
+        if is_one and mine.scope == its.scope == scope and not members_of(mine):
+            if one.users(i) <= {*found.values()} and other.users(j) <= {*found}:
+                found[j] = i
+                last += zip(one.operands[i], other.operands[j])
+    return found
 
 
 def edges(one: Branch, other: Branch, pairs: dict[int, int]) -> list[list[int]]:

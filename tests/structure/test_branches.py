@@ -259,3 +259,47 @@ def test_loops_in_both_branches_begin_with_one_value(condition: bool) -> None:
 
 def shown(tree: ast.expr) -> str:
     return ast.unparse(rewrite(tree, lambda n: ast.Name(n.value) if isinstance(n, Ref) else None))
+
+
+# two networks, of one end: a sum that both have is computed twice in the first of them
+TWO_RATES = """
+<ir_version: 9, opset_import: ["": 18]> net (float[1,2,N] x, bool fast) => (float[1,2] y, float[2,1,2,M] z)
+<float[2,2,3] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[2,2,1] w = {4, 3, 2, 1}, int64[1] two = {2},
+ int64[1] first = {0}> {
+  y, z = If (fast) <then_branch = yes () => (float[1,2] ya, float[2,1,2,M] za) {
+    a = Conv (x, v)
+    ta = Tanh (a)
+    ua = Unsqueeze (a, first)
+    va = Unsqueeze (ta, first)
+    za = Concat <axis = 0> (ua, va)
+    sa = Sigmoid (ta)
+    ya = ReduceMean <keepdims = 0> (sa, two)
+  }, else_branch = no () => (float[1,2] yb, float[2,1,2,M] zb) {
+    b = Conv (x, w)
+    tb = %s (b)
+    ub = Unsqueeze (b, first)
+    vb = Unsqueeze (tb, first)
+    zb = Concat <axis = 0> (ub, vb)
+    sb = Sigmoid (tb)
+    yb = ReduceMean <keepdims = 0> (sb, two)
+  }>
+}"""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("other", ["Tanh", "Sin"])
+def test_an_end_that_both_branches_have_is_behind_the_if(fast: bool, other: str) -> None:
+    x = np.random.default_rng(0).normal(size=(1, 2, 7)).astype(np.float32) / 9
+    made = held_graph(onnx.parser.parse_model(TWO_RATES % other), {"x": x, "fast": np.array(fast)})
+    forward = made.source[made.source.index("def forward") :]
+    counts = [forward.count(text) for text in ("torch.tanh", "torch.sigmoid", "torch.stack", ".mean(", "else:")]
+    assert counts == [1, 1, 1, 1, 1], forward
+    assert forward.index("else:") < forward.index("torch.sigmoid") and "return y, z" in forward
+
+
+def test_one_statement_is_no_end() -> None:
+    text = TWO_RATES % "Sin"
+    text = text.replace("sb = Sigmoid (tb)", "sb = Cos (tb)").replace("(ub, vb)", "(vb, ub) zb = Neg (nb)")
+    text = text.replace("zb = Concat", "nb = Concat")
+    feeds = {"x": np.ones((1, 2, 7), np.float32) / 9, "fast": np.array(True)}
+    assert held_graph(onnx.parser.parse_model(text), feeds).source.count(".mean(") == 2
