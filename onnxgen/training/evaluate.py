@@ -17,8 +17,8 @@ from onnxgen._callable import callable_module
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import MEASURED
 from onnxgen.training.data.prepared import Tuples, unaugmented
 from onnxgen.training.data.preprocessing import fitted
@@ -134,7 +134,7 @@ def _joined(network: nn.Module, index: int, parts: Sequence[Any], counts: Sequen
     if not isinstance(parts[0], Tensor):  # text, or a list of maps
         whole: Any = np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [x for part in parts for x in part]
         return cast(Tensor, whole)
-    ports = signature_of(network)
+    ports = fed(network)
     batch = {port.dims[0] for port in ports.inputs if port.dims}
     dims = (ports.outputs[index].dims if index < len(ports.outputs) else None) or ()
     named = [axis for axis, dim in enumerate(dims) if isinstance(dim, str) and dim in batch]

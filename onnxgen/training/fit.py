@@ -16,7 +16,7 @@ from torch import nn
 from onnxgen._callable import callable_module
 from onnxgen.common.still import Still
 from onnxgen.training.config import DIGITS
-from onnxgen.training.finetune.batchnorm import norms_before
+from onnxgen.training.finetune.batchnorm import held_if_singly, norms_before
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.quiet import quiet, seed_everything
@@ -136,7 +136,8 @@ def _preparing(show: str) -> AbstractContextManager[object]:
 
 
 def _ready_norms(plan: Plan, recipe: bool) -> None:
-    """Measure or freeze the BatchNorms of a model that is fine-tuned."""
+    """Measure or freeze the BatchNorms of a model that is fine-tuned, or runs on one sample at a time."""
+    plan.notes += held_if_singly(plan.model)
     samples, settings = plan.data.train, plan.settings
     if settings.from_scratch or samples is None:
         return

@@ -1,7 +1,8 @@
-"""Networks that take one sample are refused before training; those with a batch compute what a loop by hand does."""
+"""Networks that take one sample compute what a loop by hand does."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def generated(network: nn.Module, folder: Path, shape: tuple[int, ...], free: st
         network.eval(), (torch.zeros(shape),), folder / "net.onnx", input_names=["x"], output_names=["y"],
         dynamic_axes={"x": {0: free}} if free else None, opset_version=17, dynamo=False,
     )  # fmt: skip
+    torch.save(network.state_dict(), folder / "own.pt")
     onnxgen.generate(folder / "net.onnx", folder / "net.py")
     return folder / "net.py"
 
@@ -94,27 +96,73 @@ def data(folder: Path, *shape: int, classes: int = 2) -> Path:
     return folder / "data.npz"
 
 
+class Normed(nn.Module):
+    """[n, 3, 8, 8] to [n, 2], or [3, 8, 8] to [2], with a norm that has statistics."""
+
+    def __init__(self, whole: bool = False) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.fc(self.norm(self.conv(x[None] if self.whole else x)).relu().mean((2, 3)))
+        return found[0] if self.whole else found
+
+
+class Fixed(Features):
+    """[1, 3] to [1, 2], by a reshape that fixes the batch at 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.reshape(1, 3))
+
+
 @pytest.mark.parametrize(
     ("network", "shape", "free"),
     [
         (Features, (3,), ""),
+        (Fixed, (1, 3), ""),
         (Pooled, (16, 80), ""),
         (Pooled, (16, 80), "time"),
         (Image, (3, 8, 8), ""),
         (Mixed, (16, 8), ""),
     ],
 )
-def test_data_with_whole_samples_is_refused(
-    network: type[nn.Module], shape: tuple[int, ...], free: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_each_sample_is_run_by_itself(
+    network: type[nn.Module], shape: tuple[int, ...], free: str, tmp_path: Path
 ) -> None:
-    file, samples = generated(network(), tmp_path, shape, free), data(tmp_path, *shape)
-    assert cli(["train", str(file), "--data", str(samples), "--out", str(tmp_path / "run"), "-q"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: the network takes one sample: input 'x' is [") and said.count("\n") == 1
-    assert WAY in said and not (tmp_path / "run").exists()
-    for ask in (evaluate, predict):
-        with pytest.raises(OnnxgenError, match="the network takes one sample"):
-            ask(file, samples, device="cpu", workers=0)
+    """`fit`, `evaluate`, `predict` and `export` are as a loop over the samples by hand, and as onnxruntime."""
+    file, samples = generated(network(), tmp_path, shape, free), data(tmp_path, *shape[shape[0] == 1 :])
+    x, y = (torch.from_numpy(np.load(samples)[name]) for name in "xy")
+    if network is Mixed:  # a class for each frame
+        y = torch.from_numpy(np.random.default_rng(1).integers(0, 2, (48, 16)))
+        np.savez(samples, x=x.numpy(), y=y.numpy())
+    given = {**QUIET, "val": 0.0, "lr": 0.1, "optimizer": "sgd", "batch_size": 8, "accumulate": 6, "max_steps": 1}
+    trained = fit(file, samples, out=tmp_path / "run", **given)  # one step with all of the samples
+    own = network()
+    own.load_state_dict(torch.load(tmp_path / "own.pt"))
+    loss = torch.stack([entropy(own(row), label) for row, label in zip(x, y)]).mean()
+    loss.backward()
+    assert trained.history[-1]["train_loss"] == pytest.approx(loss.item(), abs=1e-6)
+
+    assert cli(["export", str(tmp_path / "run"), "-o", str(tmp_path / "out.onnx")]) == 0
+    before, after = (onnxruntime.InferenceSession(tmp_path / name) for name in ("net.onnx", "out.onnx"))
+    assert [i.shape for i in before.get_inputs()] == [i.shape for i in after.get_inputs()]
+    rows = [after.run(None, {"x": row.reshape(shape).numpy()})[0] for row in x]
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter -= 0.1 * parameter.grad
+        np.testing.assert_allclose(rows, [own(row.reshape(shape)).numpy() for row in x], rtol=0, atol=1e-6)
+    made = predict(tmp_path / "run", samples, device="cpu", workers=0)
+    np.testing.assert_allclose(made, np.reshape(rows, made.shape), rtol=1e-5, atol=1e-6)
+    told = evaluate(tmp_path / "run", samples, device="cpu", workers=0)
+    scores = torch.from_numpy(np.reshape(rows, (y.numel(), -1)))
+    assert told["loss"] == pytest.approx(float(nn.functional.cross_entropy(scores, y.flatten())), abs=1e-6)
+    assert told["accuracy"] == pytest.approx(float((scores.argmax(1) == y.flatten()).double().mean()), abs=1e-6)
+
+
+def entropy(made: Tensor, label: Tensor) -> Tensor:
+    """Return the loss of one sample, or the mean of its frames."""
+    return nn.functional.cross_entropy(made.reshape(label.numel(), -1), label.reshape(-1))
 
 
 @pytest.mark.parametrize(
@@ -154,46 +202,3 @@ def test_rows_that_see_each_other_are_told(
     assert (
         "depends on the others of its batch: is the first axis of input 'x' [16, 8] one of samples?" in said
     ) == told
-
-
-class Normed(nn.Module):
-    """[n, 3, 8, 8] to [n, 2], with a norm that has statistics, which a batch of one sample has, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.norm(self.conv(x)).relu().mean((2, 3)))
-
-
-def test_a_batch_of_one_sample_is_trained_by_summing_gradients(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The advice of the error makes the same steps as batches of 8 of the same network with a free batch."""
-    (tmp_path / "one").mkdir(), (tmp_path / "free").mkdir()
-    network = Features()
-    one = generated(network, tmp_path / "one", (1, 3))
-    free = generated(network, tmp_path / "free", (1, 3), "batch")
-    samples = data(tmp_path, 3)
-    words = ["train", str(one), "--data", str(samples), "--batch-size", "8", "-q", "--out"]
-    assert cli([*words, str(tmp_path / "refused")]) == 2
-    way = "--batch-size 1 --accumulate 8 (the same step, a sample at a time), or generate the model again with"
-    assert f"fixes the batch at 1, but --batch-size is 8 -> {way}" in capsys.readouterr().err
-    given = {**QUIET, "val": 0.0, "lr": 0.1, "optimizer": "sgd"}
-    found = fit(one, samples, out=tmp_path / "a", batch_size=1, accumulate=8, **given)
-    wanted = fit(free, samples, out=tmp_path / "b", batch_size=8, **given)
-    for mine, theirs in zip(found.model.parameters(), wanted.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
-    assert found.history[-1]["step"] == wanted.history[-1]["step"] == 6
-
-
-def test_norms_over_a_single_sample_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    generated(Normed(), tmp_path, (1, 3, 8, 8))
-    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "normed.py", Options(restore_batchnorm=True))
-    given = {**QUIET, "show": "lines", "batch_size": 1, "max_steps": 1}
-    samples = data(tmp_path, 3, 8, 8)
-    fit(tmp_path / "normed.py", samples, out=tmp_path / "a", **given)
-    assert "each sample is a batch, by which 1 BatchNorm (bn) normalise it; " in capsys.readouterr().out
-    fit(tmp_path / "normed.py", samples, out=tmp_path / "b", freeze=["bn"], **given)
-    assert "each sample is a batch" not in capsys.readouterr().out

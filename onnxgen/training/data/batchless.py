@@ -1,4 +1,4 @@
-"""Networks without a batch axis: they take one sample, and what they make of several rows is no row for each."""
+"""Networks that take one sample, and get several rows: what they make of these is no row for each."""
 
 from __future__ import annotations
 
@@ -10,27 +10,13 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import fed, says_batch
 from onnxgen.training.data.images import shown
-from onnxgen.training.data.samples import Batch, Feeding, Samples
+from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.model import fixed_batch
 
 _WAY = "export it again with a batch axis in front of its inputs and outputs"
 _ALIKE = 1e-3  # of the largest value of an output: rounding may depend on the size of a batch
-
-
-def refuse_whole_samples(ports: Sequence[Port], feeding: Feeding, samples: Samples) -> None:
-    """Refuse data whose samples have all axes of an input, the first one too. Raises `OnnxgenError`."""
-    for port, column in zip(ports, feeding.inputs):
-        given, dims = samples.fields[column].shape, port.dims or ()
-        named = bool(dims) and isinstance(dims[0], str) and says_batch(dims[0])
-        fits = len(given) == len(dims) and all(d == g for d, g in zip(dims, given) if isinstance(d, int))
-        if dims and fits and dims[0] != 1 and not named:
-            what = (
-                f"the network takes one sample: input {port.name!r} is {shown(port)}, as each of column {column!r} is"
-            )
-            raise OnnxgenError(f"{what}, without a batch axis", help=_WAY)
 
 
 def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence[Tensor]) -> list[str]:
@@ -42,7 +28,7 @@ def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence
     Raises:
         OnnxgenError: an output does not grow with the number of samples.
     """
-    ports, made_of = fed(model, None, signature_of(model)).inputs, signature_of(model).outputs
+    ports, made_of = fed(model).inputs, fed(model).outputs
     first = {port.dims[0] for port in ports if port.dims}
     wanted = sorted(feeding.targets) or range(len(made_of))
     declared = [set(made_of[n].dims or ()) for n in wanted if n < len(made_of)]

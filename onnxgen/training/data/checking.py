@@ -18,11 +18,10 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training import losses
 from onnxgen.training.data.advised import advised, runner, usual
 from onnxgen.training.data.arrays import column_of
-from onnxgen.training.data.batchless import check_batch, refuse_whole_samples
+from onnxgen.training.data.batchless import check_batch
 from onnxgen.training.data.classes import check_order
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput, shown
-from onnxgen.training.data.named import for_fixed
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.source import listed
@@ -45,8 +44,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     """
     parts = data.parts
     problems = Problems()
-    ports = fed(model, None, signature_of(model)).inputs
-    refuse_whole_samples(ports, feeding, next(iter(parts.values())))
+    ports = fed(model).inputs
     for part, samples in parts.items():
         _check_size(part, samples, ports, data, settings, problems)
         for port, column in zip(ports, feeding.inputs):
@@ -115,7 +113,8 @@ def _check_size(
             what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
             way = "generate the model again with --dynamic-batch"
             if fixed != settings.batch:
-                problems.add(f"{what}, but --batch-size is {settings.batch}", help=for_fixed(fixed, settings))
+                help = f"--batch-size {fixed}, or {way}"
+                problems.add(f"{what}, but --batch-size is {settings.batch}", help=help)
             if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves out the rest
                 problems.add(f"{what}, but the {part} part has {counted(len(samples), 'sample')}", help=way)
     if part == "train" and len(samples) < settings.batch:
@@ -252,7 +251,7 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
 
 def _other_size(model: nn.Module, data: Data, feeding: Feeding) -> str:
     """Return the way out for a model that fails on the data's images and runs on those of another size; else ""."""
-    ports, samples = fed(model, None, signature_of(model)), next(iter(data.parts.values()))
+    ports, samples = fed(model), next(iter(data.parts.values()))
     runs = runner(model, ports)
     step = samples.steps.get(feeding.inputs[0]) if isinstance(samples, Prepared) and runs is not None else None
     if not isinstance(step, ToInput) or step.frame.axes == "flat":

@@ -64,7 +64,7 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
     """
     if constants == _CONSTANTS.get(model, {}):
         return
-    ports = signature_of(model).inputs
+    ports = batched(model).inputs
     known = {port.name: port for port in ports}
     for name in constants:
         if name not in known:
@@ -76,14 +76,20 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
     _CONSTANTS[model] = dict(constants)
 
 
-def fed(model: nn.Module, constants: Mapping[str, float] | None = None, whole: Signature | None = None) -> Signature:
+def batched(model: nn.Module) -> Signature:
+    """Return the signature of a model; of one that takes one sample (see `Singly`) that of its batches."""
+    given: Signature | None = getattr(vars(model).get("forward"), "signature", None)
+    return given or signature_of(model)
+
+
+def fed(model: nn.Module, constants: Mapping[str, float] | None = None) -> Signature:
     """Return the signature of a model as data sees it: without constants, the batch axis of each input in front.
 
-    `constants`: set these first (see `set_constants`). `whole`: its signature, if it is known.
+    `constants`: set these first (see `set_constants`).
     """
     if constants is not None:
         set_constants(model, constants)
-    whole = whole or signature_of(model)
+    whole = batched(model)
     filled, batch = _CONSTANTS.get(model, {}), _batch_of(whole.inputs)
     left = (port for port in whole.inputs if port.name not in filled)
     return replace(whole, inputs=tuple(_in_front(port, _axis(port, batch)) for port in left))
@@ -91,7 +97,7 @@ def fed(model: nn.Module, constants: Mapping[str, float] | None = None, whole: S
 
 def arrangement(model: nn.Module) -> Arrangement | None:
     """Return how columns become arguments; None if they are the arguments, as they are."""
-    ports, constants = signature_of(model).inputs, _CONSTANTS.get(model, {})
+    ports, constants = batched(model).inputs, _CONSTANTS.get(model, {})
     batch = _batch_of(ports)
     axes = tuple(_axis(port, batch) for port in ports if port.name not in constants)
     filled = {n: _constant(p, constants[p.name], _axis(p, batch)) for n, p in enumerate(ports) if p.name in constants}

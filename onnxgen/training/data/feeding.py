@@ -11,7 +11,6 @@ from torch import nn
 from onnxgen.common.names import legible
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import arrangement, fed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import listed, target_called
@@ -38,7 +37,7 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
     settings = data.text.applied(settings) if data.text is not None else settings
-    ports = fed(model, settings.const, signature_of(model))
+    ports = fed(model, settings.const)
     found = matched(next(iter(data.parts.values())), data.target, ports, settings, targets)
     return replace(found, arrangement=arrangement(model))
 

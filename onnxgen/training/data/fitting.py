@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.advised import Runs, reads_lines, runner
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment
@@ -47,6 +46,7 @@ from onnxgen.training.goals.deciding import decide
 from onnxgen.training.known import as_trained, scale_of
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
+from onnxgen.training.singly import run_singly
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    ports = fed(model, settings.const, signature_of(model))
+    run_singly(model, next(iter(source.parts.values())).fields, settings, source.table)
+    ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
     settings = replace(as_trained(settings, model), task=task or settings.task)
     tokens = is_tokens(next(iter(source.parts.values())))

@@ -45,7 +45,7 @@ def _read_scale(text: str) -> None:
 
 
 def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -> None:
-    """Add the names of inputs that the network does not have, a size that is not its own, and a batch that is not."""
+    """Add the names of inputs that the network does not have, and a size that is not its own."""
     names = [port.name for port in ports]
     has = listed(names)
     for name in {**settings.inputs, **settings.const}:
@@ -56,19 +56,6 @@ def check_ports(ports: Sequence[Port], settings: Settings, problems: Problems) -
             by_input(text, names)
     with problems.gathered():
         _check_sizes(ports, settings)
-    fixed = {port.dims[0] if port.dims else 0 for port in ports if port.name not in settings.const}
-    every = [dim for port in ports for dim in port.dims or ("?",)]
-    # Another number may be no batch: [16, 80] are frames of one sample, which the data would tell.
-    if fixed == {1} and all(isinstance(dim, int) for dim in every) and settings.batch != 1:
-        port = next(port for port in ports if port.name not in settings.const)
-        what = f"input {port.name!r} {_shown(port)} fixes the batch at 1, but --batch-size is {settings.batch}"
-        problems.add(what, help=for_fixed(1, settings))
-
-
-def for_fixed(batch: int, settings: Settings) -> str:
-    """Return the way out for a network that takes batches of one size. Of one sample, gradients can be summed."""
-    sums = f" --accumulate {settings.batch * settings.accumulate} (the same step, a sample at a time)"
-    return f"--batch-size {batch}{sums if batch == 1 else ''}, or generate the model again with --dynamic-batch"
 
 
 def _check_sizes(ports: Sequence[Port], settings: Settings) -> None:

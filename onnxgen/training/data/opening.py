@@ -37,6 +37,7 @@ from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.data.tuples import is_tuples, open_tuples
 from onnxgen.training.goals.choice import AUTO
 from onnxgen.training.settings import Settings
+from onnxgen.training.singly import run_singly
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
@@ -72,7 +73,11 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
     """
     found = open_source(spec, settings, targets=targets)
-    return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
+    if not isinstance(found, Data):
+        return fit_to_model(found, model, settings, targets)
+    if found.parts:
+        run_singly(model, next(iter(found.parts.values())).fields, settings)
+    return found
 
 
 def open_source(

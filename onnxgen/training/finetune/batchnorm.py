@@ -17,10 +17,11 @@ from onnxgen.surgery.example import undisturbed
 from onnxgen.surgery.owners import is_below
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import leading
-from onnxgen.training.finetune.freezing import freeze
+from onnxgen.training.finetune.freezing import freeze, has_statistics, held
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
+from onnxgen.training.singly import is_singly
 
 SETTINGS = Settings()  # for opening data
 NORM = nn.modules.batchnorm._BatchNorm
@@ -99,10 +100,23 @@ def norms_before(
             f"the recipe froze {counted(len(norms), 'BatchNorm')}: {len(samples)} samples are too few for them"
         )
     left = [path for path in _norms(model, True) if not frozen and not is_below(path, settings.freeze)]
-    if settings.batch == 1 and left:
-        shown = f"{counted(len(left), 'BatchNorm')} ({', '.join(left[:3])}{', ...' * (len(left) > 3)})"
-        notes.append(f"each sample is a batch, by which {shown} normalise it; --freeze them to use their statistics")
+    if settings.batch == 1 and left and not is_singly(model):
+        notes.append(f"each sample is a batch, by which {_listed(left)} normalise it; --freeze them to use their statistics")
     return notes, frozen
+
+
+def held_if_singly(model: nn.Module) -> list[str]:
+    """Let the norms of a network that runs on one sample at a time use their statistics, and return notes."""
+    if not is_singly(model):
+        return []
+    left = [path for path, module in model.named_modules() if has_statistics(module)]
+    held(map(model.get_submodule, left))
+    said = "the network takes one sample: each of a batch is run by itself, and their gradients add up"
+    return [said + (f"; {_listed(left)} use the statistics that they have, since one sample has none" if left else "")]
+
+
+def _listed(norms: Sequence[str]) -> str:
+    return f"{counted(len(norms), 'BatchNorm')} ({', '.join(norms[:3])}{', ...' * (len(norms) > 3)})"
 
 
 def _calibrated(model: nn.Module, paths: Sequence[str], batches: Batches | Path | Data) -> list[Calibrated]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed
 from onnxgen.training.data.recipes import FOR_PHOTOS, recipes
 from onnxgen.training.data.source import listed
 
@@ -46,7 +46,7 @@ def batch_axis(found: Situation, output: int) -> int:
     Raises:
         OnnxgenError: neither is, or both may be.
     """
-    ports, made = signature_of(found.model), found.outputs[output]
+    ports, made = fed(found.model), found.outputs[output]
     dims = (ports.outputs[output].dims if output < len(ports.outputs) else None) or ()
     batch = {port.dims[0] for port in ports.inputs if port.dims and isinstance(port.dims[0], str)}
     named = [axis for axis in (0, 1) if len(dims) == made.ndim and dims[axis] in batch]

@@ -80,7 +80,7 @@ def plain_scale(channels: int, white: float) -> tuple[tuple[float, ...], tuple[f
 
 def _input(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     known = {"name": entry.name, "column": entry.column, "dtype": entry.dtype, "shape": entry.shape}
-    return {**known, "batch": entry.batch, **_made(entry, columns, settings)}
+    return {**known, "batch": None if entry.alone else entry.batch, **_made(entry, columns, settings)}
 
 
 def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _image(image: Image) -> dict[str, Any]:
 
 def _output(target: Target) -> dict[str, Any]:
     """Return what an output says. Axes count the batch's."""
-    axes = {"batch": target.batch, "axis": target.axis}
+    axes = {"batch": None if target.alone else target.batch, "axis": target.axis}
     if target.loss == BOXES:
         found = target.head.get("found", {})
         return {"name": target.name, "kind": "boxes", "names": target.all_names, **(found and {**found, **CHOSEN})}

@@ -47,6 +47,7 @@ from onnxgen.training.runs.record import Input, Part, Record, Target, code_of, n
 from onnxgen.training.runs.seen import SAMPLES, digests
 from onnxgen.training.runs.source import fingerprint_of, source_of
 from onnxgen.training.settings import Settings
+from onnxgen.training.singly import alone_of, is_singly
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.sidecar import read_tensors, sidecar_files
@@ -125,8 +126,7 @@ def _in_folder(plan: Plan, out: Path) -> Plan:
 def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     """Return what a run keeps. `named`: the `data` of the run, if it has a name."""
     assert plan.data.train is not None
-    batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
-    outputs = trial(plan.model, batch, plan.feeding)
+    outputs = _outputs(plan)
     own = signature_of(plan.model)
     ports = tuple(  # text and maps have no sizes that the record would tell
         _resized(port, tuple(made.shape)) if isinstance(made, Tensor) else port
@@ -157,6 +157,17 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     found.metadata["fingerprint"] = fingerprint_of(found.source)
     found.record = replace(record, own_code=code_digest(found.source))
     return found
+
+
+def _outputs(plan: Plan) -> list[Any]:
+    """Return the outputs for some samples; of a network that takes one, for one, without a batch that it lacks."""
+    assert plan.data.train is not None
+    batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
+    if not is_singly(plan.model):
+        return [*trial(plan.model, batch, plan.feeding)]
+    made = trial(plan.model, {name: column[:1] for name, column in batch.items()}, plan.feeding)
+    alone = alone_of(plan.model)[1]
+    return [y[0] if n in alone else y for n, y in enumerate(made)]
 
 
 def _module(plan: Plan, ports: list[tuple[Port, Port]]) -> tuple[str, Mapping[str, str], dict[str, Tensor]]:
@@ -255,7 +266,8 @@ def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
     if text is not None and text.tokenizing is not None:
         role, pad = text.roles.get(name, ""), text.tokenizing.pad
     dtype = str(made.dtype).removeprefix("torch.")
-    return Input(name, column, dtype, tuple(made.shape), image, tuple(joined), rate, role, pad, batch)
+    alone = name in alone_of(plan.model)[0]
+    return Input(name, column, dtype, tuple(made.shape), image, tuple(joined), rate, role, pad, batch, alone)
 
 
 def _targets(plan: Plan, signature: Signature, train: Samples) -> tuple[Target, ...]:
@@ -268,7 +280,8 @@ def _targets(plan: Plan, signature: Signature, train: Samples) -> tuple[Target, 
             names = plan.settings.classes if pair.count else ()
             facts = (pair.output, pair.name, "", pair.as_loss, pair.student, pair.count, pair.axis, names)
             found.append(Target(*facts))
-    return tuple(found)
+    alone = alone_of(plan.model)[1]
+    return tuple(replace(target, alone=target.output in alone) for target in found)
 
 
 def _target(made: Goal, signature: Signature, train: Samples, plan: Plan) -> Target | None:

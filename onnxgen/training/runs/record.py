@@ -46,6 +46,7 @@ class Input:
         role: of text, what the input is for (`data/text/roles.py`); "" for all else.
         pad: of text, the token that fills it up.
         batch: the input's batch axis.
+        alone: True if the input is one sample, without that axis.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Input:
     role: str = ""
     pad: _Size = 0
     batch: Annotated[int, Between(0, 64)] = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Target:
         names: of the classes, in order; there may be fewer than classes, or none. Of a text its characters, without
             the blank.
         batch: the output's batch axis.
+        alone: True if the output is that of one sample; `axis` and `batch` are those of outputs that are stacked.
         blank: the class that stands for no character, of a text (loss "ctc_loss").
         scale: of an image (loss "image"), mean and deviation as in `Settings.normalize`: the output is the image, of
             values from 0 to 1, minus the mean, by the deviation.
@@ -94,6 +97,7 @@ class Target:
     scale: str = ""
     head: Mapping[str, Any] = field(default_factory=dict)
     order: Annotated[str, OneOf(ORDERS)] = "RGB"
+    alone: bool = False
 
     def check(self) -> None:
         """Raise `ValueError` if the values do not go together."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.decoded import decoded_boxes
 from onnxgen.heads.tail import Tail
@@ -95,6 +96,9 @@ def make(found: Situation) -> list[Goal]:
     """
     detector = detector_of(found.model)
     detector.refuse_whole()
+    if left := [name for name in detector.tail.maps if name not in found.names]:
+        what = f"the model returns {counted(len(found.names), 'output')}, without the raw map {legible(left[0])!r}"
+        raise OnnxgenError(what, help="let forward return all of its raw maps, in their order")
     places = tuple(found.names.index(name) for name in detector.tail.maps)
     tail = tail_of_model(detector.tail, [found.outputs[place].shape for place in places])
     boxes = column_of(found.samples, COLUMN)

@@ -1,0 +1,146 @@
+"""Networks that take one sample: a batch is a forward pass for each of its samples, whose outputs are stacked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onnxgen.output.signature import Port, Signature
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data.fed import fed, says_batch
+from onnxgen.training.data.samples import Field
+from onnxgen.training.data.text.roles import BRANCH
+from onnxgen.training.settings import Settings
+
+_BATCH = "batch"
+_COLOURS = (1, 3, 4)
+
+
+class Singly:
+    """The `forward` of a network that takes one sample, in place of its own. It takes batches, and returns batches.
+
+    An argument without a batch in front is one sample, and gets what the network makes of it.
+
+    Attributes:
+        signature: of the network as data sees it, with a batch in front of inputs and outputs.
+    """
+
+    def __init__(self, model: nn.Module, modes: Mapping[str, bool]) -> None:
+        """`modes` has the inputs with a sample each: False if the file has an axis of 1 for it, True if it has none."""
+        own = signature_of(model)
+        self.model, self.modes = model, [modes.get(port.name) for port in own.inputs]
+        self.ranks = [len(port.dims or ()) for port in own.inputs]
+        self.__signature__ = inspect.signature(model.forward)
+        rank = max(rank for rank, mode in zip(self.ranks, self.modes) if mode is not None)
+        inputs = tuple(p if m is None else _in_front(p, m) for p, m in zip(own.inputs, self.modes))
+        outputs = tuple(_in_front(p, not self._is_row(p.dims or (), rank)) for p in own.outputs)
+        self.signature = replace(own, inputs=inputs, outputs=outputs)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        inputs = self.__signature__.bind(*given, **named).args
+        places = [place for place, mode in enumerate(self.modes) if mode is not None]
+        whole = [place for place in places if self.modes[place]]
+        forward = type(self.model).forward
+        if whole and all(inputs[place].ndim == self.ranks[place] for place in whole):
+            return forward(self.model, *inputs)
+        made = [forward(self.model, *self._sample(inputs, n)) for n in range(len(inputs[places[0]]))]
+        rank = max(self.ranks[place] for place in places)
+        if isinstance(made[0], tuple):
+            return tuple(self._joined(values, rank) for values in zip(*made, strict=True))
+        return self._joined(made, rank)
+
+    def _sample(self, inputs: Sequence[Any], n: int) -> list[Any]:
+        cut = {None: slice(None), False: slice(n, n + 1), True: n}
+        return [x if mode is None else x[cut[mode]] for x, mode in zip(inputs, [*self.modes, *[None] * len(inputs)])]
+
+    def _joined(self, made: Sequence[Any], rank: int) -> Any:
+        if not isinstance(made[0], Tensor):  # text, or a list of maps
+            return np.concatenate(made) if isinstance(made[0], np.ndarray) else [x for part in made for x in part]
+        if self._is_row(made[0].shape, rank):
+            return torch.cat(list(made)) if len(made) > 1 else made[0]
+        return torch.stack(list(made))
+
+    def _is_row(self, sizes: Sequence[Any], rank: int) -> bool:
+        """Return True if the first axis of an output is its sample's, not a channel of a map.
+
+        `rank`: of the input with most axes.
+        """
+        if not sizes or sizes[0] != 1:
+            return False
+        return not any(self.modes) or len(sizes) > rank or len(sizes) == 2
+
+
+def is_singly(model: nn.Module) -> bool:
+    """Return True if a network runs on one sample at a time."""
+    return isinstance(vars(model).get("forward"), Singly)
+
+
+def alone_of(model: nn.Module) -> tuple[set[str], set[int]]:
+    """Return the names of the inputs, and the numbers of the outputs, that have no axis for the samples of a batch."""
+    given: Any = vars(model).get("forward")
+    if not isinstance(given, Singly):
+        return set(), set()
+    own = signature_of(model)
+    inputs = {port.name for port, mode in zip(own.inputs, given.modes) if mode}
+    pairs = enumerate(zip(own.outputs, given.signature.outputs))
+    return inputs, {n for n, (one, several) in pairs if len(one.dims or ()) != len(several.dims or ())}
+
+
+def run_singly(model: nn.Module, fields: Mapping[str, Field], settings: Settings, table: bool = False) -> None:
+    """Let a network that takes one sample run on batches, if the samples of the data are such samples.
+
+    Args:
+        fields: of the data.
+        table: if it has columns with a number each, which may be joined.
+    """
+    if is_singly(model):
+        return
+    ports = [port for port in fed(model, settings.const).inputs if port.name != BRANCH]
+    if not ports or any(port.dims is None or any(map(_says_batch, port.dims)) for port in ports):
+        return
+    alone = _is_alone(ports, signature_of(model).outputs)
+    modes: dict[str, bool] = {}
+    for port in ports:
+        column = settings.inputs.get(port.name, port.name)
+        own = [fields[column]] if column in fields else [*fields.values()]
+        whole = any(_is_whole(port, field, alone) for field in own)
+        whole |= alone and table and len(port.dims or ()) == 1 and column not in fields
+        if not whole and (port.dims or (0,))[0] != 1:
+            return
+        modes[port.name] = whole
+    model.forward = Singly(model, modes)  # type: ignore[assignment]
+
+
+def _in_front(port: Port, more: bool) -> Port:
+    if port.dims is None:
+        return port
+    return replace(port, dims=(_BATCH, *port.dims) if more else (_BATCH, *port.dims[1:]))
+
+
+def _says_batch(dim: int | str) -> bool:
+    return isinstance(dim, str) and says_batch(dim)
+
+
+def _is_alone(ports: Sequence[Port], outputs: Sequence[Port]) -> bool:
+    """Return True if no output has the first axis of an input, by its known sizes."""
+    first = {port.dims[0] for port in ports if port.dims}
+    sizes = [port.dims for port in outputs]
+    return bool(sizes) and all(
+        dims is not None and not first & {*dims} and all(isinstance(dim, int) for dim in dims) for dims in sizes
+    )
+
+
+def _is_whole(port: Port, field: Field, alone: bool) -> bool:
+    """Return True if a sample has all axes of an input, also as an image that is made to fit."""
+    dims, given = port.dims or (), field.shape
+    if len(given) == len(dims) and all(d == g for d, g in zip(dims, given) if isinstance(d, int)):
+        return True
+    colours = len(dims) == 3 and dims[0] in _COLOURS or len(dims) == 3 and dims[2] in _COLOURS
+    image = field.dtype == torch.uint8 and len(given) in (0, 2, 3) and (colours or len(dims) == 2)
+    return alone and (image or len(given) == len(dims) == 1)
