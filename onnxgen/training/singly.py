@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.output.signature import Port, Signature
+from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import fed, says_batch
-from onnxgen.training.data.samples import Field
+from onnxgen.training.data.samples import Data, Field
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.settings import Settings
 
 _BATCH = "batch"
-_COLOURS = (1, 3, 4)
+_COLOURS = frozenset((3, 4))
 
 
 class Singly:
@@ -92,15 +93,13 @@ def alone_of(model: nn.Module) -> tuple[set[str], set[int]]:
     return inputs, {n for n, (one, several) in pairs if len(one.dims or ()) != len(several.dims or ())}
 
 
-def run_singly(model: nn.Module, fields: Mapping[str, Field], settings: Settings, table: bool = False) -> None:
-    """Let a network that takes one sample run on batches, if the samples of the data are such samples.
-
-    Args:
-        fields: of the data.
-        table: if it has columns with a number each, which may be joined.
-    """
-    if is_singly(model):
+def run_singly(model: nn.Module, data: Data | DataSource, settings: Settings) -> None:
+    """Let a network that takes one sample run on batches, if the samples of the data are such samples."""
+    if is_singly(model) or not data.parts:
         return
+    fields = next(iter(data.parts.values())).fields
+    pictures = data.whites if isinstance(data, DataSource) else ()
+    table = isinstance(data, DataSource) and data.table
     ports = [port for port in fed(model, settings.const).inputs if port.name != BRANCH]
     if not ports or any(port.dims is None or any(map(_says_batch, port.dims)) for port in ports):
         return
@@ -108,13 +107,13 @@ def run_singly(model: nn.Module, fields: Mapping[str, Field], settings: Settings
     modes: dict[str, bool] = {}
     for port in ports:
         column = settings.inputs.get(port.name, port.name)
-        own = [fields[column]] if column in fields else [*fields.values()]
-        whole = any(_is_whole(port, field, alone) for field in own)
+        own = [column] if column in fields else [*fields]
+        whole = any(_is_whole(port, fields[name], alone, name in pictures) for name in own)
         whole |= alone and table and len(port.dims or ()) == 1 and column not in fields
         if not whole and (port.dims or (0,))[0] != 1:
             return
         modes[port.name] = whole
-    model.forward = Singly(model, modes)  # type: ignore[assignment]
+    model.forward = Singly(model, modes)
 
 
 def _in_front(port: Port, more: bool) -> Port:
@@ -136,11 +135,18 @@ def _is_alone(ports: Sequence[Port], outputs: Sequence[Port]) -> bool:
     )
 
 
-def _is_whole(port: Port, field: Field, alone: bool) -> bool:
-    """Return True if a sample has all axes of an input, also as an image that is made to fit."""
+def _is_whole(port: Port, field: Field, alone: bool, picture: bool) -> bool:
+    """Return True if a sample has all axes of an input, also as an image that is made to fit.
+
+    Args:
+        alone: see `_is_alone`.
+        picture: True for files of images, which an input with three or four channels takes as one.
+    """
     dims, given = port.dims or (), field.shape
     if len(given) == len(dims) and all(d == g for d, g in zip(dims, given) if isinstance(d, int)):
         return True
-    colours = len(dims) == 3 and dims[0] in _COLOURS or len(dims) == 3 and dims[2] in _COLOURS
-    image = field.dtype == torch.uint8 and len(given) in (0, 2, 3) and (colours or len(dims) == 2)
-    return alone and (image or len(given) == len(dims) == 1)
+    colours = len(dims) == 3 and bool({dims[0], dims[2]} & _COLOURS)
+    if colours and (picture or (len(given) == 3 and {given[0], given[2]} & _COLOURS)):
+        return True
+    image = picture or (field.dtype == torch.uint8 and len(given) in (2, 3))
+    return alone and (image and len(dims) in (2, 3) or len(given) == len(dims) == 1)

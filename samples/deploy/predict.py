@@ -244,7 +244,7 @@ def samples(path, inputs):
 
 
 def made(how, sample, port, tokenizer):
-    """Return an input with its batch axis, in its dtype."""
+    """Return an input with its batch axis, if it has one, in its dtype."""
     dtype = {"float": "float32", "double": "float64"}.get(kind := port.type[len("tensor(") : -1], kind)
     if how["kind"] == "constant":
         return np.full([size if isinstance(size, int) else 1 for size in port.shape], how["value"], dtype)
@@ -253,13 +253,14 @@ def made(how, sample, port, tokenizer):
     else:
         steps = {"image": image, "table": table, "sound": sound, "numbers": numbers}
         x = steps[how["kind"]](how, sample).reshape(how["shape"])
-    return np.expand_dims(x, how["batch"]).astype(dtype)
+    return (x if how["batch"] is None else np.expand_dims(x, how["batch"])).astype(dtype)
 
 
 def said(how, outputs, inputs, path):
     if how["kind"] == "boxes":
         return boxes(how, outputs, next(i for i in inputs if i["kind"] == "image"), upright(path).size)
     y = outputs[how["name"]]
+    y = y[None] if how.get("batch", 0) is None else y
     y = y.astype(np.float32) if y.dtype == np.float16 else y
     if how["kind"] == "numbers":
         return y[0]

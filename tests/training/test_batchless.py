@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image as Picture
 from torch import Tensor, nn
 
 import onnxgen
@@ -17,6 +17,7 @@ from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.training import evaluate, fit, predict
+from tests.training.shipping import need_same, shipped
 
 QUIET: dict[str, Any] = {"epochs": 1, "show": "nothing", "workers": 0, "device": "cpu", "loggers": "none"}
 WAY = "export it again with a batch axis in front"
@@ -94,19 +95,6 @@ def data(folder: Path, *shape: int, classes: int = 2) -> Path:
     x, y = rng.normal(size=(48, *shape)).astype(np.float32), rng.integers(0, classes, 48)
     np.savez(folder / "data.npz", x=x, y=y)
     return folder / "data.npz"
-
-
-class Normed(nn.Module):
-    """[n, 3, 8, 8] to [n, 2], or [3, 8, 8] to [2], with a norm that has statistics."""
-
-    def __init__(self, whole: bool = False) -> None:
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
-        self.whole = whole
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.fc(self.norm(self.conv(x[None] if self.whole else x)).relu().mean((2, 3)))
-        return found[0] if self.whole else found
 
 
 class Fixed(Features):
@@ -202,3 +190,82 @@ def test_rows_that_see_each_other_are_told(
     assert (
         "depends on the others of its batch: is the first axis of input 'x' [16, 8] one of samples?" in said
     ) == told
+
+
+class Normed(nn.Module):
+    """[3, 8, 8] to [2], with a norm that has statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(x[None])).relu().mean((2, 3)))[0]
+
+
+def test_norms_over_a_single_sample_keep_their_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = Normed()
+    network.norm.running_mean.copy_(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    generated(network, tmp_path, (3, 8, 8))
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "normed.py", Options(restore_batchnorm=True))
+    samples = data(tmp_path, 3, 8, 8)
+    given = {**QUIET, "show": "lines", "max_steps": 1, "val": 0.0, "optimizer": "sgd", "lr": 0.1, "batch_size": 48}
+    trained = fit(tmp_path / "normed.py", samples, out=tmp_path / "run", **given)
+    said = capsys.readouterr().out
+    assert "the network takes one sample: each of a batch is run by itself, and their gradients add up" in said
+    assert "1 BatchNorm (bn) use the statistics that they have" in said and "measured on 48 samples" in said
+    x, y = (torch.from_numpy(np.load(samples)[name]) for name in "xy")
+    with torch.no_grad():
+        wide = network.conv(x)
+    norm = next(module for module in trained.model.modules() if isinstance(module, nn.BatchNorm2d))
+    torch.testing.assert_close(norm.running_var, wide.transpose(0, 1).flatten(1).var(1), rtol=1e-4, atol=1e-5)
+    before = torch.stack([network(row) for row in x])
+    assert trained.history[0]["train_loss"] == pytest.approx(nn.functional.cross_entropy(before, y).item(), abs=1e-5)
+
+
+def test_pictures_are_fed_one_by_one(tmp_path: Path) -> None:
+    """A folder of pictures of two sizes, another number of classes, and the program that reads the ONNX file alone."""
+    rng, folder = np.random.default_rng(0), tmp_path / "photos"
+    for n in range(24):
+        (folder / "abc"[n % 3]).mkdir(parents=True, exist_ok=True)
+        Picture.fromarray(rng.integers(0, 256, (8 + n % 2, 9, 3), np.uint8)).save(folder / "abc"[n % 3] / f"{n}.png")
+    file = generated(Normed(), tmp_path, (3, 8, 8))
+    run = shipped(file, folder, tmp_path / "run", replace_head=3, batch_size=8)
+    for picture in sorted(folder.rglob("*.png"))[:3]:
+        need_same(run, picture)
+    session = onnxruntime.InferenceSession(run / "tuned.onnx")
+    assert (session.get_inputs()[0].shape, session.get_outputs()[0].shape) == ([3, 8, 8], [3])
+
+
+def test_numbers_beside_a_sample(tmp_path: Path) -> None:
+    """A recurrent state of its own shape and a rate, which all samples share, are no batch."""
+    torch.manual_seed(0)
+    network = Recurrent().eval()
+    example = torch.zeros(1, 5), torch.zeros(2, 1, 4), torch.tensor(1.0)
+    names = {"input_names": ["x", "state", "rate"], "output_names": ["y", "next"]}
+    torch.onnx.export(network, example, tmp_path / "net.onnx", opset_version=17, dynamo=False, **names)
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    rng = np.random.default_rng(0)
+    x, state = rng.normal(size=(24, 5)).astype(np.float32), rng.normal(size=(24, 2, 1, 4)).astype(np.float32)
+    y = rng.normal(size=(24, 2)).astype(np.float32)
+    session, given = onnxruntime.InferenceSession(tmp_path / "net.onnx"), {**QUIET, "val": 0.0, "max_steps": 1}
+    for const, states in (({"rate": 2.0, "state": 0.5}, np.full_like(state, 0.5)), ({"rate": 2.0}, state)):
+        columns = {"x": x, "y": y} if "state" in const else {"x": x, "state": state, "y": y}
+        found = predict(tmp_path / "net.py", columns, const=const, device="cpu", workers=0, batch_size=7)
+        feeds = ({"x": a[None], "state": b, "rate": np.array(2, np.float32)} for a, b in zip(x, states))
+        wanted = np.concatenate([session.run(["y"], feed)[0] for feed in feeds])
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-6)
+        told = fit(tmp_path / "net.py", columns, const=const, out=tmp_path / str(len(const)), batch_size=24, **given)
+        assert told.history[0]["train_loss"] == pytest.approx(float(((wanted - y) ** 2).mean()), abs=1e-6)
+
+
+class Recurrent(nn.Module):
+    """x [1, 5], a state [2, 1, 4] and a number to y [1, 2] and the next state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.next = nn.Linear(9, 2), nn.Linear(9, 4)
+
+    def forward(self, x: Tensor, state: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat((x.reshape(1, 5) * rate, state[1].reshape(1, 4)), 1)
+        return self.fc(both), torch.stack((state[1], self.next(both)))

@@ -71,7 +71,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    run_singly(model, next(iter(source.parts.values())).fields, settings, source.table)
+    run_singly(model, source, settings)
     ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
     settings = replace(as_trained(settings, model), task=task or settings.task)

@@ -75,8 +75,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     found = open_source(spec, settings, targets=targets)
     if not isinstance(found, Data):
         return fit_to_model(found, model, settings, targets)
-    if found.parts:
-        run_singly(model, next(iter(found.parts.values())).fields, settings)
+    run_singly(model, found, settings)
     return found
 
 

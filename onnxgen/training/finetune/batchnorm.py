@@ -101,7 +101,9 @@ def norms_before(
         )
     left = [path for path in _norms(model, True) if not frozen and not is_below(path, settings.freeze)]
     if settings.batch == 1 and left and not is_singly(model):
-        notes.append(f"each sample is a batch, by which {_listed(left)} normalise it; --freeze them to use their statistics")
+        notes.append(
+            f"each sample is a batch, by which {_listed(left)} normalise it; --freeze them to use their statistics"
+        )
     return notes, frozen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 
 import onnxgen
 from onnxgen.errors import OnnxgenError
@@ -95,3 +97,25 @@ def test_more_classes_than_the_head_has(place: Path, tmp_path: Path) -> None:
     names.unlink()  # the classes have no names, so they are those of the head
     with pytest.raises(OnnxgenError, match=r"is of a class that is none of 0 to 2 -> replace_head=8 makes"):
         fit(place / "net.py", tmp_path / "data", out=tmp_path / "run", show="nothing")
+
+
+def test_what_has_no_boxes_is_told(place: Path, tmp_path: Path) -> None:
+    for n, name in enumerate("aabb"):
+        (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((32, 32, 3), n, np.uint8)).save(tmp_path / "data" / name / f"{n}.png")
+    with pytest.raises(OnnxgenError, match="detection trains boxes, and data has none"):
+        fit(
+            place / "net.py", tmp_path / "data", task="detection", normalize="0,1", out=tmp_path / "run", show="nothing"
+        )
+
+
+def test_a_map_that_forward_lost_is_named(place: Path, tmp_path: Path) -> None:
+    text = (place / "net.py").read_text()
+    shutil.copy(place / "net.safetensors", tmp_path / "lost.safetensors")
+    shutil.copy(place / "net.onnx", tmp_path)
+    text = text.replace("net.safetensors", "lost.safetensors")
+    head, forward, last = text.rpartition("def forward(")
+    last = re.sub(r"(?m)^        return .*", "        return ()", last, count=1)
+    (tmp_path / "lost.py").write_text(head + forward + last)
+    with pytest.raises(OnnxgenError, match="the model returns 0 outputs, without the raw map '.*' -> let forward"):
+        fit(tmp_path / "lost.py", place / "data", normalize="0,1", out=tmp_path / "run", show="nothing")

@@ -35,7 +35,9 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
         OnnxgenError: the whole graph could not decode boxes of so many classes, or the head can't be replaced.
     """
     if COLUMN not in next(iter(data.parts.values())).fields:
-        raise OnnxgenError(f"--task detection trains boxes, and {data.name} has none", help="name boxes of COCO, YOLO or VOC")
+        raise OnnxgenError(
+            f"--task detection trains boxes, and {data.name} has none", help="name boxes of COCO, YOLO or VOC"
+        )
     detector = detector_of(model)
     detector.refuse_whole()
     ports = signature_of(model).outputs
