@@ -41,6 +41,7 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
     inferred.scope.update(_biased(nodes, inferred))
     inferred.scope.update(_looked_up(nodes, inferred))
     inferred.scope.update(_of_weights(nodes, inferred))
+    inferred.look_ahead(nodes)
     for node in nodes:
         if node not in inferred.scope:
             inferred.scope[node] = inferred.of(node)
@@ -54,6 +55,7 @@ class _Inferred:
     Attributes:
         scope: the scopes of nodes: those in the file, and those inferred so far (in topological order).
         after: of nodes without a scope, the common part of the scopes of all users.
+        lost: the layers without a scope and what leads to them: no module after them says where they are.
         lists: the module paths of lists.
         layers: the module paths that have weights and no modules below them.
     """
@@ -65,8 +67,14 @@ class _Inferred:
         self.lists = {s[:i] for s in known for i in range(len(s)) if s[i].isdigit()} - weighted
         self.layers = weighted - {scope[:i] for scope in known for i in range(len(scope))}
         self.after: dict[ir.Node, ModulePath] = {}
+        self.lost: set[ir.Node] = set()
+
+    def look_ahead(self, nodes: list[ir.Node]) -> None:
+        """Set `after` and `lost`."""
         for node in reversed(nodes):
             if node not in self.scope:
+                if _takes_weights(node, 2) or any(u.node in self.lost for v in node.outputs for u in v.uses()):
+                    self.lost.add(node)
                 users = (use.node for output in node.outputs for use in output.uses())
                 found = (self.scope.get(user, self.after.get(user)) for user in users)
                 common = common_scope(scope for scope in found if scope is not None)
@@ -80,7 +88,7 @@ class _Inferred:
         before, inner = common_scope(known), common_scope(_innermost(known))
         after = self.after.get(node)
         if inner is None or after is None:  # it only has inputs or only outputs of the graph
-            scope = () if after is None or _takes_weights(node, 2) else self._module(after, is_layer=True)
+            scope = () if after is None or node in self.lost else self._module(after, is_layer=True)
         else:
             scope = self._module(common_scope([inner, after]) or ())
         before = before or ()

@@ -137,3 +137,11 @@ def test_other_layers_without_names_are_outside(write: Write, what: str) -> None
     nodes.append(node("Neg", ["y0"], ["y"], name="end"))
     found = placed(write, nodes, [name for n in nodes if n.op_type == "MatMul" for name in n.input[1:]])
     assert found["b0"] != "unit0.fc2" and found["b1"] != "unit1.fc2"
+
+
+def test_a_backbone_without_names_is_not_in_the_head(write: Write) -> None:
+    """Folding norms into a detector leaves names to its last layers only."""
+    nodes = [node("Neg", ["x"], ["a"], name="begin"), lost("a", "b"), node("Relu", ["b"], ["c"], name="act")]
+    nodes += [lost("c", "d"), layer("head.preds.0", "d", "y")]
+    found = placed(write, nodes, ["wb", "wd", "head.preds.0.weight"])
+    assert {found[name] for name in ("begin", "b", "act", "d")} == {""}
