@@ -147,7 +147,8 @@ def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1
 @op("NonZero", traits=[SELECTS], least=0.0)
 def non_zero(b: Builder, X: Arg) -> ast.expr:
     """The positions of non-zero elements, in row-major order: one row per axis, one column per element."""
-    return computed(b, X.dtype, lambda x: b("x.nonzero().T", x=x), X, back=False)
+    text = "x.nonzero().T" if X.rank else "torch.atleast_1d(x).nonzero().T"  # torch finds no axis in a scalar
+    return computed(b, X.dtype, lambda x: b(text, x=x), X, back=False)
 
 
 # ---------------------------------------------------------------------------------------------------- random

@@ -1,6 +1,7 @@
-"""An axis whose two pieces are swapped: `torch.roll`, and the `rotate_half` of rotary embeddings.
+"""An axis whose pieces are put together again: `torch.roll`, `rotate_half` of rotary embeddings, circular padding.
 
     Concat(x[k:], x[:k])                                        roll(x, -k)
+    Concat(x[-k:], x, x[:n])                                    F.pad(x, (k, n), mode="circular")
     Concat(-x[..., n/2:], x[..., :n/2])                         rotate_half(x)
     Concat(-x[..., 1::2], x[..., ::2]) along a new last axis    rotate_pairs(x), if a Reshape merges the last two axes
 
@@ -20,7 +21,7 @@ from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.rewrite import only_user, own, replace, together
 from onnxgen.passes.slices import cuts, make_up_axis, piece
-from onnxgen.passes.steps import stored_views
+from onnxgen.passes.steps import known_ints, stored_views
 from onnxgen.shapes.dims import Dim, nonnegative
 from onnxgen.shapes.infer_slice import OPEN_END
 from onnxgen.shapes.info import info
@@ -31,9 +32,12 @@ def roll(model: ir.Model, options: Options) -> None:
     weights = stored_views(model)
     for node in standard_nodes(model, "Concat"):
         rank = info(node.outputs[0]).rank
-        if len(node.inputs) != 2 or rank is None or node.outputs[0] in weights:
+        if len(node.inputs) not in (2, 3) or rank is None or node.outputs[0] in weights:
             continue
         axis = node.attributes["axis"].as_int() % rank
+        if len(node.inputs) == 3:
+            _wrap(node, axis, rank)
+            continue
         maker = made_by(node.inputs[0], "Slice", "Split", "Neg", "Unsqueeze")
         if maker is not None and maker.op_type in ("Slice", "Split"):
             _roll(node, axis)
@@ -56,6 +60,23 @@ def _roll(node: ir.Node, axis: int) -> None:
             axes = [*before.attributes["axes"].as_ints(), axis]
             x = before.inputs[0]
     replace(node, own("Roll", [x], shifts=shifts, axes=axes))
+
+
+def _wrap(node: ir.Node, axis: int, rank: int) -> None:
+    """Write a Pad that continues an axis with its other end; of the axes that `F.pad` knows, and of a known size."""
+    before, x, after = node.inputs
+    found = [cuts(made_by(value, "Slice")) for value in (before, after)]
+    sources = {made.inputs[0] for value in (before, after) if (made := made_by(value, "Slice")) is not None}
+    if sources != {x} or None in found or any([cut.axis for cut in c or []] != [axis] for c in found):
+        return
+    (last,), (first,) = found[0] or [], found[1] or []
+    size = (info(x).shape or ())[axis]
+    sizes = [(info(value).shape or ())[axis] for value in (before, after)]
+    is_known = all(isinstance(d, int) and d > 0 for d in (size, *sizes)) and (last.step, first.step) == (1, 1)
+    if is_known and last.start in (-sizes[0], size - sizes[0]) and first.start == 0 and 1 <= rank - axis < min(rank, 4):
+        pads = [0] * rank * 2
+        pads[axis], pads[axis + rank] = (d for d in sizes if isinstance(d, int))
+        replace(node, ir.node("Pad", [x, known_ints(pads)], {"mode": "wrap"}, version=19))
 
 
 def _shift(node: ir.Node, axis: int, size: Dim) -> int | None:

@@ -15,13 +15,15 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.views import arranges
 from onnxgen.shapes.info import info, set_info
 
 CHEAP = frozenset(
-    "Add Sub Mul Div Neg Cast Not And Or Equal Less Greater LessOrEqual GreaterOrEqual Where Constant".split()
+    "Add Sub Mul Div Neg Cast Not And Or Equal Less Greater LessOrEqual GreaterOrEqual Where Constant Cos Sin Exp Sqrt "
+    "Pow Abs Clip Unbind".split()
 )
 
 
@@ -39,6 +41,7 @@ class _Layers:
 
     Attributes:
         prepared: nodes that only compute with the graph's inputs and constants, by views and arithmetic.
+        nodes: those of the file, in order.
         order: the position of each node. A copy has the position of the node that it stands before.
         copies: by that position, the copies that stand there, in order.
         own: by scope, the nodes that are not prepared.
@@ -46,7 +49,8 @@ class _Layers:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph, self.prepared = graph, _prepared(graph)
-        self.order = {node: position for position, node in enumerate(graph)}
+        self.nodes = list(graph)
+        self.order = {node: position for position, node in enumerate(self.nodes)}
         self.copies: dict[int, list[ir.Node]] = {}
         self.own: dict[ModulePath, list[ir.Node]] = defaultdict(list)
         for node in graph:
@@ -56,34 +60,33 @@ class _Layers:
 
     def share_out(self, node: ir.Node) -> None:
         """Copy a node into the other layers that use it."""
-        value, scope = node.outputs[0], SCOPE.get(node)
-        if value.is_graph_output() or info(value).data is not None:
+        scope = SCOPE.get(node)
+        if any(value.is_graph_output() or info(value).data is not None for value in node.outputs):
             return
-        elsewhere: dict[ModulePath, list[tuple[ir.Node, int]]] = {}
-        for user, index in value.uses():
+        uses = [(user, index, place) for place, value in enumerate(node.outputs) for user, index in value.uses()]
+        elsewhere: dict[ModulePath, list[tuple[ir.Node, int, int]]] = {}
+        for user, index, place in uses:
             layer = SCOPE.get(user)[: len(scope)]
             if layer == scope:
                 continue
             if user.graph is not self.graph or _role(layer) != _role(scope):
                 return
-            elsewhere.setdefault(layer, []).append((user, index))
-        if sum(map(len, elsewhere.values())) == len(value.uses()):
+            elsewhere.setdefault(layer, []).append((user, index, place))
+        if sum(map(len, elsewhere.values())) == len(uses):
             return  # its own scope does not use the result but passes it on, like one layer of a sequence
         for layer, users in elsewhere.items():
             copy = _copy(node, layer)
-            self._insert(copy, [user for user, _ in users] + self._counterpart(node, layer))
-            for user, index in users:
-                user.replace_input_with(index, copy.outputs[0])
+            self._insert(copy, [user for user, _, _ in users] + self._counterpart(node, layer))
+            for user, index, place in users:
+                user.replace_input_with(index, copy.outputs[place])
 
     def _insert(self, copy: ir.Node, users: list[ir.Node]) -> None:
-        """Insert a copy before the first of its users. Several users may be copies at the same position."""
+        """Insert a copy before the first of its users, and before the copies of later nodes that stand there."""
         position = min(self.order[user] for user in users)
-        here = [user for user in users if self.order[user] == position]
         near = self.copies.setdefault(position, [])
-        first = min(here, key=lambda user: near.index(user) if user in near else len(near))
-        self.graph.insert_before(first, copy)
+        self.graph.insert_before(near[0] if near else self.nodes[position], copy)
         self.order[copy] = position
-        near.insert(near.index(first) if first in near else len(near), copy)
+        near.insert(0, copy)
 
     def _counterpart(self, node: ir.Node, layer: ModulePath) -> list[ir.Node]:
         """Return the node of another layer that the copy must precede, so that both layers have the same order."""
@@ -102,7 +105,7 @@ def _prepared(graph: ir.Graph) -> set[ir.Node]:
     known = set(graph.inputs)
     found: set[ir.Node] = set()
     for node in graph:
-        if node.domain == "" and (_arranges(node) or node.op_type in CHEAP):
+        if node.domain in ("", DOMAIN) and (_arranges(node) or node.op_type in CHEAP):
             if all(v is None or v in known or (v.is_initializer() and not is_trained(v)) for v in node.inputs):
                 known.update(v for v in node.outputs if not is_trained(v))
                 found.add(node)
@@ -114,11 +117,14 @@ def _role(scope: ModulePath) -> str:
 
 
 def _copy(node: ir.Node, scope: ModulePath) -> ir.Node:
-    copy = ir.Node("", node.op_type, node.inputs, list(node.attributes.values()), version=node.version, name=node.name)
+    attributes, count = list(node.attributes.values()), len(node.outputs)
+    copy = ir.Node(
+        node.domain, node.op_type, node.inputs, attributes, num_outputs=count, version=node.version, name=node.name
+    )
     copy_all(node, copy)
     SCOPE.set(copy, scope)
     STANDS_FOR.set(copy, names_of(node))
-    old, new = node.outputs[0], copy.outputs[0]
-    new.type, new.shape = old.type, old.shape
-    set_info(new, info(old))
+    for old, new in zip(node.outputs, copy.outputs):
+        new.type, new.shape = old.type, old.shape
+        set_info(new, info(old))
     return copy

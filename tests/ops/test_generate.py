@@ -200,6 +200,20 @@ def test_non_zero(dtype: str) -> None:
     run_node("NonZero", [np.zeros((0, 2), dtype)])
 
 
+@pytest.mark.parametrize("x", [0, 2])
+def test_non_zero_of_a_scalar(x: float) -> None:
+    """onnxruntime finds one axis in it, torch none."""
+    run_node("NonZero", [np.array(x, F)])
+    chain = """<ir_version: 8, opset_import: ["" : 17]> g (float[n, m] x) => (int64[k, l] y) {
+        s = Squeeze(x)
+        y = NonZero(s)
+    }"""
+    for shape in ((1, 1), (1, 3), (2, 3)):
+        feed = {"x": np.full(shape, x, F)}
+        model = onnx.parser.parse_model(chain)
+        assert_same(run_model(model, feed).outputs[0], run_onnxruntime(model, feed)[0])
+
+
 def test_shape_and_size() -> None:
     x = np.zeros((2, 3, 4), F)
     run_node("Shape", [x], dynamic=True)

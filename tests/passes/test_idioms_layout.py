@@ -178,6 +178,12 @@ IMAGES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "roll": (lambda x: torch.roll(x, (-1, -2), (2, 3)), "torch.roll(x, (-1, -2), (2, 3))", "fixed"),
     "roll one": (lambda x: torch.roll(x, 1, 3), "torch.roll(x, 1, 3)", "fixed"),
     "roll of unknown length": (lambda x: torch.roll(x, -2, 2), "torch.cat([x[:, :, 2:], x[:, :, :2]], dim=2)", "11 17"),
+    "wrapped": (
+        lambda x: torch.cat([x[..., -2:], x, x[..., :1]], -1),
+        "F.pad(x, (2, 1, 0, 0), mode='circular')",
+        "fixed",
+    ),
+    "wrapped, of unknown width": (lambda x: torch.cat([x[..., -2:], x, x[..., :1]], -1), "torch.cat(", "17"),
     "halves swapped": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1), "torch.roll(x, -6, 1)", "11 17"),
     "flip": (lambda x: x.flip((2, 3)), ".flip((2, 3))", "11 17"),
 }

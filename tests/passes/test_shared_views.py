@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen.runtime.load import load
 from tests.export.test_shared import back
+from tests.support.exported import held
 from tests.zoo.export import quiet
 
 
@@ -28,6 +29,37 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = x + layer(x, memory, memory, need_weights=False)[0]
         return x
+
+
+class Messages(nn.Module):
+    """A layer of a graph network: it weighs messages by a distance that fades to 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, edges: Tensor, distance: Tensor) -> Tensor:
+        source, target = edges
+        weight = (0.5 * (torch.cos(distance) + 1)).unsqueeze(-1)
+        return x + weight * self.linear(x)[source] * x[target]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Messages() for _ in range(3))
+
+    def forward(self, x: Tensor, edges: Tensor, distance: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edges, distance)
+        return x
+
+
+def test_layers_prepare_their_inputs_themselves() -> None:
+    """The exporter writes the weights of the messages, and the rows of the edges, once, in the first layer."""
+    inputs = [torch.randn(5, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]), torch.rand(5)]
+    ran = held(Layers(), inputs)
+    assert ran.source.count("(nn.Module):") == 2 and "for _ in range(3)" in ran.source
 
 
 @pytest.fixture(scope="module")
