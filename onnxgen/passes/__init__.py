@@ -43,6 +43,7 @@ from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
 from onnxgen.passes.quantized import quantized
 from onnxgen.passes.quantized.fakes import once
+from onnxgen.passes.quantized.moved import dequantise_rows
 from onnxgen.passes.quantized.pairs import rounded
 from onnxgen.passes.recurrent import recurrent
 from onnxgen.passes.reductions import reductions
@@ -84,6 +85,7 @@ PASSES: list[Pass] = [
     aliases,  # second names of values would hide from every pass below what is computed of what
     quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
     contrib,  # before trainable, which knows weights by the standard's operators
+    dequantise_rows,  # before trainable: it writes new names of values
     rounded,  # after contrib, which writes other spellings of these
     dynamic,  # before trainable: what these layers have is not trained
     trainable,  # before anything is folded: trained tensors must not be folded

@@ -6,11 +6,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx.parser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.harness import refusal, run_node, unbound_names
+from tests.ops.harness import assert_same, refusal, run_model, run_node, run_onnxruntime, unbound_names
 from tests.support.tiers import drawn
 
 OPERATORS = [
@@ -169,3 +170,24 @@ def test_qlinear_matmul(dtype: str, stored: set[int]) -> None:
 def test_a_scale_by_axis_needs_a_vector() -> None:
     x, scale = np.zeros((4, 6), F), np.ones((2, 6), F)
     assert "block_size" in refusal("QuantizeLinear", [x, scale])
+
+
+def test_rows_of_a_table_are_dequantised_in_its_module() -> None:
+    """`quantize_dynamic` writes DequantizeLinear where floats are taken: behind a Transpose, in the next module."""
+    table = "{" + ", ".join(map(str, ints("uint8", 24).tolist())) + "}"
+    weight = "{" + ", ".join(str(i / 8) for i in range(8)) + "}"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]> g (int64[n, m] ids) => (float[m, n, 2] y)
+        <uint8[6, 4] "words.weight_quantized" = {table}, float scale = {{0.5}}, uint8 zero = {{100}},
+         float[4, 2] "body.fc.weight" = {weight}> {{
+            ["/words/Gather"] rows = Gather("words.weight_quantized", ids)
+            ["/body/Transpose"] turned = Transpose<perm = [1, 0, 2]>(rows)
+            ["/body/Transpose_DequantizeLinear"] x = DequantizeLinear(turned, scale, zero)
+            ["/body/fc/MatMul"] h = MatMul(x, "body.fc.weight")
+            ["/body/Relu"] y = Relu(h) }}"""
+    )
+    feed = {"ids": np.array([[0, 1, 5], [2, 3, 4]])}
+    ran = run_model(model, feed)
+    assert_same(ran.outputs[0], run_onnxruntime(model, feed)[0])
+    body = next(part for part in ran.source.split("class ") if part.startswith("Body"))
+    assert ".float()" not in body and "nn.Module()" not in ran.source

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import onnx_ir as ir
 
-from onnxgen.graph.annotations import copy_all
+from onnxgen.graph.annotations import SCOPE, copy_all
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.traits import FILLS, MOVES, PICKS, RESAMPLES
+from onnxgen.options import Options
 from onnxgen.passes.quantized.scales import Scaled
 from onnxgen.passes.steps import filled, input_at, insert
 from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
 
 QUANTISED_TYPES = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16}
 
@@ -51,12 +55,44 @@ def _quantised_by(value: ir.Value) -> ir.Node | None:
 
 def dequantise_first(model: ir.Model) -> None:
     """Move every DequantizeLinear with one scale up as far as possible."""
-    pending = [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]
+    _move(_dequantising(model), set())
+
+
+def dequantise_rows(model: ir.Model, options: Options) -> None:
+    """Move every DequantizeLinear of the rows of a table up to these, into the module that has the table.
+
+    `quantize_dynamic` leaves it at the first operator that takes floats, which may be in a module far behind.
+    """
+    lookups = {
+        node
+        for node in all_nodes(model.graph)
+        if node.op_type == "Gather" and (table := stored(node.inputs[0])) is not None and table.dtype in QUANTISED_TYPES
+    }
+    for node in _dequantising(model):
+        mover, made = node.inputs[0].producer() if node.inputs[0] else None, node.inputs[0]
+        while mover is not None and mover not in lookups and mover.domain == "" and moves(mover, made):
+            made = mover.inputs[0]
+            mover = None if made is None else made.producer()
+        if mover in lookups and made is not node.inputs[0]:
+            for first in _move([node], lookups):
+                SCOPE.set(first, SCOPE.get(mover))
+
+
+def _dequantising(model: ir.Model) -> list[ir.Node]:
+    return [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]
+
+
+def _move(pending: list[ir.Node], stops: Container[ir.Node]) -> list[ir.Node]:
+    """Move nodes up as far as possible, but not before `stops`; return those that then take what one of these makes."""
+    ended: list[ir.Node] = []
     moved: dict[tuple[ir.Node, ir.Value, ir.Value | None], ir.Node] = {}
     while pending:
         node = pending.pop()
         source = node.inputs[0]
         mover = None if source is None else source.producer()
+        if mover in stops:
+            ended.append(node)
+            continue
         if mover is None or mover.domain != "" or not moves(mover, source) or not _is_plain(node):
             continue
         assert source is not None
@@ -69,6 +105,7 @@ def dequantise_first(model: ir.Model) -> None:
         if made.is_graph_output():
             made.name = node.outputs[0].name
         made.type, made.shape = node.outputs[0].type, node.outputs[0].shape
+    return ended
 
 
 def _is_plain(node: ir.Node) -> bool:
