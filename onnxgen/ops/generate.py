@@ -16,6 +16,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized
 from onnxgen.ops.cast import converted
+from onnxgen.ops.index import positions
 from onnxgen.ops.wide import WIDER, computed
 from onnxgen.shapes.dims import nonnegative
 
@@ -147,8 +148,7 @@ def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1
 @op("NonZero", traits=[SELECTS], least=0.0)
 def non_zero(b: Builder, X: Arg) -> ast.expr:
     """The positions of non-zero elements, in row-major order: one row per axis, one column per element."""
-    text = "x.nonzero().T" if X.rank else "torch.atleast_1d(x).nonzero().T"  # torch finds no axis in a scalar
-    return computed(b, X.dtype, lambda x: b(text, x=x), X, back=False)
+    return b("x.T", x=positions(b, X))
 
 
 # ---------------------------------------------------------------------------------------------------- random

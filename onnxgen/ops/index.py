@@ -14,6 +14,7 @@ from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.annotations import PADDING
 from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import MOVES, PASSES_ON, SELECTS, STRIDES
 from onnxgen.lowering.arg import Arg
@@ -22,7 +23,7 @@ from onnxgen.lowering.from_sizes import Sized, each
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
-from onnxgen.ops.wide import BITS, flipped, moved
+from onnxgen.ops.wide import BITS, computed, flipped, moved
 from onnxgen.passes.exporters import padding_row
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
@@ -145,6 +146,18 @@ def gather_nd(b: Builder, data: Arg, indices: Arg, *, batch_dims: int = 0) -> as
     if batch_dims:
         return b("gather_batched(x, i, n)", x=data, i=indices, n=batch_dims)
     return b("x[i.unbind(-1)]", x=data, i=indices)
+
+
+@op("Positions", domain=DOMAIN, traits=[SELECTS])
+def positions(b: Builder, X: Arg) -> ast.expr:
+    """The positions of non-zero elements, in row-major order: one row per element."""
+    text = "x.nonzero()" if X.rank else "torch.atleast_1d(x).nonzero()"  # torch finds no axis in a scalar
+    return computed(b, X.dtype, lambda x: b(text, x=x), X, back=False)
+
+
+@op("Chosen", domain=DOMAIN, traits=[MOVES, SELECTS])
+def chosen(b: Builder, data: Arg, mask: Arg) -> ast.expr:
+    return b("x[mask]", x=data, mask=mask)
 
 
 # ------------------------------------------------------------------------------------------------------ Scatter

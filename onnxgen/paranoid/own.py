@@ -192,6 +192,18 @@ def RepeatInterleave(x: Array, *, repeats: int, axis: int) -> Array:
 
 
 @own
+def Positions(x: Array) -> Array:
+    return np.argwhere(np.atleast_1d(x))  # as onnxruntime: one axis in a scalar
+
+
+@own
+def Chosen(x: Array, mask: Array) -> Array:
+    if x.shape[: mask.ndim] != mask.shape:
+        raise ValueError("a mask has another size")
+    return x[mask]
+
+
+@own
 def RotateHalf(x: Array) -> Array:
     if x.shape[-1] == 1:
         raise ValueError("one element has no halves")

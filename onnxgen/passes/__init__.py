@@ -19,6 +19,7 @@ from onnxgen.passes.attention import attention
 from onnxgen.passes.axes import axes
 from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
+from onnxgen.passes.chosen import chosen
 from onnxgen.passes.contrib import contrib
 from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
@@ -105,6 +106,7 @@ PASSES: list[Pass] = [
     no_ops,  # casts and identities would hide a pattern
     equal_nodes,  # when what changes nothing is gone, and before patterns ask who alone uses a value
     filled,
+    chosen,
     indexed,  # before broadcasts, which takes an Expand away
     standardised,  # before norms, which would take the statistics that it computes beside
     dropout,  # before another idiom takes its Mul

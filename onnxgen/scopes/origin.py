@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
@@ -102,6 +103,8 @@ def note_origin(model: ir.Model) -> None:
     recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
     taken = ((recorded[node] or (), path[:-1]) for node, _ in named for path in params[node])
     full = passed_over(taken, known)
+    if root := _only_module(full, parents, recorded.values()):
+        recorded = {node: None if scope is None else root + scope for node, scope in recorded.items()}
     recorded = {node: spelled_out(scope, full) if full and scope else scope for node, scope in recorded.items()}
     by_torch = parents or classes or any((node.name or "").startswith("/") for node in nodes)
     if not by_torch and model.producer_name != "pytorch":
@@ -131,6 +134,20 @@ def _without_root(
             taking.setdefault(node.graph, []).append(recorded[node] in ((), None) and all(len(p) > 2 for p in paths))
     lost = {graph for graph, found in taking.items() if len(found) > 1 and all(found)}
     return {node: None if scope == () and node.graph in lost else scope for node, scope in recorded.items()}
+
+
+def _only_module(
+    full: Mapping[ModulePath, ModulePath], parents: set[ModulePath], recorded: Iterable[ModulePath | None]
+) -> ModulePath:
+    """Return the module that has all parameters, if it is not called itself: then the file is its forward; else ().
+
+    So it is in what people write to export a part of a network: `self.m.out(self.m.decoder(x))`. `full`: what
+    `passed_over` returns.
+    """
+    around = {path[: len(path) - len(scope)] for scope, path in full.items()}
+    root = around.pop() if len(around) == 1 else ()
+    has_all = all(len(path) > len(root) and path[: len(root)] == root for path in parents)
+    return root if has_all and not any(s is not None and s[: len(root)] == root for s in recorded) else ()
 
 
 def _by_other_conventions(recorded: dict[ir.Node, ModulePath | None]) -> dict[ir.Node, ModulePath | None]:

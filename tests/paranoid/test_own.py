@@ -59,6 +59,8 @@ CASES: list[Case] = [
     ("Stack", [X, Y], {"axis": 2}, lambda x, y: torch.stack([x, y], 2)),
     ("Roll", [X], {"shifts": [1, -2], "axes": [1, 2]}, lambda x: torch.roll(x, (1, -2), (1, 2))),
     ("RepeatInterleave", [X], {"repeats": 3, "axis": 1}, lambda x: x.repeat_interleave(3, 1)),
+    ("Positions", [X > 0], {}, torch.nonzero),
+    ("Chosen", [X, X[:, :, 0] > 0], {}, lambda x, mask: x[mask]),
     ("RotateHalf", [X], {}, rotate_half),
     ("RotatePairs", [X], {}, rotate_pairs),
     ("FakeQuantizeDynamic", [X], {}, fake_quantize_dynamic),

@@ -172,6 +172,25 @@ def test_a_module_whose_parts_are_called_without_it(write: Write, weights: Seque
 
 
 @pytest.mark.parametrize(
+    ("third", "weight_of_third", "scope"),
+    [("/fc3", "m.fc3.weight", "m"), ("/m/fc3", "m.fc3.weight", ""), ("/fc3", "fc3.weight", "")],
+)
+def test_what_calls_the_parts_of_one_module_is_its_forward(
+    write: Write, third: str, weight_of_third: str, scope: str
+) -> None:
+    """`self.m.fc3(torch.relu(self.m.fc1(x)))`, where `m` has all parameters, and is not called itself."""
+    weights = ["m.fc1.weight", "onnx::w", weight_of_third]
+    nodes = [
+        conv("/fc1/MatMul", weights[0], "x", "a"),
+        node("Relu", ["a"], ["b"], name="/Relu"),
+        conv("/fc2/MatMul", weights[1], "b", "c"),
+        conv(f"{third}/MatMul", weights[2], "c", "y"),
+    ]
+    found = scopes(write(model(nodes, [weight(name, 4, 4) for name in weights])))
+    assert found["/Relu"] == scope and found["/fc2/MatMul"] == (f"{scope}.fc2" if scope else "fc2")
+
+
+@pytest.mark.parametrize(
     ("name", "scope"),
     [
         ("model/block_3/conv/Conv2D", "model.block_3.conv"),
