@@ -19,7 +19,9 @@ from onnxgen.cli.overwriting import refuse_overwriting
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem, counted
-from onnxgen.training.data.layout import files_meant
+from onnxgen.training.config import need_data
+from onnxgen.training.data.layout import SUFFIXES, files_meant
+from onnxgen.training.data.looking import refuse_all
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.folder import is_own_file, is_run, no_run, runs_beside
 from onnxgen.training.runs.record import BOXES, Record, read_record
@@ -101,8 +103,9 @@ def _named(files: Sequence[str], record: Record) -> list[str]:
     if not names:
         way = "onnxgen predict RUN FILES...; - reads their names from stdin"
         raise OnnxgenError("no file to predict for", help=way)
-    for name in names if not record.writes else ():
-        files_meant(name)
+    found = [path for name in names for path in files_meant(name)] if not record.writes else []
+    if found and all(path.suffix.lower() in SUFFIXES for path in found):
+        refuse_all(found)
     return names
 
 
@@ -131,6 +134,8 @@ def evaluate_command(
     """Evaluate a run and print its metrics. Returns the exit code."""
     run = run or newest_run("asking")
     record = read_record(run)
+    if data is not None:
+        need_data(data)
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)

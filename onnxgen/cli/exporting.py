@@ -19,12 +19,12 @@ def export_command(
     module: Path | None, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
 ) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
-    from onnxgen.export import export
-    from onnxgen.export.apart import export_apart, refuse_rounding
-
     module = module or newest_run("exporting")
     if is_own_file(module) and module.suffix != ".py" or not module.exists() and module.suffix != ".py":
         raise no_run(module)
+    from onnxgen.export import export  # PyTorch takes seconds
+    from onnxgen.export.apart import export_apart, refuse_rounding
+
     if module.is_dir():
         run, (module, given) = module, of_run(module, given)
         if not adapter and read_record(run).settings.get("lora"):

@@ -13,7 +13,7 @@ from onnxgen.cli import INTERRUPTED
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.common.paths import like, python_file
 from onnxgen.errors import OnnxgenError, Problem, Problems, counted
-from onnxgen.training.config import DIGITS, NOT_SETTINGS, is_path, is_there, read_config
+from onnxgen.training.config import DIGITS, NOT_SETTINGS, need_data, read_config
 from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.runs.code import need_same_code, refuse_code
@@ -167,11 +167,9 @@ def _check(run: dict[str, str], settings: Settings, problems: Problems, quiet: b
     if "data" not in run and first_process() and not quiet and not problems.found:
         tell("no --data is given: trains on the digits, 1,797 images of 8x8 that come with scikit-learn")
     data = run.setdefault("data", DIGITS)
-    if is_path(data) and not is_there(data):
-        way = "--data names a file, a folder, module:function or digits"
-        problems.add(f"there is no data at {data}", help=way)
-    elif sound:
-        with problems.gathered():
+    with problems.gathered():
+        need_data(data)
+        if sound:
             glance(Path(run["model"]), data, settings)
 
 

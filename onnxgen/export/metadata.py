@@ -18,7 +18,7 @@ from onnxgen.export import files
 from onnxgen.export.labels import relabelled
 from onnxgen.export.report import ExportReport
 from onnxgen.output.labels import PREFIX
-from onnxgen.weights.streamed import TRAINED
+from onnxgen.weights import TRAINED
 
 IMGSZ = re.compile(r"\[(\d+), *(\d+)\]")  # height and width, as Ultralytics writes them
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxgen.common.digest import file_sha256
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.common.paths import is_same_place
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.back import Record
-from onnxgen.output.signature import Signature, file_sha256, recorded
+from onnxgen.output.signature import Signature, recorded
 from onnxgen.reader.cut import recorded_cut
 from onnxgen.verify.integrity import metadata_of, sidecar_of
 from onnxgen.weights.dequantised import KEY as QUANTISED

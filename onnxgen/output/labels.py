@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnxgen.common.json_text import json_object
-from onnxgen.weights.streamed import TRAINED
+from onnxgen.weights import TRAINED
 
 KEYS = re.compile(r"(class|label)?_?names|class(es)?|labels?|id2label|characters?|alphabet|categories", re.IGNORECASE)
 KEY = "alphabet"  # in the sidecar's metadata

@@ -5,7 +5,6 @@ It is in the sidecar's metadata, where edits of the module do not reach it. Noth
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,8 +14,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.code.quote import TORCH_DTYPES
+from onnxgen.common.digest import file_sha256
 from onnxgen.common.json_text import json_object
-from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.purpose import Purpose, purpose_of
 from onnxgen.shapes.info import info
 
@@ -76,15 +75,6 @@ def signature(model: ir.Model, path: Path) -> Signature:
     inputs = tuple(_described(v) for v in model.graph.inputs if v.name not in stored)
     outputs = tuple(map(_described, model.graph.outputs))
     return Signature(inputs, outputs, path.name, file_sha256(path), purpose_of(model))
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of one file."""
-    digest = hashlib.sha256()
-    with stage(WEIGHTS), open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def recorded(metadata: Mapping[str, str]) -> Signature | None:

@@ -20,6 +20,7 @@ from typing import Any
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError, Problems, did_you_mean
+from onnxgen.training.data.layout import files_below, layout
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.settings import Settings
 
@@ -46,6 +47,18 @@ def is_there(data: str) -> bool:
 def is_path(data: str) -> bool:
     """Return True if the name of data is that of a file or a folder, not `digits` or `module:function`."""
     return data != DIGITS and not FUNCTION.fullmatch(data)
+
+
+def need_data(data: str) -> None:
+    """Raise `OnnxgenError` if there is no such file or folder, or if the folder has no file at all."""
+    if not is_path(data):
+        return
+    if not is_there(data):
+        what = f"there is no data at {data}"
+        raise OnnxgenError(what, help="--data names a file, a folder, module:function or digits")
+    path = Path(data)
+    if path.is_dir() and not any(file.is_file() for file in files_below(path)):
+        layout(path)  # which says what it looks for
 
 
 def parse_size(text: str) -> tuple[int, int]:

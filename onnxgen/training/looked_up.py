@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import nn
 
 from onnxgen.errors import Problems
 from onnxgen.surgery.owners import check_patterns
 from onnxgen.training.byname import check_arguments
-from onnxgen.training.goals.choice import AUTO, OUTPUTS, TASKS, task_kind
-from onnxgen.training.losses import loss_name
+from onnxgen.training.goals.choice import task_kind
+from onnxgen.training.goals.names import loss_name, losses_asked
 from onnxgen.training.optimizers import optimizer_class
 from onnxgen.training.schedules import schedule_class
 from onnxgen.training.settings import Settings
@@ -25,17 +23,9 @@ def look_up(model: nn.Module, settings: Settings, problems: Problems) -> None:
     if settings.schedule is not None:
         with problems.gathered():
             schedule_class(settings.schedule)
-    for name in _losses(settings):
+    for name in losses_asked(settings):
         with problems.gathered():
             loss_name(name)
     if settings.replace_head is None and settings.freeze:  # a new head has its own names
         with problems.gathered():
             check_patterns(model, settings.freeze)
-
-
-def _losses(settings: Settings) -> Iterator[str]:
-    """Yield the names of losses of torch; those of a task are the task's own."""
-    of_tasks = {name for kind in TASKS.values() for name in kind.losses} if settings.task == AUTO else set[str]()
-    asked = [settings.loss] if isinstance(settings.loss, str) else settings.loss.values()
-    if settings.task in (AUTO, OUTPUTS):
-        yield from (name for name in asked if name.strip().lower() not in {AUTO, *of_tasks})

@@ -11,35 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.byname import by_name
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.endings import PROBABILITIES, Ending, Look, ending_of
 from onnxgen.training.goals.goal import Goal, Made, Outputs, Scores, Shown
 from onnxgen.training.goals.measured import IGNORED_CLASS, OF_A_MAP, OF_LABELS, measured
-
-CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
-BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-# All losses of torch.nn.functional that need only an output and a target.
-LOSSES = (
-    *CLASS_LOSSES,
-    *BINARY_LOSSES,
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "mse_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-)
-ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
-    "bce": "binary_cross_entropy",
-    "bce_with_logits": "binary_cross_entropy_with_logits",
-    "ce": "cross_entropy",
-    "kl": "kl_div",
-    "mae": "l1_loss",
-}
+from onnxgen.training.goals.names import BINARY_LOSSES, CLASS_LOSSES, loss_name
 
 
 @dataclass(frozen=True)
@@ -193,15 +169,6 @@ class Objective(Goal):
             threshold = 0.5 if self.ending.kind in PROBABILITIES else 0.0
             return (output > threshold).long()
         return output.argmax(self.axis)
-
-
-def loss_name(text: str) -> str:
-    """Return torch's name of a loss. The text may be in any case, without `_loss`, or one of `ALIASES`.
-
-    Raises:
-        OnnxgenError: there is no such loss (the error lists near matches).
-    """
-    return by_name(text, {name: name for name in LOSSES} | ALIASES, "loss")
 
 
 def objective(

@@ -35,8 +35,6 @@ from onnxgen.training.endings import Look
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.kept import put_head
 from onnxgen.training.goals.choice import (
-    DETECTION,
-    EMBEDDING,
     Situation,
     names_of_classes,
     output_names,
@@ -45,6 +43,7 @@ from onnxgen.training.goals.choice import (
     with_task,
 )
 from onnxgen.training.goals.goal import Goal, suffixed
+from onnxgen.training.goals.names import DETECTION, EMBEDDING
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.known import as_trained, set_known
 from onnxgen.training.launch import launched

@@ -12,7 +12,8 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.measured import IGNORED_CLASS
-from onnxgen.training.losses import BINARY_LOSSES, Objective
+from onnxgen.training.goals.names import BINARY_LOSSES
+from onnxgen.training.losses import Objective
 from onnxgen.training.settings import Settings
 
 

@@ -33,7 +33,7 @@ from onnxgen.training.runs.contract import fed_images
 from onnxgen.training.runs.record import code_of
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.oracle import Onnxruntime, Refused
-from onnxgen.weights.streamed import TRAINED
+from onnxgen.weights import TRAINED
 
 Made = dict[str, Tensor]  # outputs and features by name
 _TYPES = {"float": "float32", "double": "float64"}  # onnxruntime's names of types that torch calls otherwise

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.common.digest import file_sha256
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.output.labels import alphabet_in, recorded_alphabet
-from onnxgen.output.signature import METADATA, file_sha256, recorded
+from onnxgen.output.signature import METADATA, recorded
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
 from onnxgen.verify.graph import Graph

@@ -19,10 +19,10 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
+from onnxgen.weights import TRAINED
 from onnxgen.weights.streamed import (
     BY_NAME,
     MARK,
-    TRAINED,
     Array,
     Tensors,
     header_of,

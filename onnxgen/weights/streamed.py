@@ -38,7 +38,6 @@ CHUNK = 16 << 20  # bytes in one chunk
 COPIED = 1 << 30  # bytes in one system call, at most
 SAMPLES = 8  # approximate number of sampled elements of each tensor
 MAX_HEADER = 100_000_000  # bytes; limit of the safetensors library
-TRAINED = "preprocessing"  # a key that the metadata of trained weights have: how the inputs were prepared
 MARK = {"format": "pt", "generator": "onnxgen"}  # loaders of the Hugging Face layout require "format"
 
 DTYPES = {

@@ -16,8 +16,7 @@ from PIL import Image
 from onnxgen import generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, fit, open_model
-from onnxgen.training.data import Data, check, feed, open_data
-from onnxgen.training.data import folder as folder_module
+from onnxgen.training.data import Data, check, feed, looking, open_data
 from onnxgen.training.data import masks as masks_module
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.opening import open_source
@@ -155,7 +154,7 @@ def test_what_is_beside_the_parts_is_named(tmp_path: Path) -> None:
 def test_facts_of_masks_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_masks(tmp_path / "data", PARTS)
     monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder_module, "MIN_CACHED", 1)
+    monkeypatch.setattr(looking, "MIN_CACHED", 1)
     first = opened(tmp_path / "data")
     monkeypatch.setattr(masks_module, "classes_in", None)  # no mask is decoded again
     again = opened(tmp_path / "data", strict=True)

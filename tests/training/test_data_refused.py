@@ -311,7 +311,7 @@ def test_only_what_is_free_is_to_be_named(
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 9))
     message = said(tmp_path / "data", model)
-    shown = ", ".join(map(str, dims))
+    shown = ", ".join(map(str, ("batch", *dims[1:])))  # with a batch of 1, each sample is run by itself
     assert message == (
         f"input 'image' takes images of any {any_what} [{shown}], but those of the data differ in size"
         f" -> name one: --size {size} (or generate with --input-shape image={shape})"

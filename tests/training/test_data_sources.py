@@ -292,13 +292,13 @@ def test_unlabelled_images_can_be_predicted(gray: torch.nn.Module, tmp_path: Pat
 def test_readable_files_of_large_folders_are_cached(
     gray: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxgen.training.data import folder
+    from onnxgen.training.data import looking
 
     looked = []
-    look = folder._look_at_colours
+    look = looking._look_at_colours
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(folder, "MIN_CACHED", 2)
-    monkeypatch.setattr(folder, "_look_at_colours", lambda path: looked.append(path.name) or look(path))
+    monkeypatch.setattr(looking, "MIN_CACHED", 2)
+    monkeypatch.setattr(looking, "_look_at_colours", lambda path: looked.append(path.name) or look(path))
     for name in ("cat/a.png", "owl/b.png", "owl/c.png"):
         picture(tmp_path / "data" / name, 1)
     (tmp_path / "data/owl/c.png").write_bytes(b"nothing")

@@ -22,8 +22,9 @@ from onnxgen.training.config import read_config
 from onnxgen.training.data.columns import from_columns
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals import keypoints
-from onnxgen.training.goals.choice import PLACE_LOSSES, TASKS
+from onnxgen.training.goals.choice import TASKS
 from onnxgen.training.goals.deciding import decide
+from onnxgen.training.goals.names import PLACE_LOSSES
 from onnxgen.training.runs.record import read_record
 
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "epochs": 1, "batch_size": 16}

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Feeding, Field
-from onnxgen.training.losses import ALIASES, LOSSES, Objective, ending_of, loss_name, objective
+from onnxgen.training.goals.names import ALIASES, LOSSES, loss_name
+from onnxgen.training.losses import Objective, ending_of, objective
 from onnxgen.training.meter import Meter
 from onnxgen.training.prepare import trial
 

@@ -10,7 +10,7 @@ from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.letterbox import GRAY, Placing
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.goals.choice import DETECTION, KEYPOINTS
+from onnxgen.training.goals.names import DETECTION, KEYPOINTS
 from onnxgen.training.settings import Settings
 
 BGR = "bgr"

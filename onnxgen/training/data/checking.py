@@ -15,7 +15,6 @@ from onnxgen.errors import Problem, Problems, counted, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training import losses
 from onnxgen.training.data.advised import advised, runner, usual
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.batchless import check_batch
@@ -29,6 +28,7 @@ from onnxgen.training.data.streaming.stream import limit, stream_of
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.data.values import Values
 from onnxgen.training.goals.measured import IGNORED_CLASS
+from onnxgen.training.goals.names import CLASS_LOSSES, loss_name
 from onnxgen.training.model import trial_batch
 from onnxgen.training.settings import Settings
 
@@ -73,7 +73,7 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
         name = names[index] if index < len(names) else ""
         loss = settings.loss_of(name)
-        of_classes = loss == "auto" or losses.loss_name(loss) in losses.CLASS_LOSSES
+        of_classes = loss == "auto" or loss_name(loss) in CLASS_LOSSES
         if index < len(tried.outputs) and column in data.named:
             _check_named(tried.outputs[index], name, column, next(iter(parts.values())), problems)
         if index < len(tried.outputs) and of_classes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,12 @@ from torch import Tensor
 from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, one_line
+from onnxgen.training.data.archives import array_of, decoded, divided, need_axis, need_one_length
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.layout import part_called
-from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, listed, one_table, target_called
+from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, one_table, target_called
 from onnxgen.training.data.table import lists_of, missing
 
 MAX_NUMBERED_CLASSES = 100_000  # a column with greater integers does not hold class indices
-
-
-def read_npz(path: Path) -> dict[str, Any]:
-    """Return the arrays of an `.npz` by name, or the array of an `.npy` as column "x". Nothing is unpickled.
-
-    Raises:
-        OnnxgenError: the file is damaged or holds Python objects.
-    """
-    try:
-        found = np.load(path, allow_pickle=False)
-        return {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        pickled = "pickle" in str(error).lower()
-        way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
-        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help=way) from None
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
@@ -69,33 +53,14 @@ def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> D
     """
     if not arrays:
         raise OnnxgenError(f"{name} has no arrays")
-    divided = {key: _divided(key) for key in arrays}
-    whole = not all(divided.values()) or not any(d and d[0] == "train" for d in divided.values())
-    if whole:
-        return from_parts({"train": arrays}, name, table)
-    parts: dict[str, dict[str, Any]] = {}
-    for key, array in arrays.items():
-        part, column = divided[key] or ("", "")
-        parts.setdefault(part, {})[column] = array
-    return from_parts(parts, name, table)
-
-
-def _divided(key: str) -> tuple[str, str] | None:
-    """Return the part and the column in a key like `x_train` or `test_images`."""
-    for before, after in (key.split("_", 1), key.rsplit("_", 1)) if "_" in key else ():
-        if part := part_called(before):
-            return part, after
-        if part := part_called(after):
-            return part, before
-    return None
+    return from_parts(divided(arrays), name, table)
 
 
 def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = False) -> DataSource:
     """Like `from_columns`, for arrays of each part. A `Problem` in place of a column says why it can't be used."""
     files = {part: columns for part, columns in parts.items() if isinstance(columns, Rows)}
     parts = {
-        part: {n: _gaps_of(name, n, _decoded(name, n, c)) for n, c in columns.items()}
-        for part, columns in parts.items()
+        part: {n: _gaps_of(name, n, decoded(name, n, c)) for n, c in columns.items()} for part, columns in parts.items()
     }
     raw = {
         part: {n: c.values if isinstance(c, Held) else c for n, c in columns.items()} for part, columns in parts.items()
@@ -149,50 +114,18 @@ def _gaps_of(source: str, name: str, values: Any) -> Any:
 def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Convert columns to tensors, and columns of text to numpy arrays."""
     found = {str(column): tensor_of(values, f"{name}: column {column!r}") for column, values in columns.items()}
-    lengths = {column: len(values) for column, values in found.items()}
-    if len(set(lengths.values())) > 1:
-        raise OnnxgenError(
-            f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
-            help="the first axis of each must be the samples",
-        )
+    need_one_length(found, name)
     return found
-
-
-def _decoded(name: str, column: str, values: Any) -> Any:
-    """Return an array of bytes as one of text; anything else as it is. Raises `OnnxgenError` if it is not UTF-8."""
-    if not isinstance(values, np.ndarray) or values.dtype.kind != "S":
-        return values
-    try:
-        return np.char.decode(values, "utf-8")
-    except UnicodeDecodeError as error:
-        what = f"{name}: column {legible(column)!r} holds bytes that are no text: {error}"
-        raise OnnxgenError(what, help="store text, or numbers") from None
 
 
 def tensor_of(values: Any, what: str) -> Any:
     """Return a tensor with at least one axis, or a numpy array of text. Raises `OnnxgenError` for anything else."""
     if isinstance(values, Tensor):
         found: Any = values.detach().cpu()
-    else:
-        try:
-            array = np.asarray(values)
-        except ValueError:  # nested lists of different length
-            raise OnnxgenError(f"{what} has rows of different shapes", help="give numbers of one shape") from None
-        if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(v, str) for v in array.flat)):
-            if array.ndim != 1:
-                raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
-            return array.astype(object)
-        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # torch has no longdouble
-            raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
-            if array.size and int(array.max()) >= 1 << 63:
-                raise OnnxgenError(f"{what} has {array.max()}, and torch's whole numbers end below 2**63")
-            array = array.astype(np.int64)
-        found = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    if found.ndim == 0:
-        raise OnnxgenError(f"{what} is a single number; its first axis must be the samples")
-    return found
+        need_axis(found, what)
+        return found
+    array = array_of(values, what)
+    return array if array.dtype == object else torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, ...]:

@@ -33,16 +33,17 @@ from onnxgen.training.data.samples import Data, Feeding, Field, Samples
 from onnxgen.training.data.scales import by_input, of_inputs
 from onnxgen.training.data.scaling import normalised
 from onnxgen.training.data.sounds import fit_sounds
-from onnxgen.training.data.source import DataSource
+from onnxgen.training.data.source import DataSource, text_input
 from onnxgen.training.data.split import split
-from onnxgen.training.data.stacking import stack, text_input
+from onnxgen.training.data.stacking import stack
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import feeding_of, members_of
-from onnxgen.training.goals.choice import AUTO, DETECTION, names_of_classes
+from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.goals.deciding import decide
+from onnxgen.training.goals.names import AUTO, DETECTION
 from onnxgen.training.known import as_trained, scale_of
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings

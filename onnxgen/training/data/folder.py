@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,25 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.common.cache import Cache
-from onnxgen.common.names import legible
-from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout
 from onnxgen.training.data.letterbox import STRETCHED, Placing
+from onnxgen.training.data.looking import ORIENTATION, Seen, eight_bits, looked, looked_at, need_range, skipped, unread
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource, listed
 
 if TYPE_CHECKING:
     from PIL import Image
 
-MIN_CACHED = 2_000  # with at least so many files, the result of decoding them is cached
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_ORIENTATION = 0x0112  # the EXIF tag; for values of 5 and more, height and width are swapped
-_THREADS = 8
-_KINDS = ("RGB", "gray", "alpha", "CMYK")
-
-Seen = tuple[int, ...] | str  # channels, height and width of a file (of a mask see `masks.py`), or why it can't be read
 
 
 @dataclass(frozen=True)
@@ -107,9 +95,9 @@ def decoded(
     channels, height, width = size
     try:
         with nullcontext(path) if isinstance(path, Image.Image) else Image.open(path) as image:
-            _need_range(image)
+            need_range(image)
             image.draft(None, (2 * width, 2 * height))  # a JPEG of more than twice the size is decoded smaller
-            upright = _eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
+            upright = eight_bits(ImageOps.exif_transpose(image)).convert(_MODES[channels])
             fit = placing.fit((upright.height, upright.width), (height, width))
             if upright.size != fit.inner[::-1]:
                 upright = upright.resize(fit.inner[::-1], Image.Resampling.BILINEAR)
@@ -127,23 +115,8 @@ def size_of(path: Path | Image.Image) -> tuple[int, int]:
     from PIL import Image
 
     with nullcontext(path) if isinstance(path, Image.Image) else Image.open(path) as image:
-        turned = image.getexif().get(_ORIENTATION, 1) >= 5
+        turned = image.getexif().get(ORIENTATION, 1) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
-
-
-def _need_range(image: Image.Image) -> None:
-    """Raise `ValueError` for numbers of 32 bits. Only in PNG and PNM does PIL's mode I mean 16 bits."""
-    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-        raise ValueError("the range of numbers of 32 bits is unknown; save it with 8 or 16 bits")
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Convert 16-bit images and transparent palettes: PIL would clip at 255, and lose the transparency."""
-    from PIL import Image
-
-    if image.mode.startswith("I"):
-        return Image.fromarray((np.asarray(image).clip(0, 65535) / 257).round().astype(np.uint8))
-    return image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
 
 
 def open_images(images: Sequence[Path | Image.Image]) -> DataSource:
@@ -175,7 +148,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     parts, classes, found = layout(folder, labelled)
     refuse_nested(folder, parts, SUFFIXES)
     seen = looked_at(folder, [path for pairs in found.values() for path, _ in pairs])
-    notes = _skipped(folder, seen, strict)
+    notes = skipped(folder, seen, strict)
     sizes = frozenset(size for size in seen.values() if not isinstance(size, str))
     one = next(iter(sizes)) if len(sizes) == 1 else None
     made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
@@ -218,110 +191,9 @@ def _files(
 ) -> Files:
     read = [(path, label) for path, label in pairs if not isinstance(seen[path], str)]
     bare = sorted({label for _, label in pairs} - {label for _, label in read})
-    names = [legible(classes[label] if classes else root.name) for label in bare]
-    if names:
-        raise OnnxgenError(*(f"none of the images of {name!r} in {root} can be read" for name in names))
+    if bare:
+        raise OnnxgenError(*(unread(classes, label, root) for label in bare))
     if not read:
         raise OnnxgenError(f"{root} has no images")
     labels = torch.tensor([label for _, label in read]) if classes else None
     return Files(tuple(path for path, _ in read), labels, classes, size)
-
-
-def _skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]:
-    bad = [(path.relative_to(folder).as_posix(), why) for path, why in seen.items() if isinstance(why, str)]
-    if not bad:
-        return []
-    named = listed((f"{name} ({why})" for name, why in bad), 5)
-    count = f"{len(bad)} image{'s' if len(bad) > 1 else ''} of {folder} can't be read"
-    if strict:
-        raise OnnxgenError(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
-    return [f"{count}, skipped: {named}"]
-
-
-# ---- which files can be read -----------------------------------------------------------------------------------------
-
-
-class Looked(dict[Path, Seen]):
-    """The facts of each file (see `Seen`), and how many images have colours of each kind ("gray", "alpha", "CMYK")."""
-
-    kinds: Mapping[str, int] = MappingProxyType({})
-
-
-def looked_at(folder: Path, paths: Sequence[Path]) -> Looked:
-    """Like `looked`, for images, with the kinds of their colours."""
-    facts = looked(folder, paths, _look_at_colours, "colours")
-    found = Looked({path: seen if isinstance(seen, str) else seen[:3] for path, seen in facts.items()})
-    found.kinds = Counter(_KINDS[seen[3]] for seen in facts.values() if not isinstance(seen, str))
-    return found
-
-
-def looked(
-    folder: Path, paths: Sequence[Path], look: Callable[[Path], Seen] | None = None, kind: str = "images"
-) -> dict[Path, Seen]:
-    """Return the size of each file, or why it can't be read. Files are decoded unless the cache knows them.
-
-    Args:
-        look: returns the facts of one file; None: see `Seen`.
-        kind: the name of these facts in the cache.
-    """
-    need(["PIL"])
-    cache, name = Cache(), str(folder.resolve())
-    fact = cache.get(kind, name) if len(paths) >= MIN_CACHED else None
-    known: dict[str, Seen] = {k: v if isinstance(v, str) else tuple(v) for k, v in (fact or {}).items()}
-    stamps = {path: _stamp(path) for path in paths}
-    new = [path for path in paths if stamps[path] not in known]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        found = dict(zip(new, pool.map(partial(_look_at_file, look or look_at), new)))
-    seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
-    if new and len(paths) >= MIN_CACHED:
-        cache.put(kind, name, {stamps[path]: seen[path] for path in paths})
-    return seen
-
-
-def _look_at_file(look: Callable[[Path], Seen], path: Path) -> Seen:
-    """Look at a file; to open a pipe would wait for ever."""
-    return "it is not a regular file" if path.exists() and not path.is_file() else look(path)
-
-
-def _stamp(path: Path) -> str:
-    try:
-        stat = path.stat()
-    except OSError:  # a link to nothing: opening it will say so
-        return f"{path} is gone"
-    return f"{path} {stat.st_size} {stat.st_mtime_ns}"
-
-
-def look_at(path: Path | io.BytesIO) -> Seen:
-    """Return the size of an image, or why it can't be read."""
-    found = _look_at_colours(path)
-    return found if isinstance(found, str) else found[:3]
-
-
-def _look_at_colours(path: Path | io.BytesIO) -> Seen:
-    """Return the size of an image, and the index of its kind of colours in `_KINDS`; or why it can't be read."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            image.load()
-            _need_range(image)
-            _eight_bits(image)
-            width, height = image.size
-            if image.getexif().get(_ORIENTATION, 1) >= 5:
-                width, height = height, width
-            channels = 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3
-            return channels, height, width, _KINDS.index(_kind(image, channels))
-    except Exception as error:  # PIL's plug-ins raise any exception
-        return told(error, path)
-
-
-def _kind(image: Image.Image, channels: int) -> str:
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        return "alpha"
-    return "CMYK" if image.mode == "CMYK" else "gray" if channels == 1 else "RGB"
-
-
-def told(error: Exception, path: Path | io.BytesIO) -> str:
-    """Return what PIL says is wrong with a file, without the file's name."""
-    said = one_line(error, 5000).replace(repr(str(path)), "").strip()[:100]
-    return said or type(error).__name__

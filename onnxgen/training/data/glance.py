@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,10 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_below, layout, refuse_special
-from onnxgen.training.data.named import check_ports, check_table, check_words
+from onnxgen.training.data.looking import refuse_unopened
+from onnxgen.training.data.named import check_ports, check_words
+from onnxgen.training.data.read_early import check_file
+from onnxgen.training.goals.names import check_names
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ def glance(model: Path, data: str, settings: Settings) -> None:
         _need_packages(path, kinds, boxes, settings)
     lacking = bool(problems.found)
     check_words(settings, problems)
+    check_names(settings, problems)
     if (found := _signature_of(model)) is not None and not boxes:  # of a detector another part may be trained
         check_ports(found.inputs, settings, problems)
     if not boxes and settings.replace_head is None:  # another part or another head has its own names
@@ -55,9 +60,15 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
     if is_folder and not boxes and kinds <= {*SUFFIXES} and plain:
         with problems.gathered():
-            _refuse_classes(layout(path).classes, model, settings)
+            laid = layout(path)
+            if not lacking:
+                refuse_unopened(path, laid, settings.strict, problems)
+            _refuse_classes(model, settings, laid.classes)
     elif data != DIGITS and not is_folder:
-        check_table(path, settings, problems, lambda names: _refuse_classes(names, model, settings))
+        count = 0 if _may_change(settings) else _classes_of(model)
+        check_file(
+            path, found.inputs if found else (), settings, problems, partial(_refuse_classes, model, settings), count
+        )
     problems.raise_if_any()
 
 
@@ -109,7 +120,13 @@ def _files(folder: Path) -> Iterator[Path]:
     return (path for path in files_below(folder) if path.is_file())
 
 
-def _refuse_classes(names: Sequence[str], model: Path, settings: Settings) -> None:
+def _may_change(settings: Settings) -> bool:
+    """Return True if the network gets another number of classes, or its outputs may be none."""
+    changed = settings.weights is not None or settings.partial or settings.loss != "auto"
+    return changed or settings.replace_head is not None
+
+
+def _refuse_classes(model: Path, settings: Settings, names: Sequence[str]) -> None:
     """Refuse more classes than a classifier has, with the words of `checking.py`."""
     if settings.weights is not None or settings.partial or settings.loss != "auto":
         return

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, decoded, looked, looked_at
+from onnxgen.training.data.folder import Files, decoded
 from onnxgen.training.data.layout import SUFFIXES, images_in
+from onnxgen.training.data.looking import Seen, looked, looked_at
 from onnxgen.training.data.pairs import laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource

@@ -20,7 +20,7 @@ from onnxgen.training.data.recipes import FOR_PHOTOS, MOVING, recipes
 from onnxgen.training.data.samples import Feeding, Field, Samples
 from onnxgen.training.data.scales import by_input
 from onnxgen.training.data.source import DataSource, listed
-from onnxgen.training.goals.choice import AUTO, DETECTION
+from onnxgen.training.goals.names import AUTO, DETECTION
 from onnxgen.training.known import scale_of
 from onnxgen.training.settings import Settings
 

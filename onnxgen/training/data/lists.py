@@ -20,8 +20,9 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data import image_pairs, masks
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, looked_at
+from onnxgen.training.data.folder import Files
 from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called
+from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource, Rows, listed
 from onnxgen.training.data.table import TEXT, rows_of

@@ -18,8 +18,9 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, looked, looked_at, told
+from onnxgen.training.data.folder import Files
 from onnxgen.training.data.layout import SUFFIXES, files_in
+from onnxgen.training.data.looking import Seen, looked, looked_at, told
 from onnxgen.training.data.pairs import holds, laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource

@@ -11,11 +11,12 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.config import DIGITS, FUNCTION, SHARDS
+from onnxgen.training.data.archives import read_npz
 from onnxgen.training.data.boxes.coco import open_coco
 from onnxgen.training.data.boxes.there import is_coco, is_voc, is_yolo
 from onnxgen.training.data.boxes.voc import open_voc
 from onnxgen.training.data.boxes.yolo import open_yolo
-from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_npz, read_safetensors
+from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_safetensors
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
@@ -35,7 +36,7 @@ from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
 from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.data.tuples import is_tuples, open_tuples
-from onnxgen.training.goals.choice import AUTO
+from onnxgen.training.goals.names import AUTO
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.layout import SUFFIXES
 
 if TYPE_CHECKING:
     from onnxgen.training.data.samples import Samples
@@ -121,3 +122,15 @@ def one_table(parts: Mapping[str, Samples], what: str) -> None:
                 f"{what}: part {part} has columns {listed(sorted(names))}, "
                 f"but part {first} has {listed(sorted(columns[first]))}"
             )
+
+
+def text_input(column: str, texts: Sequence[str] = ()) -> Problem:
+    """Return the problem that an input takes numbers, but its column holds text. `texts`: some of it, if known."""
+    if texts and all(text.lower().endswith(SUFFIXES) for text in texts):
+        what = f"column {legible(column)!r} names images, which a table can't hold"
+        return Problem(what, help="sort the images into a folder for each class, or save pixels and targets as an .npz")
+    return Problem(
+        f"column {legible(column)!r} holds text, but an input takes numbers",
+        help=f"encode it: --table auto, or --table {legible(column)}=onehot or ordinal; "
+        "or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
+    )

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 
 from onnxgen.common.names import legible
-from onnxgen.errors import Problem, Problems, counted
+from onnxgen.errors import Problems, counted
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
-from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.preprocessing import fitted
-from onnxgen.training.data.source import DataSource, Gaps, listed, target_called
+from onnxgen.training.data.source import DataSource, Gaps, listed, target_called, text_input
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings
 
@@ -108,15 +107,3 @@ def _join(
         stacked = torch.stack([c.to(torch.int64 if whole else torch.float32) for c in columns], 1)
         classes = {column: names for column, names in samples.classes.items() if column != name}
         source.parts[part] = Arrays({**samples.columns, name: stacked}, classes, samples.rows)
-
-
-def text_input(column: str, texts: Sequence[str] = ()) -> Problem:
-    """Return the problem that an input takes numbers, but its column holds text. `texts`: some of it, if known."""
-    if texts and all(text.lower().endswith(SUFFIXES) for text in texts):
-        what = f"column {legible(column)!r} names images, which a table can't hold"
-        return Problem(what, help="sort the images into a folder for each class, or save pixels and targets as an .npz")
-    return Problem(
-        f"column {legible(column)!r} holds text, but an input takes numbers",
-        help=f"encode it: --table auto, or --table {legible(column)}=onehot or ordinal; "
-        "or name the columns to use: --inputs INPUT=COLUMN+COLUMN",
-    )

@@ -12,9 +12,10 @@ from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, looked_at
+from onnxgen.training.data.folder import Files
 from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.letterbox import STRETCHED, Placing
+from onnxgen.training.data.looking import looked_at
 from onnxgen.training.data.pairs import laid_out, paired
 from onnxgen.training.data.samples import Batch, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed

@@ -17,11 +17,8 @@ from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.goals.function import WAY, FunctionGoal
 from onnxgen.training.goals.goal import Goal, Outputs
 from onnxgen.training.goals.language import masked_tokens, next_token, other_text
+from onnxgen.training.goals.names import AUTO, DETECTION, EMBEDDING, KEYPOINTS, OUTPUTS, TASK_LOSSES
 from onnxgen.training.settings import Settings
-
-AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
-OUTPUTS = "outputs"  # a loss for each output that has a target
-DETECTION, KEYPOINTS, EMBEDDING = "detection", "keypoints", "embedding"
 
 
 @dataclass(frozen=True)
@@ -78,19 +75,18 @@ def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
     return make
 
 
-PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
-VECTOR_LOSSES = ("arcface", "triplet", "info_nce", "cosine")
 LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
-    "detection": TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
-    EMBEDDING: TaskKind("target", _made_by("embedding"), losses=VECTOR_LOSSES, classes="some"),
-    "image-to-image": TaskKind("target", _made_by("images"), columns=("target", "clean"), losses=PLACE_LOSSES),
-    "keypoints": TaskKind("target", _made_by("keypoints"), columns=("keypoints",), losses=PLACE_LOSSES),
+    DETECTION: TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
+    EMBEDDING: TaskKind("target", _made_by("embedding"), classes="some"),
+    "image-to-image": TaskKind("target", _made_by("images"), columns=("target", "clean")),
+    KEYPOINTS: TaskKind("target", _made_by("keypoints"), columns=("keypoints",)),
     "language-model": TaskKind("labels", next_token, labels="next"),
     "masked-language-model": TaskKind("labels", masked_tokens, labels="masked"),
     "seq2seq": TaskKind("labels", other_text, labels="other"),
 }
+TASKS = {name: replace(kind, losses=TASK_LOSSES[name]) for name, kind in TASKS.items()}
 
 
 def task_kind(name: str) -> TaskKind | None:

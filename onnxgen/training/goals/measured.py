@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -12,6 +11,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.goal import Outputs, Scores
+from onnxgen.training.goals.names import snake
 
 if TYPE_CHECKING:
     import torchmetrics
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 IGNORED_CLASS = -100  # a class index that counts neither in the loss nor in a metric; torch's default
 # The metrics that an evaluation computes without being asked: of a map of classes, of a map of yes or no, of labels.
 OF_A_MAP, OF_LABELS = ("JaccardIndex",), ("F1Score", "AveragePrecision")
-_RENAMED = {"jaccard_index": "mean_iou"}  # the name that the field uses
 
 
 def measured(objective: Objective) -> Scores:
@@ -36,12 +35,6 @@ def measured(objective: Objective) -> Scores:
         return objective.compared(outputs[objective.output], batch[objective.column])
 
     return Scores(metrics, arranged)
-
-
-def snake(name: str) -> str:
-    """Return the name of a class as that of a metric: `F1Score` is `f1_score`."""
-    found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-    return _RENAMED.get(found, found)
 
 
 def known_metrics(objective: Objective) -> dict[str, type[torchmetrics.Metric]]:

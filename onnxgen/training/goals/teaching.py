@@ -17,7 +17,8 @@ from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.goals.distil import CLASSES, LABELS, PREFIX, VALUES, DistilGoal, Feature, Pair
 from onnxgen.training.goals.goal import Goal
-from onnxgen.training.losses import BINARY_LOSSES, CLASS_LOSSES, Objective, loss_name
+from onnxgen.training.goals.names import BINARY_LOSSES, CLASS_LOSSES, loss_name
+from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.settings import Settings
 from onnxgen.training.teacher import Seen, Teacher, kinds_of, module_called, open_teacher

@@ -19,7 +19,7 @@ from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.source import DataSource, listed
 from onnxgen.training.data.streaming.stream import Stream
-from onnxgen.training.losses import BINARY_LOSSES
+from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import BOXES, Input, Record, Target
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onnxgen.training.data.scales import parse_scale
 from onnxgen.training.goals.decoding import greedy, peaks, spelled
-from onnxgen.training.losses import BINARY_LOSSES
+from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]

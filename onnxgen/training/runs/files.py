@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.folder import looked
 from onnxgen.training.data.idx import is_idx
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES
+from onnxgen.training.data.looking import looked
 from onnxgen.training.data.opening import FILES
 from onnxgen.training.data.sounds import look_at_sound
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from onnxgen._version import __version__
 from onnxgen.code.digest import code_digest
 from onnxgen.common.atomic import replacing
+from onnxgen.common.digest import file_sha256
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
 from onnxgen.output.signature import KEY as SIGNATURE
-from onnxgen.output.signature import Port, Signature, file_sha256
+from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from

@@ -15,10 +15,10 @@ from typing import Annotated, Any, TypeAlias
 
 from onnxgen.common.atomic import replacing
 from onnxgen.common.built import MOST, Between, Metric, OneOf, built
+from onnxgen.common.digest import file_sha256
 from onnxgen.common.json_text import json_object
 from onnxgen.common.paths import is_same_place
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import file_sha256
 from onnxgen.training.config import TYPES, seen_here, typed
 from onnxgen.training.runs.code import is_same_code
 from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of, no_run

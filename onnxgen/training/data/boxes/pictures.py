@@ -19,8 +19,9 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, Seen, looked_at
+from onnxgen.training.data.folder import Files
 from onnxgen.training.data.letterbox import STRETCHED, Placing
+from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
 

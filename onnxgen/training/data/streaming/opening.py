@@ -18,8 +18,8 @@ from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
 from onnxgen.training.data.faults import NAMED
-from onnxgen.training.data.folder import look_at
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, part_called
+from onnxgen.training.data.looking import look_at
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, listed, target_called
 from onnxgen.training.data.streaming.parquet import (

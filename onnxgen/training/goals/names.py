@@ -1,0 +1,134 @@
+"""The names that settings may give: tasks, losses, metrics, optimizers and schedules. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from onnxgen.errors import Problems
+from onnxgen.training.byname import by_name
+from onnxgen.training.config import FUNCTION
+from onnxgen.training.settings import Settings
+
+AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
+OUTPUTS = "outputs"  # a loss for each output that has a target
+DETECTION, KEYPOINTS, EMBEDDING = "detection", "keypoints", "embedding"
+PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
+VECTOR_LOSSES = ("arcface", "triplet", "info_nce", "cosine")
+TASK_LOSSES: dict[str, tuple[str, ...]] = {  # the values of `--loss` beside "auto", by task
+    "ctc": (),
+    DETECTION: (),
+    EMBEDDING: VECTOR_LOSSES,
+    "image-to-image": PLACE_LOSSES,
+    KEYPOINTS: PLACE_LOSSES,
+    "language-model": (),
+    "masked-language-model": (),
+    "seq2seq": (),
+}
+CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
+BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+# All losses of torch.nn.functional that need only an output and a target.
+LOSSES = (
+    *CLASS_LOSSES,
+    *BINARY_LOSSES,
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+)
+ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
+    "bce": "binary_cross_entropy",
+    "bce_with_logits": "binary_cross_entropy_with_logits",
+    "ce": "cross_entropy",
+    "kl": "kl_div",
+    "mae": "l1_loss",
+}
+METRICS = (  # of tasks, beside those of torchmetrics
+    *("loss", "accuracy", "agreement", "perplexity", "spearman", "pearson", "recall_at_1", "recall_at_1_samples"),
+    *("map", "map50", "map75", "mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
+    *("keypoint_error", "pck", "character_error", "exact_match"),
+)
+_RENAMED = {"jaccard_index": "mean_iou"}  # the name that the field uses
+
+
+def loss_name(text: str) -> str:
+    """Return torch's name of a loss. The text may be in any case, without `_loss`, or one of `ALIASES`.
+
+    Raises:
+        OnnxgenError: there is no such loss (the error lists near matches).
+    """
+    return by_name(text, {name: name for name in LOSSES} | ALIASES, "loss")
+
+
+def snake(name: str) -> str:
+    """Return the name of a class as that of a metric: `F1Score` is `f1_score`."""
+    found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return _RENAMED.get(found, found)
+
+
+def check_names(settings: Settings, problems: Problems) -> None:
+    """Add each name that stands for nothing, as far as the files of torch and torchmetrics tell it."""
+    if not FUNCTION.fullmatch(settings.task):
+        _look_up(settings.task, (AUTO, OUTPUTS, *TASK_LOSSES), "task", problems)
+    for name in losses_asked(settings):
+        with problems.gathered():
+            loss_name(name)
+    _look_up(settings.optimizer, _listed("torch", "optim/__init__.py", ("Optimizer",)), "optimizer", problems)
+    if settings.schedule is not None:
+        known = _listed("torch", "optim/lr_scheduler.py", ("LRScheduler",))
+        _look_up(settings.schedule, known, "schedule", problems)
+    if settings.metric or settings.monitor != AUTO:
+        _check_metrics(settings, problems)
+
+
+def losses_asked(settings: Settings) -> Iterator[str]:
+    """Yield the names of losses of torch; those of a task are the task's own."""
+    of_tasks = {name for names in TASK_LOSSES.values() for name in names} if settings.task == AUTO else set[str]()
+    asked = [settings.loss] if isinstance(settings.loss, str) else settings.loss.values()
+    if settings.task in (AUTO, OUTPUTS):
+        yield from (name for name in asked if name.strip().lower() not in {AUTO, *of_tasks})
+
+
+def _check_metrics(settings: Settings, problems: Problems) -> None:
+    """Add metrics that no output has. A part of the name of `--monitor` may be that of an output."""
+    kinds = [_listed("torchmetrics", f"{kind}/__init__.py") for kind in ("classification", "regression")]
+    if not all(kinds):
+        return
+    names = {re.sub("^(Binary|Multiclass|Multilabel)", "", name) for kind in kinds for name in kind}
+    snakes = {snake(name) for name in names}
+    for name in settings.metric:
+        _look_up(name, (*names, *snakes), "metric", problems)
+    part, _, rest = settings.monitor.partition("_")
+    own = FUNCTION.fullmatch(settings.task) is not None  # its function names its metrics
+    known = [name for name in (*METRICS, *snakes) if rest == name or rest.startswith(f"{name}_")]
+    if settings.monitor != AUTO and (part not in ("train", "val") or not (known or own)):
+        way = "there are train_loss, val_loss, and others that a run shows: val_accuracy, val_ and a name of --metric"
+        problems.add(f"no metric is called {settings.monitor!r}", help=way)
+
+
+def _look_up(name: str, known: tuple[str, ...], what: str, problems: Problems) -> None:
+    if known:
+        with problems.gathered():
+            by_name(name, {one: one for one in known}, what)
+
+
+def _listed(package: str, file: str, bases: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the classes that a file of a package lists in `__all__`, without these; () if it lists none."""
+    found = find_spec(package)
+    path = Path(found.origin).parent / file if found is not None and found.origin else None
+    try:
+        body = ast.parse(path.read_bytes()).body if path is not None else []
+        given = [item for item in body if isinstance(item, ast.Assign)]
+        lists = [item.value for item in given if ast.unparse(item.targets[0]) == "__all__"]
+        names = tuple(map(str, ast.literal_eval(lists[0]))) if lists else ()
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    return tuple(name for name in names if name[:1].isupper() and name not in bases)
