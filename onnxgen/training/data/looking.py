@@ -181,6 +181,6 @@ def _look_at_beginning(path: Path) -> Seen:
 
     try:
         with Image.open(path) as image:
-            return image.size
+            return int(image.width), int(image.height)
     except Exception as error:  # PIL's plug-ins raise any exception
         return told(error, path)

@@ -100,19 +100,22 @@ def _check_labels(column: str, there: Sequence[int], count: int, problems: Probl
 
 def _check_input(ports: Sequence[Port], columns: Mapping[str, Any], settings: Settings, problems: Problems) -> None:
     """Add what the only input can't take, if that takes floats: text, or numbers of another size."""
-    if len(ports) != 1 or ports[0].dims is None or "float" not in (ports[0].dtype or ""):
+    fed = [port for port in ports if port.name not in settings.const]
+    if len(fed) != 1 or "float" not in (fed[0].dtype or ""):
         return
-    port = ports[0]
-    named = settings.inputs.get(port.name, port.name if port.name in columns else "")
+    named = settings.inputs.get(fed[0].name, fed[0].name if fed[0].name in columns else "")
     given = {n: columns[n] for n in (_parts(named, columns) if named else columns) if n in columns}
     texts = [name for name, values in given.items() if _is_text(values)]
     for name in texts:
         problems.add(text_input(name, sorted({*map(str, given[name])})))
     usual = settings.normalize == "auto" and settings.augment == "none" and settings.noise is None
-    if texts or not given or not usual or any(isinstance(values, Problem) for values in given.values()):
-        return
-    joined = all(values.ndim == 1 for values in given.values())
-    first = next(iter(given.values()))
+    if not texts and given and usual and not any(isinstance(values, Problem) for values in given.values()):
+        _check_numbers(fed[0], given, problems)
+
+
+def _check_numbers(port: Port, given: Mapping[str, Any], problems: Problems) -> None:
+    """Add that columns have values that are none, or another size than the input that they feed."""
+    joined, first = all(values.ndim == 1 for values in given.values()), next(iter(given.values()))
     if not joined and (len(given) > 1 or first.dtype.kind != "f"):
         return  # which of them feeds it is not known, or they are images
     for name, values in given.items():
@@ -120,16 +123,16 @@ def _check_input(ports: Sequence[Port], columns: Mapping[str, Any], settings: Se
             place = tuple(np.argwhere(~np.isfinite(values))[0])
             what = f"column {legible(name)!r} has {values[place]:g} in row {place[0]}"
             problems.add(what, help="remove the sample, or fill in the value")
-    shape = (len(given),) if joined else first.shape[1:]
-    sizes = [prod(dims) for dims in (port.dims[1:], port.dims) if all(isinstance(dim, int) for dim in dims)]
-    if sizes and prod(shape) not in sizes:
-        gives = f"[{', '.join(map(str, ('n', *shape)))}]"
-        takes = f"[{', '.join(map(str, port.dims))}]"
+    shape, dims = (len(given),) if joined else first.shape[1:], port.dims or ()
+    fits = [prod(map(int, d)) for d in (dims[1:], dims) if all(isinstance(size, int) for size in d)]
+    if port.dims is not None and fits and prod(shape) not in fits:
         column = port.name if joined else next(iter(given))
         way = "change the data, or generate the model for this shape with --input-shape"
-        if len(port.dims) == 4 and len(shape) in (2, 3):
+        if len(dims) == 4 and len(shape) in (2, 3):
             way = "images as uint8 are resized and converted; or generate the model with --input-shape"
-        problems.add(f"input {port.name!r} takes {takes}, but column {column!r} gives {gives}", help=way)
+        gives = ", ".join(map(str, ("n", *shape)))
+        what = f"input {port.name!r} takes [{', '.join(map(str, dims))}], but column {column!r} gives [{gives}]"
+        problems.add(what, help=way)
 
 
 def _asked(settings: Settings, columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
