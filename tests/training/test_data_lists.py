@@ -84,7 +84,18 @@ def train_list_from_above(folder: Path) -> None:
     write(folder / "train_list.txt", "\t", rows)
 
 
+def names_of_a_folder_inside(folder: Path) -> None:
+    (folder / "other").mkdir()
+    write(folder / "labels.csv", ",", [("filename", "text"), *zip(save(folder / "photos"), TEXTS)])
+
+
+def with_titles(folder: Path) -> None:
+    rows = [("file name", "text"), *((f"i/{name}", text) for name, text in zip(save(folder / "i"), TEXTS))]
+    write(folder / "labels.txt", "\t", rows)
+
+
 TEXT_LISTS = [labels_csv, labels_tsv_of_another_folder, metadata_jsonl, rec_gt_train, train_list_from_above]
+TEXT_LISTS += [names_of_a_folder_inside, with_titles]
 
 
 @pytest.mark.parametrize("lay", TEXT_LISTS)
@@ -94,6 +105,21 @@ def test_texts(lay: Callable[[Path], None], tmp_path: Path) -> None:
     lay(folder)
     found = taken(folder)["train"]
     assert np.array_equal(found["image"], IMAGES) and found["text"] == TEXTS
+
+
+def test_names_that_two_folders_have_are_not_guessed(tmp_path: Path) -> None:
+    for folder in ("day", "night"):
+        save(tmp_path / folder)
+    write(tmp_path / "labels.csv", ",", [("image", "text"), *((f"{n:02}.png", text) for n, text in enumerate(TEXTS))])
+    with pytest.raises(OnnxgenError, match="no image of the train part can be used: 12 faults"):
+        opened(tmp_path)
+
+
+def test_a_first_row_without_its_file_decides_nothing(tmp_path: Path) -> None:
+    """The others may begin at a folder above the list's all the same."""
+    rows = [(f"data/i/{name}", text) for name, text in zip(save(tmp_path / "data" / "i"), TEXTS)]
+    write(tmp_path / "data" / "train_list.txt", "\t", [("data/i/gone.png", "7"), *rows])
+    assert taken(tmp_path / "data")["train"]["text"] == TEXTS
 
 
 @pytest.mark.parametrize("lay", [labels_csv, rec_gt_train])
@@ -191,6 +217,16 @@ def test_each_fault_has_its_line(tmp_path: Path) -> None:
     assert np.array_equal(found["image"], IMAGES[[0, *range(3, 12)]]) and found["text"] == [TEXTS[0], *TEXTS[3:]]
     with pytest.raises(OnnxgenError, match="2 faults in .*without --strict skips"):
         opened(tmp_path, strict=True)
+
+
+def test_the_line_of_a_fault_names_the_list_of_its_part(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        write(tmp_path / part / "labels.csv", ",", [("image", "text"), *zip(save(tmp_path / part), TEXTS)])
+    (tmp_path / "val" / "01.png").unlink()
+    (tmp_path / "train" / "labels.csv").write_text("image,text\n00.png,7\n02.png,\n")
+    (said,) = opened(tmp_path).notes
+    assert "val/labels.csv, line 3: val/01.png: there is no such file" in said
+    assert "train/labels.csv, line 3: column 'text' has no value" in said
 
 
 def jsonl(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:

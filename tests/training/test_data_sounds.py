@@ -137,6 +137,13 @@ def test_each_fault_is_one_line(tmp_path: Path) -> None:
         source_of(tmp_path / "flat")
 
 
+def test_names_of_a_folder_beside_the_table(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path / f"audio/{number}.wav", tone())
+    (tmp_path / "list.csv").write_text("filename,category\n0.wav,a\n1.wav,b\n")
+    assert len(source_of(tmp_path / "list.csv", strict=True).parts["train"]) == 2
+
+
 def test_a_row_without_a_class_or_a_file_is_a_fault(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / f"{number}.wav", tone())

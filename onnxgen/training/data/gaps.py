@@ -68,7 +68,9 @@ def _complete(columns: Columns, needed: Sequence[str], faults: Faults) -> Column
     if len(rows) == len(bare):
         return columns
     for row in np.flatnonzero(bare).tolist():
-        where = f"{columns.path.name}, line {columns.lines[row]}" if isinstance(columns, Rows) else f"row {row}"
+        where = (
+            f"{faults.place(columns.path)}, line {columns.lines[row]}" if isinstance(columns, Rows) else f"row {row}"
+        )
         faults.add(where, f"column {legible(next(name for name in needed if gaps[name][row]))!r} has no value")
         faults.lost += 1
     left = {name: _rows(values, rows, name in needed) for name, values in columns.items()}

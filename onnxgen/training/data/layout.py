@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HIDDEN = (".", "__")  # what begins the names of folders that programs add: .ipynb_checkpoints, __MACOSX
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
+_UP = 4  # folders above a list that its paths may begin at
+_TRIED = 100  # files that are looked for to find the folder that paths begin at
 _SPELLED = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val"}
 _SPELLED |= {"test": "test", "testing": "test", "t10k": "test"}
 
@@ -64,6 +67,22 @@ def files_in(folder: Path, *endings: str) -> list[Path]:
     """Return the files of a folder itself with these endings (in any case), sorted; not those that are hidden."""
     found = (path for path in folder.iterdir() if path.suffix.lower() in endings) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith(".") and not path.is_dir())
+
+
+def root_of(folder: Path, names: Sequence[str]) -> Path:
+    """Return the folder that the names in a list begin at: that of the list, one above it, or the only one in it.
+
+    It has some of the first files that are named; if none has, it is the folder of the list.
+    """
+
+    def has_some(root: Path) -> bool:
+        return any((root / name).is_file() for name in names[:_TRIED])
+
+    roots = [folder, *islice((folder / "list").absolute().parents, 1, _UP)]
+    if (found := next(filter(has_some, roots), None)) is not None:
+        return found
+    inside = [*filter(has_some, folders(folder))]
+    return inside[0] if len(inside) == 1 else folder
 
 
 def files_below(folder: Path, *endings: str) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from onnxgen.training.data import image_pairs, masks
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files
-from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called
+from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called, root_of
 from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource, Rows, listed
@@ -34,7 +34,7 @@ _NAMED = ("metadata", "labels")  # the list of a folder
 _WORDS = re.compile(r"[^a-z0-9]+")  # between the words of a name: rec_gt_train
 _OF_LISTS = {"rec", "det", "gt", "list", "label", "labels"}  # words of such a name beside that of the part
 _TARGETS = {name for pair in image_pairs.FOLDERS for name in pair[1:]}
-_UP = 4  # folders above a list that its paths may begin at
+_TITLES = re.compile(r"[\w ]+[\t ][\w ]+")  # a first line that names the columns
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,23 @@ def _part_of(stem: str) -> str | None:
 
 
 def is_list(file: Path) -> bool:
-    """Return True for a text file whose first line is the path of an image, a tab or space, and something else."""
+    """Return True for a text file whose first line is the path of an image, a tab or space, and something else.
+
+    A line that names these two columns may be before it.
+    """
     if file.suffix.lower() != ".txt" or not file.is_file():
         return False
     try:
         with file.open(encoding="utf-8-sig") as lines:
-            first = next((line for line in islice(lines, 100) if line.strip()), "")
+            first = [*islice((line for line in islice(lines, 100) if line.strip()), 2)]
     except (UnicodeDecodeError, OSError):
         return False
-    return _divided(first) is not None
+    return any(_divided(line) is not None for line in first[_titled(first) :][:1])
+
+
+def _titled(lines: Sequence[str]) -> int:
+    """Return 1 if the first line names the columns, else 0."""
+    return int(bool(lines) and _divided(lines[0]) is None and bool(_TITLES.fullmatch(lines[0].rstrip("\r\n"))))
 
 
 def _divided(line: str) -> tuple[str, str] | None:
@@ -131,9 +139,8 @@ def read_list(file: Path) -> Rows:
         OnnxgenError: it is not UTF-8, or a line is none of a list.
     """
     rows, lines = [], []
-    for number, line in enumerate(lines_of(file), 1):
-        if not line.strip():
-            continue
+    numbered = [(number, line) for number, line in enumerate(lines_of(file), 1) if line.strip()]
+    for number, line in numbered[_titled([line for _, line in numbered[:1]]) :]:
         found = _divided(line)
         if found is None:
             what = f"{file}, line {number} is not the path of an image, a tab and a text"
@@ -164,19 +171,19 @@ def with_images(source: DataSource, files: Mapping[str, Path], faults: Faults, s
     if len(named) > 2:
         raise OnnxgenError(f"{source.name} has several columns of images: {listed(named)}", help="leave two of them")
     whole = files.get("", faults.folder)
-    paths = {part: {n: _paths(source, part, n, files.get(part, whole)) for n in named} for part in source.parts}
+    paths = {part: {n: _paths(source, part, n, files.get(part, whole), faults) for n in named} for part in source.parts}
     return _single(source, named[0], paths, faults, strict) if len(named) == 1 else _pairs(named, paths, faults, strict)
 
 
 _Paths = Mapping[str, Mapping[str, list[tuple[Path, str]]]]  # by part and column: each file, and the place of its name
 
 
-def _paths(source: DataSource, part: str, name: str, file: Path) -> list[tuple[Path, str]]:
-    """Return the file of each row, and the line for messages. Names may begin at a folder above the list's, too."""
+def _paths(source: DataSource, part: str, name: str, file: Path, faults: Faults) -> list[tuple[Path, str]]:
+    """Return the file of each row, and the line for messages."""
     rows, texts = source.files.get(part), source.raw[part][name]
-    lines = [f"{rows.path.name}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(texts)
-    roots = [file.parent, *islice(file.absolute().parents, 1, _UP)]
-    root = next((root for root in roots if (root / texts[0]).is_file()), file.parent)
+    where = faults.place(rows.path) if rows is not None else ""
+    lines = [f"{where}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(texts)
+    root = root_of(file.parent, list(texts))
     return [(root / text, line) for text, line in zip(texts, lines)]
 
 

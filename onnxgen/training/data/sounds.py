@@ -24,7 +24,7 @@ from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import refuse_nested
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES
 from onnxgen.training.data.layout import SUFFIXES as IMAGES
-from onnxgen.training.data.layout import files_below, folders, part_called
+from onnxgen.training.data.layout import files_below, folders, part_called, root_of
 from onnxgen.training.data.looking import Seen, looked
 from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
@@ -177,11 +177,17 @@ def with_sounds(source: DataSource, folder: Path, settings: Settings, faults: Fa
     for part, samples in source.parts.items():
         assert isinstance(samples, Arrays)
         rows = source.files.get(part)
-        lines = [f"{rows.path.name}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(samples)
+        lines = (
+            [f"{faults.place(rows.path)}, line {line}: " for line in rows.lines]
+            if rows is not None
+            else [""] * len(samples)
+        )
         columns = {column: values for column, values in samples.columns.items() if column != name}
         classes = {column: names for column, names in samples.classes.items() if column != name}
         others = Arrays(columns, classes, samples.rows if samples.rows is not None else torch.arange(len(samples)))
-        found[part] = [(folder / text, line) for text, line in zip(source.raw[part][name], lines)], others
+        texts = list(source.raw[part][name])
+        root = root_of(folder, texts)
+        found[part] = [(root / text, line) for text, line in zip(texts, lines)], others
     source.raw = {part: {n: c for n, c in columns.items() if n != name} for part, columns in source.raw.items()}
     source.text, source.table = source.text - {name}, False
     _fill(source, found, name, faults, settings)
