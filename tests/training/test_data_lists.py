@@ -136,6 +136,22 @@ def test_a_list_is_scored_as_its_arrays_are(lay: Callable[[Path], None], tmp_pat
     assert evaluate(model, file, **given) == found, "the list itself is named"
 
 
+@pytest.mark.parametrize(("task", "title", "values"), [("ctc", "text", TEXTS), ("auto", "label", LABELS)])
+def test_a_further_column_asks_for_nothing(task: str, title: str, values: list[str], tmp_path: Path) -> None:
+    """An input of images takes no other column than that of images."""
+    names = save(tmp_path / "data")
+    write(tmp_path / "data" / "labels.csv", ",", [("image", title), *zip(names, values)])
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3))
+    model = model if task == "auto" else torch.nn.Sequential(Lines())
+    model(torch.zeros(1, 1, *IMAGES.shape[1:]))
+    given: dict[str, Any] = {"task": task, "normalize": "0,1", "device": "cpu"}
+    given["classes"] = tuple("0123456789") if task == "ctc" else tuple(sorted({*LABELS}))
+    wanted = evaluate(model.eval(), tmp_path / "data", **given)
+    rows = [(name, value, str(n)) for n, (name, value) in enumerate(zip(names, values))]
+    write(tmp_path / "data" / "labels.csv", ",", [("image", title, "photographer"), *rows])
+    assert evaluate(model, tmp_path / "data", **given) == wanted
+
+
 def test_parts_of_paddleocr(tmp_path: Path) -> None:
     rows = [(f"i/{name}", text) for name, text in zip(save(tmp_path / "i"), TEXTS)]
     for name, some in (("rec_gt_train.txt", rows[:6]), ("rec_gt_eval.txt", rows[6:9]), ("rec_gt_test.txt", rows[9:])):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -25,9 +25,9 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
     """Return the column of each input and target.
 
     An input gets the column that `settings.inputs` names, else the column with its own name. If one input and one
-    column are left, they belong together. An output's target is the column that `settings.target` names, else the
-    column with its name. A single output gets the data's target (`label`, `y`, ...), or the only column left. Outputs
-    without a target are not trained.
+    column are left, or one of images among others, they belong together. An output's target is the column that
+    `settings.target` names, else the column with its name. A single output gets the data's target (`label`, `y`, ...),
+    or the only column left. Outputs without a target are not trained.
 
     Args:
         settings: only `inputs` and `target` are read.
@@ -42,11 +42,13 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
     return replace(found, arrangement=arrangement(model))
 
 
-def matched(samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool) -> Feeding:
-    """Like `feed`, for samples whose target is `known` ("" if it isn't)."""
+def matched(
+    samples: Samples, known: str, ports: Signature, settings: Settings, targets: bool, images: Collection[str] = ()
+) -> Feeding:
+    """Like `feed`, for samples whose target is `known` ("" if it isn't), and whose columns `images` hold images."""
     columns = list(samples.fields)
     if (kind := task_kind(settings.task)) is not None:
-        return _for_task(kind, columns, known, ports, settings, targets)
+        return _for_task(kind, columns, known, ports, settings, targets, images)
     problems = Problems()
     inputs = _inputs_named(columns, ports, settings, problems)
     outputs = _targets_named(columns, ports, settings, problems, targets)
@@ -55,8 +57,9 @@ def matched(samples: Samples, known: str, ports: Signature, settings: Settings, 
     reserved = {*outputs.values(), *([] if outputs else [conventional])}
     left = [c for c in columns if c not in inputs.values() and c not in reserved]
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
-    if len(open_inputs) == 1 and len(left) == 1:
-        inputs[open_inputs.pop()] = left.pop()
+    if len(open_inputs) == 1 and len(sure := _of_images(left, images)) == 1:
+        inputs[open_inputs.pop()] = sure[0]
+        left.remove(sure[0])
     if targets and not outputs and (only := _only_output(ports)) is not None:
         if conventional and conventional not in inputs.values():
             outputs[only] = conventional
@@ -78,8 +81,19 @@ def _feeding(
     return Feeding(columns, targets, tuple(others), once)
 
 
+def _of_images(columns: list[str], images: Collection[str]) -> list[str]:
+    """Return those of the columns that hold images, which no other is mistaken for; if none does, all of them."""
+    return [column for column in columns if column in images] or columns
+
+
 def _for_task(
-    kind: TaskKind, columns: list[str], known: str, ports: Signature, settings: Settings, targets: bool
+    kind: TaskKind,
+    columns: list[str],
+    known: str,
+    ports: Signature,
+    settings: Settings,
+    targets: bool,
+    images: Collection[str],
 ) -> Feeding:
     """Return the columns of the inputs, and those that a task reads (see `TaskKind.reads`)."""
     problems, reads = Problems(), kind.reads if targets else ""
@@ -92,8 +106,9 @@ def _for_task(
     target = said or known or usual or target_called(columns)
     left = [column for column in columns if column not in (*inputs.values(), target)]
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
-    if len(open_inputs) == 1 and (len(left) == 1 or reads == "rest"):
-        inputs |= {open_inputs.pop(): left[0]} if left else {}
+    sure = _of_images(left, images)
+    if len(open_inputs) == 1 and (len(sure) == 1 or reads == "rest"):
+        inputs |= {open_inputs.pop(): sure[0]} if sure else {}
     if open_inputs:
         problems.add(_open(open_inputs, ports, columns))
     left = [column for column in columns if column not in inputs.values()]

@@ -135,7 +135,7 @@ def _fed(
     if members:
         return feeding_of(members, score, ports)
     stack(source, ports, settings, targets)
-    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets)
+    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets, source.whites)
     if texts := [column for column in feeding.inputs if column in source.text]:
         fields = next(iter(source.parts.values())).fields
         raise OnnxgenError(*(text_input(column, fields[column].classes) for column in texts))
