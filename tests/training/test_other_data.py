@@ -49,6 +49,19 @@ def photos(path: Path) -> torch.nn.Module:
     return network(path, x=("float32", ["n", 3, SIDE, SIDE]))
 
 
+def test_classes_may_be_in_a_column_of_another_name(tmp_path: Path) -> None:
+    """Their names tell that they are those of the training: here of a column, there of folders."""
+    root = folder(tmp_path / "data", range(18))
+    names = [f"{'abc'[seed % 3]}/{seed}.png,{'abc'[seed % 3]}" for seed in range(18)]
+    (root / "list.csv").write_text("\n".join(["image,kind", *names]))
+    fit(photos(tmp_path), root / "list.csv", target="kind", normalize="0,1", out=tmp_path / "run", **QUICK)
+    new = folder(tmp_path / "new", range(100, 112))
+    names = [f"{'abc'[seed % 3]}/{seed}.png,{'abc'[seed % 3]}" for seed in range(100, 112)]
+    (tmp_path / "new" / "list.csv").write_text("\n".join(["image,kind", *names]))
+    wanted = load(tmp_path / "run", device="cpu").evaluate(new / "list.csv")
+    assert load(tmp_path / "run", device="cpu").evaluate(new) == pytest.approx(wanted, rel=1e-6)
+
+
 @pytest.mark.parametrize("part", ["", "train"])
 def test_other_data_is_not_augmented(part: str, tmp_path: Path) -> None:
     """It may have a training part alone, as folders of classes do. The oracle is torch, by hand."""

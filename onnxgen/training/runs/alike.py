@@ -17,11 +17,12 @@ from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource, listed, target_called
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import BOXES, Input, Record, Target
+from onnxgen.training.settings import Settings
 
 
 def as_in_training(source: DataSource, record: Record) -> None:
@@ -33,6 +34,20 @@ def as_in_training(source: DataSource, record: Record) -> None:
     if source.table and not {"table", "tokenizer"} & record.settings.keys():  # these know their columns
         _order(source, record)
     source.whites = {**source.whites, **_whites(source, record)}
+
+
+def with_its_target(source: DataSource | Data, settings: Settings) -> Settings:
+    """Return settings whose target is that of other data, if it lacks the column of the training.
+
+    Its classes need names, which tell that they are those of the training.
+    """
+    if isinstance(source, Data) or not isinstance(settings.target, str):
+        return settings
+    fields = next(iter(source.parts.values())).fields
+    own = source.target or target_called(fields)
+    if settings.target in fields or own not in fields or not fields[own].classes:
+        return settings
+    return replace(settings, target=own)
 
 
 def _order(source: DataSource, record: Record) -> None:

@@ -33,7 +33,7 @@ from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, batched, finished, fits, need_classes
+from onnxgen.training.runs.alike import as_in_training, batched, finished, fits, need_classes, with_its_target
 from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
@@ -166,8 +166,9 @@ class Learner:
             if data is None or is_same(data, own) or self._is_copy(data):
                 held = self._held(own if data is None else data, part)
                 return evaluate(self.model, held, part=self._part(part), settings=self.settings)
-            settings = replace(self.settings, val=0.0, test=0.0)
-            made = self._fitted(open_source(data, settings, texts=self.texts), targets=True)
+            source = open_source(data, self._unsplit, texts=self.texts)
+            settings = with_its_target(source, self._unsplit)
+            made = self._fitted(source, settings)
             self._tell_seen(made, part, settings)
             return evaluate(self.model, made, part=part, settings=settings)
 
@@ -353,10 +354,15 @@ class Learner:
         found = self._fitted(from_object(data, "data"))
         return found, list(map(str, range(len(next(iter(found.parts.values()))))))
 
-    def _fitted(self, source: DataSource | Data, targets: bool = False) -> Data:
-        """Make data fit the model, as in training. Without targets it is not split."""
+    @property
+    def _unsplit(self) -> Settings:
+        return replace(self.settings, val=0.0, test=0.0)
+
+    def _fitted(self, source: DataSource | Data, with_targets: Settings | None = None) -> Data:
+        """Make data fit the model, as in training. `with_targets` are the settings to evaluate; without, to predict."""
         if isinstance(source, Data):
             return source
+        targets = with_targets is not None
         if len(source.parts) > 1 and not targets:
             what = f"{source.name} has the parts {', '.join(source.parts)}, and a prediction is for one"
             raise OnnxgenError(what, help="give the samples without parts: one array for each input")
@@ -365,7 +371,7 @@ class Learner:
         as_in_training(source, self.record)
         column = next((entry.column for entry in self.record.inputs if entry.image), "")
         first = next(iter(source.parts.values()))
-        settings: Settings = replace(self.settings, val=0.0, test=0.0)
+        settings = with_targets or self._unsplit
         if self.texts and self.settings.task == TUPLES and not targets:
             ids = roles_of(signature_of(self.model), ())[IDS].name
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
