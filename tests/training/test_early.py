@@ -261,12 +261,23 @@ def strictly(folder: Path) -> str:
     return f"error: 2 images of data can't be read: cat/1.png (cannot identify image file), cat/3.png (*) -> {way}"
 
 
+def wrapped(folder: Path) -> str:
+    """A folder in a folder, as an archive is unpacked: what else is wrong is that of the classes in it."""
+    for name in "abcdefghijk":
+        picture(folder / "data" / "photos" / "photos" / name / "1.png")
+    inner = "data has one folder, photos/photos, which has folders itself: a, b, c, d, e, f, g, h, i, j, k"
+    return f"""error: {inner} -> if these are the classes or parts, name data/photos/photos
+error: size 3x3: input 'image' is [batch, 1, 28, 28] -> leave --size out
+error: the data has 11 classes (a, b, c, ...), but the model has 10 -> --replace-head 11"""
+
+
 ASKED: dict[Callable[[Path], str], tuple[str, str]]
 ASKED = {
     many: ("data.csv", f"{WRONG} --size 3x3"),
     lacking: ("data.csv", "--inputs image=a+c,x=d --target kind"),
     gaps: ("data.csv", "--inputs image=a+b"),
     bare: ("data", ""),
+    wrapped: ("data", "--size 3x3"),
     pipe: ("data.csv", ""),
     few_classes: ("data", "--replace-head 3"),
     unknown: (

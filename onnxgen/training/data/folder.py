@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout
+from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout, refuse_nested
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.looking import ORIENTATION, Seen, eight_bits, looked, looked_at, need_range, skipped, unread
 from onnxgen.training.data.samples import Batch, Field
@@ -169,21 +169,6 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
 def _images_beside(folder: Path) -> list[Path]:
     """Return the images that lie in a folder itself."""
     return [path for path in files_in(folder, *SUFFIXES) if path.is_file()]
-
-
-def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:
-    """Raise `OnnxgenError` if the only class has folders of its own, and no files: an archive was unpacked into one.
-
-    They may lie deeper, as an archive of an archive has them.
-    """
-    for root in parts.values() if len({p.name for r in parts.values() if r.is_dir() for p in folders(r)}) == 1 else ():
-        path = root
-        while len(inner := folders(path)) == 1 and not files_in(inner[0], *suffixes):
-            path = inner[0]
-        if path != root and len(inner) > 1:
-            what = f"{folder} has one folder, {path.relative_to(root).as_posix()}, which has folders itself: "
-            way = f"if these are the classes or parts, name {path}"
-            raise OnnxgenError(what + listed(p.name for p in inner), help=way)
 
 
 def _files(

@@ -15,7 +15,17 @@ from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.training.config import DIGITS
-from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_below, layout, refuse_special
+from onnxgen.training.data.layout import (
+    SOUNDS,
+    SUFFIXES,
+    files_below,
+    folders,
+    layout,
+    nested,
+    part_called,
+    refuse_nested,
+    refuse_special,
+)
 from onnxgen.training.data.looking import refuse_unopened
 from onnxgen.training.data.named import check_ports, check_words
 from onnxgen.training.data.read_early import check_file
@@ -40,10 +50,14 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     Raises:
         OnnxgenError: a package is missing, a folder has no images, or has more classes than the model.
     """
-    path = Path(data)
+    path, problems = Path(data), Problems()
     refuse_special(path)
-    boxes, problems = has_boxes(data, settings), Problems()
     is_folder = data != DIGITS and path.is_dir()
+    if is_folder and (inside := _inside(path)) != path:
+        with problems.gathered():
+            refuse_nested(path, {"train": path}, SUFFIXES)
+        path = inside  # which decides what else is wrong
+    boxes = has_boxes(path, settings)
     kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
     with problems.gathered():
         _need_packages(path, kinds, boxes, settings)
@@ -70,6 +84,13 @@ def glance(model: Path, data: str, settings: Settings) -> None:
             path, found.inputs if found else (), settings, problems, partial(_refuse_classes, model, settings), count
         )
     problems.raise_if_any()
+
+
+def _inside(folder: Path) -> Path:
+    """Return the folder that an archive was unpacked into, if there is nothing beside it; else `folder`."""
+    only = folders(folder)
+    alone = len(only) == 1 and not any(path.is_file() for path in folder.iterdir())
+    return nested(folder) if alone and part_called(only[0].name) is None else folder
 
 
 def _need_packages(path: Path, kinds: set[str], boxes: bool, settings: Settings) -> None:

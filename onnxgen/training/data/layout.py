@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data.source import listed
 
 PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -56,6 +57,26 @@ def layout(folder: Path, labelled: bool = True) -> Layout:
         has = "has images but no folder for each class" if images_in(folder) else "has no images"
         raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
     return Layout(parts, classes, {part: _labelled(root, classes) for part, root in parts.items()})
+
+
+def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:
+    """Raise `OnnxgenError` if the only class has folders of its own, and no files: an archive was unpacked into one."""
+    for root in parts.values() if len({p.name for r in parts.values() if r.is_dir() for p in folders(r)}) == 1 else ():
+        if (path := nested(root, suffixes)) != root:
+            what = f"{folder} has one folder, {path.relative_to(root).as_posix()}, which has folders itself: "
+            way = f"if these are the classes or parts, name {path}"
+            raise OnnxgenError(what + listed(p.name for p in folders(path)), help=way)
+
+
+def nested(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
+    """Return the first folder inside that has several, if each has no files on the way, but one folder; else `folder`.
+
+    An archive of an archive has it deeper.
+    """
+    path = folder
+    while len(inner := folders(path)) == 1 and not files_in(inner[0], *suffixes):
+        path = inner[0]
+    return path if len(inner) > 1 else folder
 
 
 def folders(folder: Path) -> list[Path]:

@@ -216,6 +216,19 @@ def test_all_is_told_at_once_and_before_torch_is_imported(place: Path) -> None:
     ]
 
 
+def test_a_folder_around_the_labels_is_told_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of the file is not in the way: another part of the detector is trained."""
+    write_yolo(place / "data" / "unpacked", PARTS)
+    for other in (place / "data" / "unpacked").glob("*.yaml"):
+        other.unlink()
+    onnxgen.generate(place / "fixed.onnx", place / "net.py")
+    monkeypatch.setattr(ready, "part_to_train", lambda *_: pytest.fail("cut"))
+    with pytest.raises(OnnxgenError) as error:
+        glance(place / "net.py", str(place / "data"), Settings())
+    inner = "has one folder, unpacked, which has folders itself: images, labels"
+    assert [problem.what for problem in error.value.problems] == [f"{place / 'data'} {inner}"]
+
+
 def test_every_missing_package_is_named_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_yolo(place / "data", PARTS)
     lacking = ("faster_coco_eval", "peft")
