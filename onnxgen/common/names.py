@@ -317,3 +317,9 @@ def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
     while n < min(len(first), len(last)) and first[n] == last[n]:
         n += 1
     return first[:n]
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """Return names in one line, shortened if there are many."""
+    found = [legible(str(n)) for n in names]
+    return ", ".join(found[:most]) + (f", ... ({len(found)} in all)" if len(found) > most else "")

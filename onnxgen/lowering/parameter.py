@@ -43,7 +43,16 @@ def role(node: ir.Node, value: ir.Value) -> str:
         return "query"
     if node.op_type == "Concat" and value is node.inputs[0] and (info(value).shape or ())[1:-1] == (1,):
         return "cls_token"
+    if is_a(node, ADDS) and _has_positions(node, value):
+        return "pos_embed"
     return "bias" if is_a(node, ADDS) else "scale" if node.op_type == "Mul" else "weight"
+
+
+def _has_positions(node: ir.Node, value: ir.Value) -> bool:
+    """True for what is added to every sample, and has elements of its own for each position and feature."""
+    own, whole = info(value).shape or (), info(node.outputs[0]).shape or ()
+    own = own[1:] if own[:1] == (1,) else own
+    return len(whole) == 3 and own == whole[1:] and 1 not in own
 
 
 def _is_layer_scale(node: ir.Node) -> bool:

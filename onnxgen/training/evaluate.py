@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen._callable import callable_module
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
@@ -23,7 +24,6 @@ from onnxgen.training.data.images import MEASURED
 from onnxgen.training.data.prepared import Tuples, unaugmented
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
-from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.goals.choice import with_task

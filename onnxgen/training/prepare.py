@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.surgery.classes import set_classes
 from onnxgen.surgery.example import evaluating
@@ -27,7 +27,6 @@ from onnxgen.training.data.folder import Files
 from onnxgen.training.data.glance import has_boxes
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.sounds import Sounds
-from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from torch import Tensor, nn
 
+from onnxgen.common.names import listed
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, did_you_mean, one_line
 from onnxgen.graph.catalogue import having
@@ -25,7 +26,6 @@ from onnxgen.purpose.operators import softmax_of
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch
-from onnxgen.training.data.source import listed
 from onnxgen.training.endings import ending_of
 from onnxgen.training.known import known_of
 from onnxgen.training.model import load_model

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.layout import part_called
-from onnxgen.training.data.source import listed
 
 
 def read_npz(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onnxgen.common.names import listed
 from onnxgen.errors import Problem, Problems, counted, typed
 from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
@@ -23,7 +24,6 @@ from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput, shown
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
-from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.stream import limit, stream_of
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.data.values import Values

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.sounds import Sounds
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.stream import Stream
 
 

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.preprocessing import Column, Table, fitted, values_of
 from onnxgen.training.data.samples import Feeding
-from onnxgen.training.data.source import DataSource, listed, text_input
+from onnxgen.training.data.source import DataSource, text_input
 from onnxgen.training.settings import Settings
 
 MAX_EXACT = 2**53  # from here on, a double does not hold every whole number

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problem, Problems
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.fed import arrangement, fed
 from onnxgen.training.data.samples import Data, Feeding, Samples
-from onnxgen.training.data.source import listed, target_called
+from onnxgen.training.data.source import target_called
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.goals.choice import TaskKind, task_kind
 from onnxgen.training.settings import Settings

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout, refuse_nested
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.looking import ORIENTATION, Seen, eight_bits, looked, looked_at, need_range, skipped, unread
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 
 if TYPE_CHECKING:
     from PIL import Image

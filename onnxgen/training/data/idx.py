@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.layout import part_called
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAME = re.compile(r"(?P<set>.*?)(?P<part>train|t10k|test|val)?[-_.](?P<what>images|labels)[-_.]idx\d(-ubyte)?(\.gz)?")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
@@ -19,7 +19,7 @@ from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, want
 from onnxgen.training.data.recipes import FOR_PHOTOS, MOVING, recipes
 from onnxgen.training.data.samples import Feeding, Field, Samples
 from onnxgen.training.data.scales import by_input
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.names import AUTO, DETECTION
 from onnxgen.training.known import scale_of
 from onnxgen.training.settings import Settings

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.data.source import listed
 
 PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data import image_pairs, masks
 from onnxgen.training.data.arrays import Arrays, subset
@@ -24,7 +25,7 @@ from onnxgen.training.data.folder import Files
 from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called, root_of
 from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Batch, Field, Samples
-from onnxgen.training.data.source import DataSource, Rows, listed
+from onnxgen.training.data.source import DataSource, Rows
 from onnxgen.training.data.table import TEXT, rows_of
 from onnxgen.training.data.text.lines import lines_of
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxgen.common.cache import Cache
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, one_line
 from onnxgen.training.data.layout import Layout
-from onnxgen.training.data.source import listed
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.config import parse_size
 from onnxgen.training.data.recipes import recipes
 from onnxgen.training.data.scales import by_input, parse_scale
-from onnxgen.training.data.source import listed
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problem, Problems
 from onnxgen.training.data.archives import array_of, decoded, divided, need_one_length, read_npz
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES
 from onnxgen.training.data.preprocessing import texts_of
-from onnxgen.training.data.source import Gaps, listed, target_called, text_input
+from onnxgen.training.data.source import Gaps, target_called, text_input
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.settings import Settings
 

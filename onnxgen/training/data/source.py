@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.training.data.layout import SUFFIXES
 
@@ -104,12 +104,6 @@ def target_called(names: Iterable[str]) -> str:
     """Return the column with the name of a target, in any case; "" if there is none."""
     by_name = {name.lower(): name for name in names}
     return next((by_name[name] for name in TARGETS if name in by_name), "")
-
-
-def listed(names: Iterable[str], most: int = 12) -> str:
-    """Return names in one line, shortened if there are many."""
-    found = [legible(str(n)) for n in names]
-    return ", ".join(found[:most]) + (f", ... ({len(found)} in all)" if len(found) > most else "")
 
 
 def one_table(parts: Mapping[str, Samples], what: str) -> None:

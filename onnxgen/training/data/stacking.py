@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problems, counted
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
 from onnxgen.training.data.preprocessing import fitted
-from onnxgen.training.data.source import DataSource, Gaps, listed, target_called, text_input
+from onnxgen.training.data.source import DataSource, Gaps, target_called, text_input
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
-from onnxgen.training.data.source import Gaps, Held, Lists, Rows, listed
+from onnxgen.training.data.source import Gaps, Held, Lists, Rows
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
 TEXT = "text"  # a column of this name is text, also if all of it looks like numbers: 007

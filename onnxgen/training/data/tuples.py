@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
@@ -18,7 +18,7 @@ from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.looking import looked_at
 from onnxgen.training.data.pairs import laid_out, paired
 from onnxgen.training.data.samples import Batch, Feeding, Field
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.settings import Settings
 
 ANCHOR, POSITIVE, NEGATIVE = MEMBERS = ("anchor", "positive", "negative")

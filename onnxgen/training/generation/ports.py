@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
-from onnxgen.training.data.source import listed
 from onnxgen.training.data.text.roles import DECODER, DECODER_MASK, IDS, PAST, fixed_length, past_shape, roles_of
 
 WAY = "export it with input_ids, attention_mask and logits; in optimum: --task text-generation-with-past"

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.labels import Alphabet
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
-from onnxgen.training.data.source import listed
 from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.alphabet import as_paddle, own_alphabet

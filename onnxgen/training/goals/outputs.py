@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.recipes import FOR_PHOTOS, recipes
-from onnxgen.training.data.source import listed
 
 if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.samples import Feeding, Samples
-from onnxgen.training.data.source import listed
 from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.goals.distil import CLASSES, LABELS, PREFIX, VALUES, DistilGoal, Feature, Pair

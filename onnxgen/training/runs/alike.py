@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted, typed
 from onnxgen.heads.tail import tail_of
 from onnxgen.training.data.arrays import Arrays
@@ -17,7 +18,7 @@ from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
-from onnxgen.training.data.source import DataSource, listed, target_called
+from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.runs.folder import RECORD

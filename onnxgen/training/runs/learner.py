@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
@@ -25,7 +25,7 @@ from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.sounds import Sounds
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.data.tuples import TASK as TUPLES

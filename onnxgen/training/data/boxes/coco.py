@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
 from onnxgen.training.data.boxes.there import FOLDER, coco_files
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 
 _TRIED = 100  # images that are looked for to find their folder
 

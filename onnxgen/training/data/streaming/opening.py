@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
@@ -21,7 +21,7 @@ from onnxgen.training.data.faults import NAMED
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, part_called
 from onnxgen.training.data.looking import look_at
 from onnxgen.training.data.samples import Field
-from onnxgen.training.data.source import DataSource, listed, target_called
+from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.streaming.parquet import (
     PICTURES_AT_ONCE,
     ParquetReader,

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.columns import tensor_of
 from onnxgen.training.data.folder import decoded
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.source import listed
 from onnxgen.training.data.streaming.spans import Spans, spans_of
 from onnxgen.training.data.streaming.stream import Columns, Run
 from onnxgen.training.data.streaming.tar import Member

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.source import DataSource, Gaps, Lists, listed
+from onnxgen.training.data.source import DataSource, Gaps, Lists
 from onnxgen.training.data.stacking import aims_of
 from onnxgen.training.data.tuples import MEMBERS
 from onnxgen.training.data.tuples import TASK as TUPLES

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.names import legible
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.fed import fed
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import Chosen, choose
 from onnxgen.training.data.text.encoding import Encoded, Encoder
 from onnxgen.training.data.text.masking import IGNORED, Masked

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
-from onnxgen.training.data.source import DataSource, listed
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import Chosen
 from onnxgen.training.data.text.masking import IGNORED
 from onnxgen.training.data.text.tokenizer import Tokenizing

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.decoding import need_decoding
 from onnxgen.heads.tail import Channels, Level, Tail
@@ -17,7 +18,6 @@ from onnxgen.surgery.head import layers_of_maps
 from onnxgen.surgery.ports import signature_of
 from onnxgen.surgery.replacing import put_rows
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.source import listed
 from onnxgen.training.goals.detection.part import detector_of
 from onnxgen.training.goals.detection.targets import COLUMN
 
