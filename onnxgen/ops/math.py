@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -270,7 +271,7 @@ def _bound(b: Builder, x: Arg, bound: Arg | None, sign: int) -> Any:
     if bound is None:
         return None
     value = bound.scalar
-    if value is not None and bound.value is None and value * sign >= 3.4028234e38:
+    if value is not None and value * sign >= (3.4028234e38 if bound.value is None else math.inf):
         return None
     if x.dtype == ir.DataType.UINT64 or bound.number is None:
         return bound

@@ -1,8 +1,8 @@
 """Remove nodes that change nothing: they only hide patterns from the idioms.
 
-These are Identity, casts to the type that a value already has, products with 1, sums with 0, the greater of a value and
--inf and the like for truth values, Slices of everything, and Where with a condition that is known to be the same
-everywhere. The only element along an axis that was just added is what the axis was added to.
+These are Identity, casts to the type that a value already has or had, products with 1, sums with 0, the greater of a
+value and -inf and the like for truth values, Slices of everything, and Where with a condition that is known to be the
+same everywhere. The only element along an axis that was just added is what the axis was added to.
 
 A CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's elements.
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import ROOT
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import ALIAS, all_nodes, passed_on
+from onnxgen.graph.nodes import ALIAS, all_nodes, made_by, passed_on
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import elements, scalar, uniform
@@ -108,7 +108,10 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
         kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT.has(output))
         return None if kept else source
     if node.op_type == "Cast":
-        return source if info(source).dtype == ir.DataType(node.attributes["to"].as_int()) else None
+        dtype, before = ir.DataType(node.attributes["to"].as_int()), made_by(source, "Cast")
+        if dtype == ir.DataType.BOOL and before is not None and info(before.inputs[0]).dtype == dtype:
+            return before.inputs[0]  # a truth value that was a number in between
+        return source if info(source).dtype == dtype else None
     if node.op_type == "Where":
         condition = info(node.inputs[0]).constant
         if condition is None or not condition.size or condition.all() != condition.any():

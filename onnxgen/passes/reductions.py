@@ -1,7 +1,9 @@
 """Reductions as a person writes them.
 
     Unsqueeze(ReduceMax(x, axes, keepdims=0), axes)     is   ReduceMax(x, axes, keepdims=1)
+    ReduceMax(Squeeze(x, 1), 1, keepdims=1)             is   ReduceMax(x, 2, keepdims=0)
     ReduceMax(ReduceMax(x, 3), 2)                       is   ReduceMax(x, (2, 3))
+    Cast(ReduceMin(Cast(x, INT32)), BOOL)               is   ReduceMin(x)                 of truth values: `x.all()`
     ReduceSum(x, axes) * (1 / n)                        is   ReduceMean(x, axes)          n: the elements of each sum
 
 TensorFlow and JAX drop the axes and add them again, and write a mean as a sum. Sums of sums stay: they are rounded in
@@ -15,7 +17,7 @@ import math
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table
@@ -25,16 +27,22 @@ from onnxgen.passes.rewrite import only_user, replace, together
 from onnxgen.passes.steps import known_ints
 from onnxgen.shapes.info import info
 
+EXTREMES = ("ReduceMax", "ReduceMin")
 FEWEST = 3  # elements of a mean: half of a sum of two is as often a half of a sum
 
 
 def reductions(model: ir.Model, options: Options) -> None:
     """Rewrite every such reduction."""
-    for node in standard_nodes(model, "ReduceMax", "ReduceMin"):
+    for node in standard_nodes(model, *EXTREMES):
         _join(node)
     for node in all_nodes(model.graph):
         if node.graph is not None and is_a(node, RESHAPE):
             _keep_axes(node)
+    for node in all_nodes(model.graph):
+        if node.graph is not None and node.domain == "" and node.op_type.startswith("Reduce"):
+            _over_ones(node)
+    for node in standard_nodes(model, "Cast"):
+        _of_truth(node)
     MEANS.rewrite(model)
 
 
@@ -62,6 +70,21 @@ def _keep_axes(node: ir.Node) -> None:
         replace(node, new, made)
 
 
+def _over_ones(node: ir.Node) -> None:
+    """Take the axes of one element that a Reshape drops for those that the reduction keeps."""
+    found, reshape = reduction(node.outputs[0], node.op_type), None if not node.inputs[0] else node.inputs[0].producer()
+    if found is None or not found.keepdims or reshape is None or not is_a(reshape, RESHAPE):
+        return
+    x, before, after = reshape.inputs[0], info(reshape.inputs[0]).shape or (), info(found.x).shape or ()
+    theirs, ours = ([i for i, dim in enumerate(shape) if dim != 1] for shape in (before, after))
+    if [before[i] for i in theirs] != [after[i] for i in ours] or not {*found.axes} <= {*ours}:
+        return
+    axes = [theirs[ours.index(axis)] for axis in found.axes]
+    left = tuple(dim for i, dim in enumerate(before) if i not in axes)
+    if left == info(node.outputs[0]).shape and only_user(found.x) is node and together((reshape, node)):
+        replace(node, ir.node(node.op_type, [x, known_ints(axes)], {"keepdims": 0}, version=max(18, node.version or 0)))
+
+
 def _join(node: ir.Node) -> None:
     """Replace the maximum of a maximum along other axes."""
     before, outer = _before(node, node.op_type), reduction(node.outputs[0], node.op_type)
@@ -73,6 +96,23 @@ def _join(node: ir.Node) -> None:
     axes = sorted({*inner.axes, *(left[axis] for axis in outer.axes)})
     keepdims = {"keepdims": int(outer.keepdims)}
     replace(node, ir.node(node.op_type, [inner.x, known_ints(axes)], keepdims, version=20), made)
+
+
+def _of_truth(node: ir.Node) -> None:
+    """Take the maximum or minimum of truth values themselves.
+
+    The greatest of no numbers is the lowest number, which is true, but none of no truth values is.
+    """
+    before = _before(node)
+    if before is None or info(node.outputs[0]).dtype != ir.DataType.BOOL or before[0].op_type not in EXTREMES:
+        return
+    made, found = before
+    cast, sizes = made_by(found.x, "Cast"), [(info(found.x).shape or ())[axis] for axis in found.axes]
+    if cast is None or info(cast.inputs[0]).dtype != ir.DataType.BOOL:
+        return
+    if made.op_type == "ReduceMin" or all(isinstance(size, int) and size > 0 for size in sizes):
+        inputs = [cast.inputs[0], *([known_ints(given)] if (given := ints(made, "axes", 1)) else [])]
+        replace(node, ir.node(made.op_type, inputs, {"keepdims": int(found.keepdims)}, version=20), made)
 
 
 def _mean(match: Match) -> ir.Node | None:

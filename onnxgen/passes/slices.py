@@ -1,6 +1,7 @@
 """Read the part of an axis that a Slice or Split takes, and merge Slices of one tensor along different axes into one.
 
 x[:, :, :n][..., :n]   is   x[:, :, :n, :n]            exporters write a Slice for each axis that is indexed
+x[-1:].squeeze(0)      is   x[-1]                      a part of one element, whose axis is then dropped
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
-from onnxgen.passes.rewrite import only_user, replace
-from onnxgen.passes.steps import input_at, known_ints
+from onnxgen.passes.rewrite import only_user, replace, together
+from onnxgen.passes.steps import constant, input_at, known_ints, stored_views
 from onnxgen.shapes.dims import Dim, Sym
+from onnxgen.shapes.infer_slice import OPEN_END
 from onnxgen.shapes.info import info
 
 
 def slices(model: ir.Model, options: Options) -> None:
-    """Merge every Slice into the Slice that makes its input, if the input is used nowhere else."""
+    """Merge every Slice into the Slice that makes its input, if the input is used nowhere else; index what is one."""
+    weights = stored_views(model)
+    for node in all_nodes(model.graph):
+        if node.graph is not None and is_a(node, RESHAPE) and node.inputs[0] not in weights:
+            _index(node)
     for node in standard_nodes(model, "Slice"):
         inner = made_by(node.inputs[0], "Slice")
         if inner is None or only_user(inner.outputs[0]) is not node or inner.graph is not node.graph:
@@ -30,6 +38,26 @@ def slices(model: ir.Model, options: Options) -> None:
         if merged and len({cut.axis for cut in merged}) == len(merged):
             columns = ([getattr(cut, key) for cut in merged] for key in ("start", "end", "axis", "step"))
             replace(node, ir.node("Slice", [inner.inputs[0], *map(known_ints, columns)], version=13))
+
+
+def _index(node: ir.Node) -> None:
+    """Replace a Slice of one element, and the Reshape that drops its axis, by that element."""
+    part = made_by(node.inputs[0], "Slice")
+    (cut,) = found if part is not None and (found := cuts(part)) is not None and len(found) == 1 else (None,)
+    if (
+        part is None
+        or cut is None
+        or cut.step != 1
+        or not isinstance(cut.start, int)
+        or info(node.outputs[0]).data is not None
+    ):
+        return
+    shape = info(part.inputs[0]).shape or ()
+    is_one = cut.end == cut.start + 1 if cut.start != -1 else isinstance(cut.end, int) and cut.end >= OPEN_END
+    if is_one and only_user(part.outputs[0]) is node and together((part, node)):
+        if info(node.outputs[0]).shape == (*shape[: cut.axis], *shape[cut.axis + 1 :]):
+            place = constant(node, cut.start, f"{node.outputs[0].name}.place")
+            replace(node, ir.node("Gather", [part.inputs[0], place], {"axis": cut.axis}, version=13))
 
 
 @dataclass(frozen=True)

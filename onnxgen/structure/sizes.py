@@ -144,8 +144,9 @@ class _Sizes:
         if found is not None:
             return found
         terms = [self._term(monomial, coefficient, near) for monomial, coefficient in dim.terms]
-        total = terms[0][1] if terms[0][0] > 0 else ast.UnaryOp(ast.USub(), terms[0][1])
-        for sign, term in terms[1:]:
+        first = next((term for term in terms if term[0] > 0), terms[0])  # `64 - n`, not `-n + 64`
+        total = first[1] if first[0] > 0 else ast.UnaryOp(ast.USub(), first[1])
+        for sign, term in [term for term in terms if term is not first]:
             total = ast.BinOp(total, ast.Add() if sign > 0 else ast.Sub(), term)
         return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.ops.fuzz import agree, examples, floats, ints
-from tests.ops.harness import run_node, unbound_names
+from tests.ops.harness import run_model, run_node, unbound_names
+from tests.whole.test_random_graphs import hold
+from tests.whole.test_small_graphs import case
 
 OPS = ["Pad", "CenterCropPad"]
 
@@ -83,6 +86,14 @@ def test_what_people_write() -> None:
     inputs = [floats(1, 2, 3, 4), i64([0, 0, 1, 2, 0, 0, 1, 2])]
     ran = run_node("Pad", inputs, {"mode": "reflect"}, initializers={1}, dynamic=True)
     assert "F.pad(i0, (2, 2, 1, 1), mode='reflect')" in ran.forward
+
+
+def test_padded_to_a_size(tmp_path: Path) -> None:
+    """What is taken off a number stands behind it."""
+    graph = case("""(float[2, N] x) => (float[] y) <int64[1] most = {9}, int64[1] none = {0}> {
+        n = Shape<start = 1>(x) m = Sub(most, n) p = Concat<axis = 0>(none, none, none, m) y = Pad(x, p) }""")
+    assert hold(graph, tmp_path)
+    assert "F.pad(x, (0, 9 - x.shape[1]))" in run_model(graph.model, graph.feeds[0]).forward
 
 
 @given(st.data())

@@ -44,6 +44,13 @@ SPELLINGS = [
         "F.softmax(x, dim=1)",
     ),
     ("nothing is less", "m = Min(x, high) y = Tanh(m)", "torch.tanh(x)"),
+    ("bounds that are none", "c = Clip(x, low, high) y = Tanh(c)", "torch.tanh(x)"),
+    ("one bound that is none", "y = Clip(x, half, high)", "x.clamp(min=0.5)"),
+    (
+        "a truth value",
+        "g = Greater(x, half) n = Cast<to = 7>(g) b = Cast<to = 9>(n) y = Where(b, x, half)",
+        "torch.where(x > 0.5, x, 0.5)",
+    ),
     ("the element that was added", "u = Unsqueeze(x, a1) g = Gather<axis = 1>(u, first) y = Tanh(g)", "torch.tanh(x)"),
 ]
 
@@ -65,6 +72,7 @@ NEARLY = [
     ("nearly a mean", "s = ReduceSum<keepdims = 0>(x, last) y = Mul(near, s)", "0.2501 * x.sum(dim=-1)"),
     ("half of a sum of two", "s = ReduceSum<keepdims = 0>(x, a1) y = Mul(half, s)", "0.5 * x.sum(dim=1)"),
     ("a mean of higher rank", "s = ReduceSum(x, last) y = Mul(deep, s)", "sum"),
+    ("a number as a truth value", "i = Cast<to = 7>(x) b = Cast<to = 9>(i) y = Where(b, x, half)", ".long().bool()"),
     ("a bound of higher rank", "y = Max(x, deep_low)", "max"),
 ]
 
@@ -83,6 +91,31 @@ def test_sizes_that_the_file_leaves_open(shape: tuple[int, ...]) -> None:
     hold(spelled(text.replace("c, a1", "c, a0"), STORED, "4, N, 5", opset=20), "(dim=(0, 2)", x=x.swapaxes(0, 1))
     x = np.resize(np.array([np.nan, np.inf, -np.inf, 1], "float32"), shape)
     hold(spelled("m = Max(low, x) n = Min(m, high) y = Neg(n)", STORED, "N, 4, 5", opset=20), "return -x", x=x)
+
+
+def test_an_axis_of_one_element_for_another() -> None:
+    """A Squeeze before the mean, and the axis that the mean leaves: one axis goes, and one of one element stays."""
+    one = "q = Squeeze(x, a1) m = ReduceMean<keepdims = 0>(q, %s) y = Unsqueeze(m, %s)"
+    mean = function_of("x.mean(dim=2)")
+    hold(spelled(one % ("a1", "a1"), STORED, "N, 1, 4", opset=18), "return x.mean(dim=2)", mean)
+    hold(spelled(one % ("a0", "a0"), STORED, "4, 1, N", opset=18), "return x.mean(dim=0)")
+    hold(spelled(one % ("a1", "a0"), STORED, "N, 1, 4", opset=18), "return x.squeeze(1).mean(dim=1).unsqueeze(0)")
+    twice = "q = Squeeze(x, a1) m = ReduceMean(q, a1) y = Sub(q, m)"
+    hold(spelled(twice, STORED, "N, 1, 4", opset=18), ".mean(dim=1, keepdim=True)")
+
+
+@pytest.mark.parametrize("how, wanted", [("Max", "(x > 0.5).any(dim=1)"), ("Min", "(x > 0.5).all(dim=1)")])
+def test_truth_values(how: str, wanted: str) -> None:
+    """PaddlePaddle writes `any` and `all` as the maximum and minimum of numbers. None of no values is true."""
+    text = (
+        f"g = Greater(x, half) n = Cast<to = 6>(g) m = Reduce{how}<keepdims = 0>(n, a1) b = Cast<to = 9>(m) y = Not(b)"
+    )
+    x = np.array([[0, 1, 0], [1, 1, 1], [0, 0, 0]], "float32")
+    model = spelled(text.replace("y = Not(b)", "y = Cast<to = 1>(b)"), STORED, "N, 3", opset=20)
+    hold(model, wanted, x=x)
+    hold(model, wanted, x=x[:0])
+    open_axis = spelled(text.replace("y = Not(b)", "y = Cast<to = 1>(b)"), STORED, "3, N", opset=20)
+    hold(open_axis, wanted if how == "Min" else ".int().amax(dim=1)", x=x)
 
 
 def test_half_precision_keeps_its_sums() -> None:

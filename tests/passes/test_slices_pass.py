@@ -67,3 +67,37 @@ def test_a_reversed_slice_stays(tmp_path: Path) -> None:
     graph = case(f"(float[N, 4, L] x) => (float[] y) <{stored}> {{ y = Slice(x, last, begin, one, last) }}")
     assert hold(graph, tmp_path)
     assert "flip(1)" in _generate(graph.model, pretty=True).source
+
+
+ONE = """
+    (float[N, 4, L] x) => (float[] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] last = {-1}, int64[1] least = {-2},
+     int64[1] far = {9223372036854775807}> { %s }"""
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("a = Slice(x, last, far, zero) y = Squeeze(a, zero)", "return x[-1]"),
+        ("a = Slice(x, one, two, one) y = Squeeze(a, one)", "return x[:, 1]"),
+        ("a = Slice(x, least, last, two) y = Squeeze(a, two)", "return x[..., -2]"),
+        ("a = Slice(x, zero, one, two) y = Squeeze(a, last)", "return x[..., 0]"),
+    ],
+)
+def test_one_element(body: str, text: str, tmp_path: Path) -> None:
+    graph = case(ONE % body)
+    assert hold(graph, tmp_path)
+    assert text in _generate(graph.model, pretty=True).source
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Slice(x, one, two, one) b = Squeeze(a, one) c = Unsqueeze(b, one) y = Sub(c, a)",  # used twice
+        "a = Slice(x, zero, two, one) y = Unsqueeze(a, one)",  # two elements
+        "a = Slice(x, last, zero, zero, last) y = Neg(a)",  # backwards
+    ],
+)
+def test_parts_that_stay(body: str, tmp_path: Path) -> None:
+    graph = case(ONE % body)
+    assert hold(graph, tmp_path)
