@@ -182,6 +182,7 @@ class Rules:
         if any(i in known(node).weights for node, i in uses):
             is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not may_be_fixed(name, tensor)
             is_clear = is_clear and (self.by_pytorch or len(uses) == 1 or elements(tensor) != {0.0})  # shared zeros
+            is_clear = is_clear and (path is not None or size > 1 or all(_op(u.node) != "Expand" for u in value.uses()))
             return True if is_clear else None  # a parameter may have been merged into a buffer
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False

@@ -316,6 +316,8 @@ def _why_no_weight(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) 
         return "a normalisation scale of 1 or bias of 0, not named like a parameter"
     if _fills_a_place(value, tensor, graph):
         return "a bias of zeros that several kernels share: the format has no layer without one"
+    if _is_spread(value, tensor):
+        return "a number that is repeated as often as the input says"
     if KIND not in value.metadata_props and is_buffer_name(value.name or ""):  # a fixed transform
         return "a buffer, by its name"
     return ""
@@ -328,6 +330,18 @@ def _fills_a_place(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) 
     places = [*slots(value)]
     kernels = {node.inputs[1] for node, index in places if is_a(node, CONVOLUTION) and index == 2}
     return len(kernels) > 1 and all(is_a(node, CONVOLUTION) and index == 2 for node, index in places)
+
+
+def _is_spread(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
+    """True for one number, not named like a parameter, that an Expand to a computed size puts where weights are.
+
+    TensorFlow computes the LayerNorm of Keras by a BatchNorm over the batch, with ones and zeros of its size.
+    """
+    if tensor.size != 1 or parameter_name(folded_from(value) or value.name or "") is not None:
+        return False
+    weights = [use for use in value.uses() if use.idx in known(use.node).weights]
+    sizes = [use.node.inputs[1] for use in value.uses() if operator(use.node) == "Expand"]
+    return not weights and bool(sizes) and all(size is not None and stored(size) is None for size in sizes)
 
 
 def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
