@@ -40,6 +40,7 @@ from onnxgen.passes.multihead import multihead
 from onnxgen.passes.no_ops import aliases, no_ops
 from onnxgen.passes.normalise import normalise, reciprocal_roots
 from onnxgen.passes.norms import norms
+from onnxgen.passes.one_row import one_row
 from onnxgen.passes.paddings import paddings
 from onnxgen.passes.pooling import pooling
 from onnxgen.passes.quantized import quantized
@@ -113,6 +114,7 @@ PASSES: list[Pass] = [
     unrolled,  # before recurrent, which finds the module of such layers
     recurrent,
     roll,  # rolls and rotary embeddings start from Slices, which unbind would take
+    one_row,  # before views, which takes the axes together
     unbind,  # after recurrent, whose states exporters cut with Slices
     repeats,  # before views, which would merge the Reshape that ends it
     stack,
