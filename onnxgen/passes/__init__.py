@@ -60,9 +60,11 @@ from onnxgen.passes.softmax import softmax
 from onnxgen.passes.stack import stack
 from onnxgen.passes.standardised import standardised
 from onnxgen.passes.taken import decide, taken
+from onnxgen.passes.tensordot import tensordot
 from onnxgen.passes.text import text
 from onnxgen.passes.trainable import kept, trainable
 from onnxgen.passes.transformer import transformer
+from onnxgen.passes.turned import turned
 from onnxgen.passes.unbind import unbind
 from onnxgen.passes.unrolled import unrolled
 from onnxgen.passes.views import views
@@ -119,6 +121,8 @@ PASSES: list[Pass] = [
     repeats,  # before views, which would merge the Reshape that ends it
     stack,
     views,  # chains of reshapes hide a transpose
+    tensordot,  # behind views, which makes one Reshape of several
+    turned,  # before attention, which looks for the keys
     once,  # when moves are as few as they get
     broadcasts,  # an Expand before an operator that broadcasts hides a pattern, too
     reductions,  # before the idioms, which ask for means and for the axes that are kept
