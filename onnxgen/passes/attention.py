@@ -199,11 +199,13 @@ def _scores(value: ir.Value) -> Logits | None:
     found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
     if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
         return None
-    q, factor = without_number(found.left.value)
+    value, factor = without_number(found.left.value)
+    q = Operand(value, found.left.perm, factor) if factor != 1 else unscaled(found.left)
+    q = q if q.scale != 1 else found.left
     k = swapped(unscaled(found.right))
-    if is_no_number(q) or is_no_number(k.value):  # torch's fused attention makes numbers of NaN
+    if is_no_number(q.value) or is_no_number(k.value):  # torch's fused attention makes numbers of NaN
         return None
-    return Logits(Operand(q, found.left.perm), Operand(k.value, k.perm), scale * factor * k.scale)
+    return Logits(Operand(q.value, q.perm), Operand(k.value, k.perm), scale * q.scale * k.scale)
 
 
 def _fits(logits: Logits, v: Operand) -> bool:

@@ -21,7 +21,7 @@ def held(nodes: str, result: str, x: tuple[int, ...] = (2, 5, 6)) -> Ran:
         f"""<ir_version: 8, opset_import: ["": 17]> g (float[n, {known}] x) => (float[{result}] y)
         <int64[2] rows = {{-1, 6}}, int64[3] back = {{-1, 5, 8}}, int64[4] heads = {{-1, 5, 2, 4}},
          int64[3] wrong = {{5, -1, 8}}, int64[3] flat = {{-1, 5, 6}}, int64[3] turned = {{-1, 6, 5}},
-         int64[4] full = {{-1, 2, 5, 5}}> {{ {nodes} }}"""
+         int64[4] full = {{-1, 2, 5, 5}}, float half = {{0.5}}> {{ {nodes} }}"""
     )
     random = np.random.default_rng(0)
     taken = {name for node in model.graph.node for name in node.input}
@@ -77,17 +77,17 @@ def test_other_products_stay(nodes: str, result: str, x: tuple[int, ...]) -> Non
 
 
 def test_keys_times_queries_are_queries_times_keys() -> None:
-    """Keras multiplies the keys by the queries, and transposes what the softmax gives."""
+    """Keras multiplies the keys by scaled queries, and transposes what the softmax gives."""
     ran = held(
         """q = MatMul(x, w)  k = Sin(x)  a1 = MatMul(k, w)  v = Cos(q)
-        q4 = Reshape(q, heads)  k4 = Reshape(a1, heads)  v4 = Reshape(v, heads)
+        q3 = Reshape(q, heads)  q4 = Mul(q3, half)  k4 = Reshape(a1, heads)  v4 = Reshape(v, heads)
         qt = Transpose<perm = [0, 2, 3, 1]>(q4)  kt = Transpose<perm = [0, 2, 1, 3]>(k4)
         vt = Transpose<perm = [0, 2, 1, 3]>(v4)
         scores = MatMul(kt, qt)  p = Softmax<axis = 2>(scores)  pt = Transpose<perm = [0, 1, 3, 2]>(p)
         y = MatMul(pt, vt)""",
         "n, 2, 5, 4",
     )  # fmt: skip
-    assert "scaled_dot_product_attention" in ran.forward
+    assert "F.scaled_dot_product_attention(q, k, v)" in ran.forward and "0.5" not in ran.forward
 
 
 def test_matrices_in_a_row_are_multiplied_where_they_are() -> None:
