@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,8 +24,16 @@ def tell(text: str, to_errors: bool = False, flush: bool = False) -> None:
 
 
 def tell_json(found: Any, flush: bool = False) -> None:
-    """Print plain types as one line of ASCII JSON."""
-    print(json.dumps(found), flush=flush)
+    """Print plain types as one line of ASCII JSON. It has no number that is infinite or NaN: these are null."""
+    print(json.dumps(_in_json(found), allow_nan=False), flush=flush)
+
+
+def _in_json(found: Any) -> Any:
+    if isinstance(found, Mapping):
+        return {name: _in_json(value) for name, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_in_json(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -105,8 +105,8 @@ def _is_wide(value: ir.Value | None, rank: int) -> bool:
 class _Groups:
     """The floats of a graph in groups: the inputs and outputs of a node are in one group (union-find).
 
-    A group gets the new type if it has an input or output of the graph, or a float that is not computed from floats.
-    All other groups are sizes.
+    So does a Cast from one type of floats to another. A group gets the new type if it has an input or output of the
+    graph, or a float that is not computed from floats. All other groups are sizes.
 
     Attributes:
         values: maps each float to another one of its group; a group's representative to itself.
@@ -139,8 +139,8 @@ class _Groups:
         outputs = [v for v in node.outputs if self._note(v)]
         for graph in subgraphs(node):
             outputs += [v for v in (*graph.inputs, *graph.outputs) if self._note(v)]
-        if node.op_type == "Cast" and node.domain in ("", "ai.onnx"):
-            return
+        if node.op_type == "Cast" and node.domain in ("", "ai.onnx") and not (inputs and outputs):
+            return  # it makes floats of a size, or a size of floats
         if not inputs and node.op_type != "Constant":
             self.wanted += outputs
         joined = [*inputs, *outputs]

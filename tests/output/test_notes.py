@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -91,6 +92,44 @@ def test_a_table_that_was_cut(tmp_path: Path) -> None:
     assert "places.weight [5, 8]: only what was looked up in a table" in notes(path)
     torch.onnx.export(Positions(), (ids,), path, dynamo=False, dynamic_axes={"x": {0: "n", 1: "m"}}, input_names=["x"])
     assert "a table" not in notes(path)
+
+
+class Normed(nn.Module):
+    """A convolution whose weight is normalised: its exporter stores the product without a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 3)), nn.Conv1d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(self.first(x).relu())
+        return found
+
+
+class Attending(nn.Module):
+    """A vector that each step is compared with: it is no row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.query = nn.Linear(8, 8), nn.Parameter(torch.ones(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.key(x) * self.query).sum(-1, keepdim=True).softmax(1) * x).sum(1)
+
+
+@pytest.mark.parametrize("exporter", ["legacy", "dynamo"])
+@pytest.mark.parametrize(("network", "shape"), [(Normed, (2, 3, 9)), (Attending, (2, 5, 8))])
+def test_what_was_neither_folded_nor_cut_is_not_told(
+    network: type[nn.Module], shape: tuple[int, ...], exporter: str, tmp_path: Path
+) -> None:
+    batch: dict[str, Any] = {"dynamic_axes": {"x": {0: "n"}}, "input_names": ["x"]}
+    if exporter == "dynamo":
+        batch = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+    with quiet():
+        torch.onnx.export(
+            network().eval(), (torch.ones(shape),), tmp_path / "m.onnx", dynamo=exporter == "dynamo", **batch
+        )
+    assert notes(tmp_path / "m.onnx") == ""
 
 
 @pytest.mark.parametrize(("sizes", "told"), [([2, 12], True), ([-1, 12], False), ([0, 12], False)])

@@ -139,6 +139,28 @@ def test_gradients_of_many_elements_fit_half_precision(tmp_path: Path) -> None:
     assert report.agrees and report.gradients.reached == 2, report.problems()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_half_precision_network_between_casts_has_the_type(dtype: str, tmp_path: Path) -> None:
+    """Ports of float32 around a network of float16: what is between the Casts is not a size."""
+    weight = np.linspace(-1, 1, 12).astype(np.float16).reshape(4, 3)
+    path = network(
+        tmp_path,
+        h.make_node("Cast", ["x"], ["half"], to=onnx.TensorProto.FLOAT16),
+        h.make_node("MatMul", ["half", "fc.weight"], ["wide"]),
+        h.make_node("Tanh", ["wide"], ["bounded"]),
+        h.make_node("Cast", ["bounded"], ["y"], to=onnx.TensorProto.FLOAT),
+        inputs="x",
+        **{"fc.weight": weight},
+    )
+    onnxgen.generate(path, tmp_path / "model.py", Options(dtype=dtype))
+    model = imported(tmp_path / "model.py").Model.from_pretrained()
+    kind = getattr(torch, dtype)
+    assert {p.dtype for p in model.parameters()} == {kind}
+    x = np.random.default_rng(0).normal(size=(20, 4))
+    made = model(torch.from_numpy(x).to(kind)).detach().numpy()
+    np.testing.assert_allclose(made, np.tanh(x @ weight.astype(np.float64)), atol=1e-6)
+
+
 def test_a_number_that_is_an_output_has_the_type(tmp_path: Path) -> None:
     path = network(tmp_path, h.make_node("Constant", [], ["y"], value_float=42.0), inputs="")
     onnxgen.generate(path, tmp_path / "model.py", Options(dtype="float16"))

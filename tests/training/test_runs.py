@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from onnxgen.cli import run as cli
+from onnxgen.cli.say import tell_json
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Learner, evaluate, fit, load, open_model
 from onnxgen.training.data.samples import Data
@@ -29,6 +30,7 @@ from onnxgen.training.runs.folder import latest, numbered, slug
 from onnxgen.training.runs.record import read_record
 from samples.tasks.make import SHAPES, make
 from tests.support import forked
+from tests.training.small import network
 
 TASKS = {
     "shapes": ("shapes", "--replace-head", "3"),
@@ -387,3 +389,19 @@ def test_a_module_that_learned_nothing_yet_is_not_the_best(here: Path, tmp_path:
         fit(model, "flowers.csv", lr=1000.0, epochs=1, workers=0, out=tmp_path / str(fresh), show="nothing")
         kept = load_file(tmp_path / str(fresh) / "best.safetensors")
         assert all(torch.equal(kept[name], value) for name, value in begun.items()) != fresh
+
+
+def test_numbers_that_json_lacks_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A test part whose values are too large has no loss; `metrics.csv` and the table say so."""
+    network(tmp_path, x=("float32", ["n", 5]))
+    x, y = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32), np.arange(40) % 3
+    data = {"x_train": x, "y_train": y, "x_val": x[:8], "y_val": y[:8], "x_test": np.full((8, 5), 3e38, np.float32)}
+    given = {"epochs": 1, "show": "nothing", "workers": 0, "device": "cpu", "loggers": "none"}
+    fit(tmp_path / "small.py", {**data, "y_test": y[:8]}, out=tmp_path / "run", **given)
+    record = json.loads((tmp_path / "run/run.json").read_text(), parse_constant=pytest.fail)
+    assert "test_loss" not in record["result"]["test"] and "test_accuracy" in record["result"]["test"]
+    capsys.readouterr()
+    assert cli(["runs", str(tmp_path), "--json"]) == 0 and cli(["runs", str(tmp_path)]) == 0
+    json.loads(capsys.readouterr().out.splitlines()[0], parse_constant=pytest.fail)
+    tell_json({"loss": [float("inf"), float("nan"), 1.5]})
+    assert capsys.readouterr().out == '{"loss": [null, null, 1.5]}\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -88,11 +89,17 @@ class Kept:
                 with replacing([out]) as files, files.file(out / name) as file:
                     file.write(text.encode())
         if result is not None:
+            result = {name: _finite(value) for name, value in result.items()}
             result = {**result, "weights": {path.name: file_sha256(path) for path in files_of(out / BEST)}}
         elif self.samples:
             with replacing([out]) as files, files.file(out / SAMPLES) as file:
                 file.write(self.samples)
         write_record(out, replace(self.record, result=result or {}))
+
+
+def _finite(value: Any) -> Any:
+    """Return metrics without those that JSON has no number for; anything else as it is. `metrics.csv` has them all."""
+    return {k: v for k, v in value.items() if math.isfinite(v)} if isinstance(value, Mapping) else value
 
 
 def placed(plan: Plan) -> Plan:
