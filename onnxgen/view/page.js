@@ -24,6 +24,16 @@ function show(element, scroll) {
 function target(event) {
   return event.target.closest ? event.target.closest("[data-node], [data-nodes]") : null;
 }
+function search(text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const node of nodes.values()) node.hidden = !words.every(word => node.textContent.toLowerCase().includes(word));
+  for (const scope of document.querySelectorAll("#graph details")) {
+    scope.hidden = !scope.querySelector(".node:not([hidden])");
+  }
+  const left = document.querySelectorAll("#graph .node:not([hidden])").length;
+  document.querySelector("#found").textContent = words.length ? `${left} of ${nodes.size} nodes` : "";
+}
+document.querySelector("#search").addEventListener("input", event => search(event.target.value));
 document.addEventListener("mouseover", event => { if (!pinned && target(event)) show(target(event), true); });
 document.addEventListener("click", event => {
   const at = target(event);

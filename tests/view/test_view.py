@@ -170,15 +170,32 @@ document.title = "seen " + JSON.stringify([ofLine, ofNode.some(text => text.incl
 """
 
 
+SEARCH = """
+const field = document.querySelector("#search");
+const told = text => {
+  field.value = text;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+  const left = [...document.querySelectorAll("#graph .node")].filter(node => node.checkVisibility());
+  return [...new Set(left.map(node => node.querySelector("b").textContent))].join(" ");
+};
+const every = told("");
+const found = [told("gemm"), told("conv kernel_shape=(3"), told("no such thing"), told("") === every];
+document.title = "seen " + JSON.stringify([found, document.querySelector("#found").textContent]);
+"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_hovering_in_a_browser(tmp_path: Path) -> None:
-    """The script of the page runs under its own policy; a second one, which the policy is told of, hovers."""
+@pytest.mark.parametrize(
+    ("script", "wanted"), [(HOVER, '[["Conv","Relu"],true]'), (SEARCH, '[["Gemm","Conv","",true],""]')]
+)
+def test_the_page_in_a_browser(script: str, wanted: str, tmp_path: Path) -> None:
+    """The script of the page runs under its own policy; a second one, which the policy is told of, hovers or types."""
     page = view(CNN, Options(), Path("m.py"))
-    digest = base64.b64encode(hashlib.sha256(HOVER.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = re.sub(r"(script-src 'sha256-[^']*')", rf"\1 'sha256-{digest}'", page, count=1)
-    page = page.replace("</body>", f"<script>{HOVER}</script></body>")
+    page = page.replace("</body>", f"<script>{script}</script></body>")
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     how = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     command = [str(CHROMIUM), *how, (tmp_path / "page.html").as_uri()]
     seen = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    assert '<title>seen [["Conv","Relu"],true]</title>' in seen
+    assert f"<title>seen {wanted}</title>" in seen
