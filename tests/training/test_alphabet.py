@@ -114,6 +114,23 @@ def test_without_a_list_that_fits_the_data_s_characters_are_sorted(tmp_path: Pat
         assert planned(reader(tmp_path, **metadata), "ba", "z").settings.classes == ("a", "b", "z")
 
 
+def test_classes_of_unknown_characters_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The way out is a new head, in the first lines and after a training that brought nothing."""
+    said = "nothing says which characters the model's classes were trained for"
+    way = "--replace-head 4 begins a new head, --classes names the model's own"
+    path = reader(tmp_path)
+    (note,) = (note for note in planned(path, "ba", "z").notes if said in note)
+    assert note == f"{said}: those of the data take their places -> {way}"
+    for given in ({"replace_head": 4}, {"classes": tuple("abz")}, {"from_scratch": True}):
+        assert said not in "\n".join(planned(path, "ba", "z", **given).notes)
+    assert said not in "\n".join(planned(path, "bacde").notes), "a class for each"
+    assert said not in "\n".join(planned(reader(tmp_path, character=LISTED), "ba").notes)
+    reader(tmp_path)
+    given = {**QUIET, "val": 0.5, "max_steps": 1, "lr": 1e-12, "out": tmp_path / "run"}
+    fit(path, texts(*["ba", "z"] * 4), task="ctc", **given)
+    assert f"-> replace_head=4: {said}\n" in capsys.readouterr().out
+
+
 def test_classes_that_are_named_come_before_the_list(tmp_path: Path) -> None:
     plan = planned(reader(tmp_path, character=LISTED), "ba", classes=("a", "b"))
     assert plan.settings.classes == ("a", "b")

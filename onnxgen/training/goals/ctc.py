@@ -24,6 +24,7 @@ from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
 from onnxgen.training.runs.record import Target
+from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation
@@ -168,7 +169,10 @@ def make(found: Situation) -> list[Goal]:
     _check_characters(characters, layout, used, own, found.settings.task)
     goal = Reading(layout, column, blank, characters, texts)
     goal.settled = {"blank": blank, "classes": tuple(characters)}
-    goal.said = (*_notes(goal, asked, own), *as_paddle(found, own), *_check(found, goal))
+    begins = found.settings.replace_head is not None or found.settings.from_scratch
+    unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
+    goal.new_head = len(characters) + 1 if unknown else 0
+    goal.said = (*_notes(goal, found.settings, own), *as_paddle(found, own), *_check(found, goal))
     return [goal]
 
 
@@ -262,25 +266,27 @@ def _spelled(characters: Sequence[str]) -> str:
     return listed(c if c.isprintable() and not c.isspace() else f"U+{ord(c):04X}" for c in characters)
 
 
-def _notes(goal: Reading, asked: Sequence[str], alphabet: Alphabet | None) -> list[str]:
-    own = goal.layout
+def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None) -> list[str]:
+    own, count = goal.layout, len(goal.characters)
     ends = own.ending.kind or "logits"
     found = [
         f"output {own.name} is {ends} of {own.classes} classes (axis {own.axis}) over {own.steps} steps (axis "
         f"{own.time}): trained with ctc_loss, blank {goal.blank}; a sample's loss is divided by its target's length"
     ]
-    free = own.classes - 1 - len(goal.characters)
+    free = own.classes - 1 - count
     if alphabet is not None:
         whence = (
             f"as {alphabet.source} of the file lists them" if alphabet.listed else "with the classes that they have"
         )
-        found.append(
-            f"the {len(goal.characters):,} characters are the model's own, {whence}; give others with --classes"
-        )
-    elif goal.texts and not asked:
+        found.append(f"the {count:,} characters are the model's own, {whence}; give others with --classes")
+    elif goal.texts and not settings.classes:
         found.append(f"characters in the order of the output: {''.join(goal.characters)!r}; give others with --classes")
     if goal.texts and free > 0:
-        found.append(f"{counted(free, 'class')} of the output stand for no character of the training part")
+        stand = "stands" if free == 1 else "stand"
+        found.append(f"{counted(free, 'class')} of the output {stand} for no character of the training part")
+    if goal.new_head:
+        what = "nothing says which characters the model's classes were trained for: those of the data take their places"
+        found.append(f"{what} -> --replace-head {goal.new_head} begins a new head, --classes names the model's own")
     return found
 
 

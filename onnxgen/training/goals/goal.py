@@ -91,6 +91,7 @@ class Goal:
         said: facts for the user: what was chosen.
         settled: settings that the data decided, by name. They are kept, so that other data is treated alike.
         factor: the loss that is trained is multiplied by this; the loss that is shown is not.
+        new_head: with so many classes a new head would begin, if nothing says what those of the model are; else 0.
         splits: False if the loss compares the samples of a batch, so that parts of it do not add up to the batch.
     """
 
@@ -101,6 +102,7 @@ class Goal:
     said: tuple[str, ...] = ()
     settled: Mapping[str, Any] = MappingProxyType({})
     factor: float = 1.0
+    new_head: int = 0
     splits: ClassVar[bool] = True
 
     @property

@@ -142,6 +142,8 @@ def _worded(device: Device, settings: Settings) -> str:
 def _gentler(plan: Plan) -> str:
     """Return ` -> --lr 3e-05, or --batch-size 8 (20 steps an epoch), or --freeze the first layers`."""
     settings = plan.settings
+    if head := max((made.new_head for made in plan.objectives), default=0):
+        return f" -> --replace-head {head}: nothing says which characters the model's classes were trained for"
     assert plan.data.train is not None
     rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
     batch = batch_of_few(settings, len(plan.data.train))
