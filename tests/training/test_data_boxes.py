@@ -165,7 +165,9 @@ def test_images_of_coco_that_are_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(OnnxgenError) as error:
         opened(tmp_path)
     places = "annotations/, annotations/images/, train/, images/train/, images/, ./"
-    assert f"instances_train.json: none of its images is in any of {places}: train_000.png" in str(error.value)
+    count = len(told(tmp_path)["images"])
+    said = f"{count} faults in {tmp_path}: annotations/instances_train.json: none of its images is in any of {places}; "
+    assert said in str(error.value) and "images[0]: there is no image annotations/train_000.png" in str(error.value)
 
 
 def test_one_json_beside_its_images(tmp_path: Path) -> None:

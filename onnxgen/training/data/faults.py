@@ -19,12 +19,14 @@ class Faults:
         folder: paths in places are relative to it.
         thing: what a sample is ("image").
         found: the faults.
+        why: what several of them have in common. It is told before them, and is none itself.
         lost: the rows that were left out before the files were looked at.
     """
 
     def __init__(self, folder: Path, thing: str = "image") -> None:
         self.folder, self.thing = folder, thing
         self.found: list[str] = []
+        self.why: list[str] = []
         self.lost = 0
 
     def add(self, where: str, what: str) -> None:
@@ -35,7 +37,7 @@ class Faults:
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
 
     def __str__(self) -> str:
-        named = "; ".join(legible(fault, 240) for fault in self.found[:NAMED])
+        named = "; ".join(legible(fault, 240) for fault in (*self.why, *self.found[:NAMED]))
         more = f"; ... ({len(self.found):,} in all)" if len(self.found) > NAMED else ""
         return f"{counted(len(self.found), 'fault')} in {self.folder}: {named}{more}"
 

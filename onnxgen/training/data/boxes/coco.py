@@ -133,7 +133,7 @@ class _Reader:
             return found[0]
         if some:
             places = listed(f"{self.faults.place(root)}/" for root in beside)
-            self.faults.add(self.name, f"none of its images is in any of {places}: {legible(some[0])}")
+            self.faults.why.append(f"{self.name}: none of its images is in any of {places}")
         return next((root for root in beside[2:4] if root.is_dir()), here)  # to say what is missing
 
     def boxes(self, annotations: list[Any]) -> None:
