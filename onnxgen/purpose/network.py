@@ -195,13 +195,14 @@ class Network:
         return shape[0] if isinstance(shape[0], int) else 0
 
     def _first(self, value: ir.Value) -> Iterator[ir.Node]:
-        """Yield the first nodes that do more with an input than move it or compute with each element."""
+        """Yield the first nodes that do more with an input than move it, join parts of it, or compute with each element."""
         waiting, seen = [value], {value}
         for _ in range(_STEPS):
             if not waiting:
                 return
             for node in waiting.pop(0).consumers():
-                if is_a(node, VIEW, ELEMENTWISE, FILLS) or is_a(node, STRIDES) and known(node).matrix is None:
+                moved = is_a(node, VIEW, ELEMENTWISE, FILLS) or is_a(node, JOINS) and seen.issuperset(node.inputs)
+                if moved or is_a(node, STRIDES) and known(node).matrix is None:
                     waiting += [v for v in node.outputs if v not in seen]
                     seen.update(node.outputs)
                     continue

@@ -99,6 +99,17 @@ class Pyramid(nn.Module):
         return [[head(h) for head in heads] for h, heads in zip(maps, self.heads)]
 
 
+class Focused(Pyramid):
+    """The same, of every second pixel of rows and columns in channels of their own, as YOLOX begins."""
+
+    def __init__(self, *outs: int) -> None:
+        super().__init__(*outs)
+        self.stem = trunk(4, channels=12)
+
+    def forward(self, x: Tensor) -> list[list[Tensor]]:
+        return super().forward(torch.cat([x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)], 1))
+
+
 class Distributions(nn.Module):
     """Boxes as distributions of distances from each cell, decoded: [N, 4 + classes, boxes]."""
 
@@ -253,6 +264,9 @@ HEADS: dict[str, Head] = {
     ),
     "boxes_joined": Head(
         lambda: Of(_ssd, maps=Pyramid(3 * 4, 3 * 7)), image(), ("detection",), {}, STRIDES | {"classes": 7}
+    ),
+    "boxes_focused": Head(
+        lambda: Of(lambda m, x: _rows(m["p"](x), 0, 7), p=Focused(7)), image(), ("detection",), {}, STRIDES
     ),
     "boxes_free": Head(lambda: Of(_ssd, maps=Pyramid(3 * 4, 3 * 7)), image(), ("detection",), FREE_IMAGE, STRIDES),
     "boxes_queries": Head(
