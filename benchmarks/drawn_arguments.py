@@ -7,8 +7,8 @@ of them at a time. The network is built, run on the drawn inputs of `verify`, an
 An argument for the width of an input (`in_channels`) changes the axis of an input that has this size; one of the axes
 must do. A file without arguments, or one that does not run with its own values, has no row.
 
-built, run, trained: how many of the drawn networks got that far. A network with a norm over groups or with heads takes
-only multiples of their number, so widths are drawn as multiples of the greatest number of groups or heads.
+built, run, trained: how many of the drawn networks got that far. A network with a norm over groups or with heads, or
+that divides a width into equal parts, takes only multiples of their number, so widths are drawn as such.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def drawn(name: str, default: Any, unit: int, rng: random.Random) -> Any:
 
 
 def unit_of(network: nn.Module, source: str) -> int:
-    """The number that widths must be multiples of: groups of norms, heads of attention and of views."""
+    """The number that widths must be multiples of: groups of norms, heads of attention and of views, equal parts."""
     numbers = [m.num_groups for m in network.modules() if isinstance(m, nn.GroupNorm)]
     heads = [getattr(m, "num_heads", None) for m in network.modules()]
-    split = map(int, re.findall(r"unflatten\(-1, \((\d+), -1\)\)", source))
+    split = map(int, re.findall(r"(?:unflatten\(-1, \(|chunk\()(\d+), (?:-1\)|dim)", source))
     return math.lcm(*numbers, *split, *(number for number in heads if isinstance(number, int)))
 
 

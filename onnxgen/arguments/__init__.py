@@ -12,9 +12,10 @@ from collections import defaultdict
 
 from onnxgen.arguments.depths import with_depths
 from onnxgen.arguments.heads import attentions, with_heads
-from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, choose, number_of
+from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, Sums, choose, number_of
+from onnxgen.arguments.parts import with_parts
 from onnxgen.arguments.rules import relate
-from onnxgen.arguments.sizes import Related, is_slot
+from onnxgen.arguments.sizes import Related, Size, Terms, is_slot
 from onnxgen.arguments.writing import spots_of, write
 from onnxgen.arguments.written import Reader
 from onnxgen.code.class_tree import ClassTree
@@ -30,16 +31,27 @@ def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: S
     spotted, numbers = with_depths(spots_of(classes), module)
     spotted, heads = with_heads(spotted, module)
     try:
-        reader = Reader(spotted, specification)
+        for tried, parts in (with_parts(spotted), (spotted, {})):
+            reader = Reader(tried, specification)
+            made = _arguments(relate(module), reader, module, [*numbers, *heads], parts)
+            if not parts or any(spot in argument.spots for argument in made[0] for spot in parts.values()):
+                return write(tried, *made, module.reserved)
     except Unreadable:  # the checker will say so
-        return classes
-    return write(spotted, _arguments(relate(module), reader, module, [*numbers, *heads]), module.reserved)
+        pass
+    return classes
 
 
-def _arguments(related: Related, reader: Reader, module: ModuleDef, made: list[Argument]) -> list[Argument]:
-    """Return the arguments that the network can have. `made`: those for numbers of blocks and heads."""
+def _arguments(
+    related: Related, reader: Reader, module: ModuleDef, made: list[Argument], parts: dict[Size, int]
+) -> tuple[list[Argument], Sums]:
+    """Return the arguments that the network can have, and the sums of them.
+
+    Args:
+        made: those for numbers of blocks and heads.
+        parts: the spots of sizes that `forward` names.
+    """
     places = defaultdict(list)
-    for place, spot in reader.reached():
+    for place, spot in (*reader.reached(), *parts.items()):
         places[spot].append(place)
     spot_of = {place: spot for spot, found in places.items() for place in found}
     for spot, found in places.items():
@@ -48,17 +60,53 @@ def _arguments(related: Related, reader: Reader, module: ModuleDef, made: list[A
             related.tie(known[0], place)  # one number in the text is all of them
         if len(known) < len(found) or spot in reader.spoilt:
             related.fix(known)
+    sums = _sums(related, reader, spot_of)
+    summed = defaultdict(list)
+    for terms in sums.values():
+        for part, number in terms.items():
+            summed[part].append(int(number))
     roles = Roles(module, related)
-    made = [*made]
+    made, first = [*made], {}
     for sizes in related.classes():
         slots = [size for size in sizes if is_slot(size)]
         spots = {spot_of.get(slot, 0) for slot in slots}
-        if not slots or 0 in spots:
+        if not slots or not spots.isdisjoint({0, *sums}):
             continue  # a size that no number of its own in the text gives
         spots |= {other for other, like in reader.equal.items() if other not in places and like <= spots}
         numbers = {spot: int(reader.spots[spot].value) for spot in spots}  # type: ignore[arg-type]
-        number = number_of([*numbers.values(), *roles.taken(sizes)])
-        if number is not None and (name := roles.name(sizes)):
-            made.append(Argument(name, number, numbers, len(slots)))
+        shares = summed[related.find(sizes[0])]
+        number = number_of([*numbers.values(), *roles.taken(sizes), *shares])
+        if number is not None and (name := roles.name(sizes, bool(shares))):
+            made.append(Argument(name, number, numbers, len(slots) + len(shares)))
+            first[related.find(sizes[0])] = min(spots)
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
-    return choose(made, {spot: int(reader.spots[spot].value) for spot in widths if spot})  # type: ignore[arg-type]
+    written = [
+        {spot: int(reader.spots[spot].value) for spot in text if spot in widths and spot not in sums}  # type: ignore[arg-type]
+        for text in reader.texts
+    ]
+    chosen = choose(made, written, reader.inner)
+    return chosen, {
+        spot: [(first.get(part, 0), int(number)) for part, number in terms.items()] for spot, terms in sums.items()
+    }
+
+
+def _sums(related: Related, reader: Reader, spot_of: dict[Size, int]) -> dict[int, Terms]:
+    """Return what each number of the text follows from that is a sum of sizes."""
+    while True:
+        related.settle()
+        found: dict[int, Terms] = {}
+        lost: list[Size] = []
+        totals = {related.find(total) for total in related.sums}
+        for sizes in related.classes() if totals else ():
+            first = related.find(sizes[0])
+            for size in filter(is_slot, sizes if first in totals and first not in related.terms(first) else ()):
+                spot = spot_of.get(size, 0)
+                terms = related.terms(size)
+                if spot:  # a place may have half of the number that is written
+                    written, number = int(reader.spots[spot].value), related.value[size]  # type: ignore[arg-type]
+                    terms = found[spot] = {part: share * written / number for part, share in terms.items()}  # type: ignore
+                if not spot or any(share.denominator > 1 for share in terms.values()):
+                    lost.append(size)
+        if not lost:
+            return found
+        related.fix(lost)

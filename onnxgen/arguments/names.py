@@ -2,41 +2,47 @@
 
 Goes in: the classes of sizes that may change, with the numbers in the text that they are. Comes out: the arguments,
 each with its default, and for each of these numbers what is written for it. Sizes of one name and number are one
-argument. A width that is a multiple of another one follows from it. Widths of a convolutional network that do not
-depend on each other are a table, `widths=(64, 128, 256)`, if they are few.
+argument. If all widths are multiples of one, they follow from it. Else each is an argument, and several of one name are
+a table, `widths=(64, 128, 256)`, if they are few. A width within a block follows from that which the block takes.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from math import isqrt
 
 from onnxgen.arguments.sizes import Related, Size, is_slot
 from onnxgen.code.module_def import Assign, ModuleDef
 from onnxgen.code.quote import quote, refs
-from onnxgen.code.torch_api import CONVOLUTIONS, NORMS, RECURRENT, TRANSPOSED
+from onnxgen.code.torch_api import CELLS, CONVOLUTIONS, NORMS, RECURRENT, TRANSPOSED
 from onnxgen.lowering.roles import called
 
-MAX_ARGUMENTS = 6
+MAX_ARGUMENTS = 8
 HEADS = "num_heads"
 LAYERS = 3  # of a network with arguments
-MOST = 0.5  # what part of the widths an argument must give
+MOST = 1 / 3  # what part of the widths the arguments must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
 ENDS = frozenset("in_channels in_features input_size out_channels out_features num_classes".split())
-PLAIN = ENDS | {"vocab_size", HEADS, "num_layers", "num_blocks"}  # worth an argument even if used once
+PLAIN = ENDS | {"vocab_size", "reg_max", HEADS, "num_layers", "num_blocks"}  # worth an argument even if used once
 WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
-ORDER = "vocab_size in_channels in_features input_size num_classes out_channels out_features".split()
+ORDER = "vocab_size in_channels in_features input_size num_classes reg_max out_channels out_features".split()
 ORDER += [*WIDTHS, "num_layers", "num_blocks"]
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
-TABLE = range(2, 6)  # how many widths a table has
+TABLE = 12  # widths of a table, the most
+TABLES = {"channels": "widths"}
 MERGED = 8  # of equal maps that a concatenation makes one, the most
+SCORES = ("sigmoid", "softmax", "log_softmax")
 CLASSES = re.compile("head|class|logit|cls|^fc|^outc?$|^linear$|tag|label")
 VOCABULARY = re.compile("^(word|tok|char|wte|emb|encoder|text|src|input)")
 NAMELESS = re.compile(r"embedding\d+")  # one of several tables whose names tell nothing
 POSITIONS = re.compile("pos|wpe")
+
+Sums = dict[int, list[tuple[int, int]]]  # by the spot of a sum, a spot of each part (0: a number), and its share
 
 
 @dataclass
@@ -48,11 +54,13 @@ class Argument:
     spots: dict[int, int]  # by the id of a spot, the number that is written there
     uses: int  # in how many places of layers it is
     entry: int | None = None  # its place in the table of widths
+    table: str = ""  # the name of the table
 
     @property
-    def is_shared(self) -> bool:
-        """True if several layers have the size. What is between the two layers of an MLP is a number."""
-        return self.uses > (2 if self.name == "hidden_dim" else 1)
+    def is_worth(self) -> bool:
+        """True if several layers have the size, or the network is known by it."""
+        is_one = self.number == 1 and self.name.startswith("out_")  # what the network tells is one number
+        return (self.name in PLAIN and not is_one) or (self.uses > 1 and self.number >= LEAST)
 
     def join(self, other: Argument) -> None:
         self.spots.update(other.spots)
@@ -69,11 +77,16 @@ class Roles:
 
     def __init__(self, module: ModuleDef, related: Related) -> None:
         self.related = related
-        self.layers = {".".join(member.path): member.layer for member in module.members}
+        self.layers = {".".join(member.path): member.layer for member in module.members}  # none for a size of a part
         self.given = {argument.value for argument in module.inputs}
         self.returned = {name for output in module.outputs for name in refs(output)}
         last = [s for s in module.body if isinstance(s, Assign) and not self.returned.isdisjoint(s.targets)]
-        self.classifies = any(called(statement.value)[0] in ("softmax", "log_softmax") for statement in last)
+        scored = {s.targets[0] for s in module.body if isinstance(s, Assign) and called(s.value)[0] in SCORES}
+        self.scored = {related.find(size) for size in related.value if size[0] in scored}
+        told = {related.find(size) for size in related.value if size[0] in self.returned}
+        sums = (parts for whole, parts in related.sums.items() if related.find(whole) in told)
+        self.told = {related.find(part) for parts in sums for part in parts}
+        self.classifies = any(called(statement.value)[0] in SCORES[1:] for statement in last)
 
     def is_width(self, place: Size) -> bool:
         """Return True if a place has the size of a layer's inputs or outputs."""
@@ -85,14 +98,14 @@ class Roles:
 
     def taken(self, sizes: list[Size]) -> list[int]:
         """Return the channels that the network takes. What its first layer takes may be a multiple of them."""
-        convolves = any(self.layers[str(size[0])] in CONVOLUTIONS for size in sizes if is_slot(size))
+        convolves = any(self.layers.get(str(size[0])) in CONVOLUTIONS for size in sizes if is_slot(size))
         values = [self.related.value[size] for size in sizes if convolves and self.is_taken(size)]
         return [value for value in values if isinstance(value, int)]
 
-    def name(self, sizes: list[Size]) -> str:
-        """Return the name of an argument, or "" if it is not clear what the size is for."""
+    def name(self, sizes: list[Size], is_part: bool = False) -> str:
+        """Return the name of an argument, or "" if it is not clear what the size is for. `is_part`: of a sum."""
         slots = [size for size in sizes if is_slot(size)]
-        made = [(self.layers[str(size[0])], size[2:], str(size[0]).split(".")) for size in slots]
+        made = [(self.layers.get(str(size[0]), ""), size[2:], str(size[0]).split(".")) for size in slots]
         rows = [path for layer, place, path in made if layer == "nn.Embedding" and place == (0,)]
         if rows:
             return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
@@ -100,24 +113,29 @@ class Roles:
             return HEADS
         comes = any(map(self.is_taken, sizes))
         goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
-        outs = [(layer, path) for layer, place, path in made if place == (1,) and layer in MAKING]
+        outs = [(layer, path) for layer, place, path in made if not layer or (place == (1,) and layer in MAKING)]
         ins = [layer for layer, place, path in made if place == (0,) and layer in MAKING]
         convolves = any(layer in CONVOLUTIONS | TRANSPOSED for layer, _, _ in made)
-        if goes and not comes and outs and not ins:
+        is_normed = any(layer in ("nn.LayerNorm", "nn.RMSNorm") for layer, _, _ in made)
+        if goes and not comes and outs and not ins and not is_normed:
             is_class = self.classifies or any(
                 CLASSES.search(_stem(path)) for layer, path in outs if layer not in TRANSPOSED
             )
             return "num_classes" if is_class else "out_channels" if convolves else "out_features"
+        if outs and not ins and self.related.find(sizes[0]) in self.told & self.scored:
+            return "num_classes"
         if comes and (goes or not ins):
             return ""
-        if any(layer in RECURRENT and place == (1,) for layer, place, _ in made):
+        if any(layer in RECURRENT | CELLS and place == (1,) for layer, place, _ in made):
             return "hidden_size"
         if comes:
             return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
         if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
             return "dim"
-        if convolves and (outs or ins):
-            return "channels"
+        if any("dfl" in path and place == (0,) for _, place, path in made):  # of a distribution over distances
+            return "reg_max"
+        if convolves:  # else it is what a head tells
+            return "channels" if outs and (ins or is_part) else ""
         return "hidden_dim" if outs or ins else ""
 
     def _is_one_of_several(self, path: list[str]) -> bool:
@@ -130,7 +148,7 @@ class Roles:
 
 ATTENDING = frozenset(["nn.MultiheadAttention"])
 SIZED = CONVOLUTIONS | TRANSPOSED | NORMS - {"nn.GroupNorm"} | ATTENDING | {"nn.Linear", "nn.Embedding"}
-MAKING = CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.Embedding", *RECURRENT}
+MAKING = CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.Embedding", *RECURRENT, *CELLS}
 
 
 def _stem(path: list[str]) -> str:
@@ -151,51 +169,82 @@ def _of_rows(path: list[str]) -> str:
     return f"num_{stem}" if len(stem) > 2 else ""
 
 
-def choose(found: list[Argument], written: Mapping[int, int]) -> list[Argument]:
-    """Return the arguments. `found`: one for each class of sizes. `written`: the sizes of layers in the text, by spot.
+def choose(found: list[Argument], written: Iterable[Mapping[int, int]], inner: Mapping[int, int]) -> list[Argument]:
+    """Return the arguments. `found`: one for each class of sizes. `written`: for each class of the file, the sizes of
+    layers in its text, by spot.
 
-    A width is no argument if its number is also written where it does not reach: who changes it would change half.
+    A width is no argument if a class that has it also has its number where it does not reach: who changes it would
+    change half. `inner`: the spots of widths that are only within a block, each with that of the width which the block
+    takes.
     """
     same: dict[tuple[str, int], Argument] = {}
-    for argument in found:
+    for argument in _outer(found, inner):
         first = same.setdefault((argument.name, argument.number), argument)
         if first is not argument:
             first.join(argument)
-    widths = [argument for argument in same.values() if argument.name in WIDTHS and argument.is_shared]
-    table: list[Argument] = []
-    if widths:
-        base = _base(widths)
-        table = _table(widths) if base.name == "channels" else []
-        if not table:
-            _join(same, widths, base)
-        beside = [a for a in same.values() if (a not in table if table else a.name not in WIDTHS)]
-        others = {spot for argument in beside for spot in argument.spots}
-        spots = {spot: number for argument in table or [base] for spot, number in argument.spots.items()}
-        rest = {number for spot, number in written.items() if spot not in others | spots.keys()}
-        is_half = not rest.isdisjoint(spots.values())
-        if is_half or len(spots) < MOST * (len(written) - len(others)):
-            same = {key: argument for key, argument in same.items() if argument.name not in WIDTHS}
-            table = []
-    for entry, argument in enumerate(table):
-        argument.entry = entry
-    made: dict[str, Argument] = {}
-    single = [argument for argument in same.values() if argument.entry is None]
-    for argument in sorted(single, key=lambda a: -len(a.spots)):  # the commonest of a name has it
-        is_one = argument.number == 1 and argument.name.startswith("out_")  # what the network tells is one number
-        if (argument.name in PLAIN and not is_one) or (argument.is_shared and argument.number >= LEAST):
-            made.setdefault(argument.name, argument)
-    chosen = sorted(made.values(), key=lambda argument: argument.rank)[: MAX_ARGUMENTS - bool(table)]
-    return sorted([*chosen, *table], key=lambda argument: argument.rank)
+    reached = {spot for argument in same.values() for spot in argument.spots if argument.is_worth}
+    half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached)}
+    made = [a for a in same.values() if a.is_worth and (a.name not in WIDTHS or half.isdisjoint(a.spots))]
+    widths = [argument for argument in made if argument.name in WIDTHS]
+    given = sum(len(argument.spots) for argument in widths)
+    if given < MOST * sum(len(text.keys() - _ends(made)) for text in written):
+        made, widths = [argument for argument in made if argument not in widths], []
+    base = _base(widths) if widths else None
+    if base is not None and not _is_table([width for width in widths if width.name == base.name], base):
+        made = _joined(made, base)
+    chosen: list[Argument] = []
+    for name in dict.fromkeys(argument.name for argument in made):
+        alike = [argument for argument in made if argument.name == name]
+        is_table = name in WIDTHS and 1 < len(alike) <= TABLE
+        if not is_table:  # the commonest of a name has it
+            alike = [max(alike, key=lambda argument: len(argument.spots))]
+        for entry, argument in enumerate(alike if is_table else ()):
+            argument.entry, argument.table = entry, TABLES.get(name, f"{name}s")
+        chosen += alike
+    return _first(sorted(chosen, key=lambda argument: argument.rank))
 
 
-def _join(same: dict[tuple[str, int], Argument], widths: list[Argument], base: Argument) -> None:
+def _rest(text: Mapping[int, int], reached: set[int]) -> set[int]:
+    """Return the numbers of a class that no argument reaches."""
+    return {number for spot, number in text.items() if spot not in reached}
+
+
+def _ends(made: list[Argument]) -> set[int]:
+    """Return the spots of what is no width: what the network takes and tells."""
+    return {spot for argument in made if argument.name not in WIDTHS for spot in argument.spots}
+
+
+def _first(chosen: list[Argument]) -> list[Argument]:
+    """Return the first arguments, of which a table is one."""
+    names = [*dict.fromkeys(argument.table or argument.name for argument in chosen)][:MAX_ARGUMENTS]
+    return [argument for argument in chosen if (argument.table or argument.name) in names]
+
+
+def _outer(found: list[Argument], inner: Mapping[int, int]) -> list[Argument]:
+    """Let the widths within blocks follow from those that the blocks take, if they are multiples of them."""
+    of = {spot: argument for argument in found for spot in argument.spots}
+    made: list[Argument] = []
+    for argument in found:
+        outer = {id(base): base for spot in argument.spots if (base := of.get(inner.get(spot, 0))) is not argument}
+        base = next(iter(outer.values())) if len(outer) == 1 else None
+        if base is None or base.name not in WIDTHS or not follows(argument, base):
+            made.append(argument)
+        else:
+            base.join(argument)
+    return made
+
+
+def _joined(made: list[Argument], base: Argument) -> list[Argument]:
     """Let a width give those that are equal to it or follow from it."""
-    for other in [*same.values()]:
+    kept: list[Argument] = []
+    for other in made:
         # not the width of an input: the network would take others than its caller has
         is_equal = other.name in ("out_features", *WIDTHS) and other.number == base.number
-        if other is not base and (is_equal or (other in widths and follows(other, base))):
+        if other is not base and (is_equal or (other.name in WIDTHS and follows(other, base))):
             base.join(other)
-            del same[other.name, other.number]
+        else:
+            kept.append(other)
+    return kept
 
 
 def _base(widths: list[Argument]) -> Argument:
@@ -205,12 +254,15 @@ def _base(widths: list[Argument]) -> Argument:
     return max(often, key=lambda a: (sum(len(o.spots) for o in widths if follows(o, a)), a.number, a.rank))
 
 
-def _table(widths: list[Argument]) -> list[Argument]:
-    """Return the widths of convolutions, if they are few and hardly a number is a multiple of them."""
-    found = [argument for argument in widths if argument.name == "channels" and argument.number >= LEAST]
-    factors = ({number // argument.number for number in argument.spots.values()} for argument in found)
+def _is_table(widths: list[Argument], base: Argument) -> bool:
+    """True for a few widths that are written one by one, not as multiples of one of them.
+
+    They do not all follow from it, or they are those of convolutions and hardly a number is a multiple of them.
+    """
+    factors = ({number // width.number for number in width.spots.values()} for width in widths)
     is_plain = all(len(own & {*FACTORS}) <= 2 for own in factors)  # with what a concatenation makes of it
-    return found if is_plain and len(found) in TABLE else []
+    is_free = not all(follows(width, base) for width in widths)
+    return 1 < len(widths) <= TABLE and (is_free or (base.name == "channels" and is_plain))
 
 
 def follows(argument: Argument, base: Argument) -> bool:
@@ -229,6 +281,20 @@ def expression(number: int, argument: Argument, name: str) -> ast.expr:
     for _ in range(2 if side > 1 else 0):
         value = ast.BinOp(value, ast.Mult(), ast.Constant(side))
     return value
+
+
+def total(parts: Iterable[tuple[Argument | None, int]], names: Mapping[int, str]) -> ast.expr:
+    """Return what is written for a sum. A part without an argument is a number, which stands last."""
+    numbers: Counter[int] = Counter()
+    of: dict[int, Argument] = {}
+    for argument, number in parts:
+        numbers[id(argument)] += number
+        if argument is not None:
+            of[id(argument)] = argument
+    terms = [expression(numbers[key], argument, names[key]) for key, argument in of.items()]
+    rest = numbers[id(None)]
+    first, *others = [*terms, *([ast.Constant(rest)] if rest or not terms else [])]
+    return reduce(lambda left, right: ast.BinOp(left, ast.Add(), right), others, first)
 
 
 def number_of(values: Iterable[int]) -> int | None:

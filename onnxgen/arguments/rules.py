@@ -12,14 +12,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from onnxgen.arguments.parts import part_of
 from onnxgen.arguments.shapes import Operands, Shapes, Unknown
 from onnxgen.arguments.sizes import Related, Size, Sizes, is_integer, number, slot
-from onnxgen.code.module_def import Assign, Member, ModuleDef, assigned, expressions
+from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, value_of
+from onnxgen.code.style import PARTS as PARTS_OF_ONE
 from onnxgen.code.torch_api import (
     ACTIVATIONS,
+    CELLS,
     CONVOLUTIONS,
-    DROPOUTS,
     NORMS,
     PARTS,
     RECURRENT,
@@ -27,6 +29,7 @@ from onnxgen.code.torch_api import (
     function_of,
 )
 from onnxgen.lowering.roles import called
+from onnxgen.structure.consumers import INTEGERS
 from onnxgen.structure.literals import is_literal
 
 # functions of one tensor, by their last names, whose result has its shape
@@ -43,19 +46,14 @@ POOLING = {"interpolate", *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adapt
 def relate(module: ModuleDef) -> Related:
     """Return how the sizes of a network depend on each other."""
     rules = Rules(module)
-    for statement in module.body:
-        try:
-            if not isinstance(statement, Assign):
-                raise Unknown
-            for made, target in zip(rules.results(statement), statement.targets, strict=True):
-                sizes = rules.of_value(target)
-                rules.tie(made or (None,) * len(sizes), sizes)
-        except (Unknown, ValueError, IndexError, KeyError, TypeError, AttributeError):
-            rules.fix([*expressions(statement), *map(Ref, assigned(statement))])
+    rules.block(module.body)
     for tie in module.ties:
         pair = [(tie.kept, tie.kept_key), (tie.tied, tie.tied_key)]
         try:
-            rules.tie(*(rules.weight(member, key) for member, key in pair))
+            if tie.kept.layer == tie.tied.layer and tie.kept_key == tie.tied_key:
+                rules.tie(rules.of_call(tie.kept), rules.of_call(tie.tied))
+            else:
+                rules.tie(*(rules.weight(member, key) for member, key in pair))
         except (Unknown, ValueError):
             rules.related.fix(size for member, _ in pair for size in rules.of_call(member))
     return rules.related
@@ -63,6 +61,24 @@ def relate(module: ModuleDef) -> Related:
 
 class Rules(Shapes):
     """The rules, for one network. A method that knows none raises one of the errors that `relate` expects."""
+
+    def block(self, body: Sequence[Statement]) -> None:
+        """Relate the sizes of some statements. Both branches of an `if` assign values of the same names."""
+        for statement in body:
+            if isinstance(statement, If):
+                self.fix([statement.test])
+                for branch in blocks(statement):
+                    self.block(branch)
+                continue
+            try:
+                if not isinstance(statement, Assign):
+                    raise Unknown
+                for made, target in zip(self.results(statement), statement.targets, strict=True):
+                    if target in self.used:  # of a last state, which is not, the shape may be unknown
+                        sizes = self.of_value(target)
+                        self.tie(made or (None,) * len(sizes), sizes)
+            except (Unknown, ValueError, IndexError, KeyError, TypeError, AttributeError):
+                self.fix([*expressions(statement), *map(Ref, assigned(statement))])
 
     def results(self, statement: Assign) -> Sequence[Sizes | None]:
         """Return the sizes of what a statement assigns."""
@@ -82,8 +98,10 @@ class Rules(Shapes):
             return self.of_value(tree.value)
         if isinstance(tree, MemberRef):
             return self.of_tensor(tree.member)
-        if isinstance(tree, ast.Attribute) and isinstance(tree.value, MemberRef):
+        if isinstance(tree, ast.Attribute) and isinstance(tree.value, MemberRef) and tree.attr != "T":
             return self.weight(tree.value.member, tree.attr)
+        if isinstance(tree, ast.Attribute) and tree.attr == "T":
+            return self.sizes(tree.value)[::-1]
         if isinstance(tree, ast.Constant) or function_of(getattr(tree, "value", tree)) == "torch.finfo":
             return ()
         if isinstance(tree, ast.UnaryOp):
@@ -98,7 +116,8 @@ class Rules(Shapes):
         if not isinstance(tree, ast.Call):
             raise Unknown
         if isinstance(tree.func, MemberRef):
-            self.fix(tree.args[1:])
+            if tree.func.member.layer not in CELLS:
+                self.fix(tree.args[1:])
             return self._layer(tree.func.member, tree.args)
         return self._function(tree)
 
@@ -126,6 +145,8 @@ class Rules(Shapes):
                     self.related.fix([axis])
             elif isinstance(index, ast.Constant) and index.value is None:
                 made.append(self.fixed(1))
+            elif isinstance(index, Ref) and len(indices) == 1 and self.infos[index.value].dtype in INTEGERS:
+                left = [*self.of_value(index.value), *left[1:]]  # rows of a table
             else:
                 raise Unknown
         return (*made, *left)
@@ -142,10 +163,20 @@ class Rules(Shapes):
             axis = given.get("dim", value_of(operands[1]) if operands[1:] else 0)
             self.related.fix([sizes[axis]])
             return [(*sizes[:axis], *sizes[axis % len(sizes) + 1 :])] * count
+        if name == "split":
+            return self._split(sizes, value_of(operands[1]), given.get("dim", 0) % len(sizes))
         if name != "chunk" or value_of(operands[1]) != count:
             raise Unknown
         axis = given.get("dim", value_of(operands[2]) if operands[2:] else 0) % len(sizes)
         return [_with(sizes, axis, self._share(sizes[axis], count))] * count
+
+    def _split(self, sizes: Sizes, numbers: list[int], axis: int) -> list[Sizes]:
+        """`x.split([64, 18], dim=1)`: what a value has is the sum of the parts."""
+        parts = [self.related.add(part_of(numbers, i), each) for i, each in enumerate(numbers)]
+        whole = self.related.add(("split", *parts), sum(numbers))
+        self.related.sums[whole] = parts
+        self.tie((whole,), (sizes[axis],))
+        return [_with(sizes, axis, part) for part in parts]
 
     def _share(self, size: Size, count: int) -> Size:
         """Return one of several equal parts of an axis."""
@@ -175,7 +206,11 @@ class Rules(Shapes):
                 self.related.tie(two, one)
         elif layer in NORMS or (layer == "nn.PReLU" and self.related.value[one] != 1):
             self.tie(x[1:2], (one,))
-        elif layer != "nn.PReLU" and layer not in DROPOUTS:
+        elif layer in CELLS:
+            self._carry(args[1:], two)
+            self.tie(x[-1:], (one,))
+            return (*x[:-1], two)
+        elif layer != "nn.PReLU" and layer not in PARTS_OF_ONE:
             raise Unknown
         return x
 
@@ -197,6 +232,8 @@ class Rules(Shapes):
         """Return the results of a layer that has several; None for one of which little is known."""
         one, two, given = slot(member, 0), slot(member, 1), {keyword.arg for keyword in member.build.keywords}  # type: ignore[attr-defined]
         x = self.sizes(args[0])
+        if member.layer in CELLS:
+            return [self._layer(member, args)] * 2
         if member.layer == "nn.MultiheadAttention":
             if given & {"kdim", "vdim"}:
                 raise Unknown
@@ -206,15 +243,19 @@ class Rules(Shapes):
         if member.layer not in RECURRENT or "proj_size" in given:
             raise Unknown
         self.tie(x[-1:], (one,))
-        for given_state in (part for arg in args[1:] for part in (arg.elts if isinstance(arg, ast.Tuple) else [arg])):
-            sizes = self.sizes(given_state)
-            self.related.fix(sizes[:-1])
-            self.tie(sizes[-1:], (two,))
+        self._carry(args[1:], two)
         wide = two
         if "bidirectional" in given:
             wide = self.related.add_tied(("both", two), 2 * self.related.value[two], two)
         state = (None, None, two) if len(x) == 3 else (None, two)
         return [(*x[:-1], wide), state, state]
+
+    def _carry(self, states: Sequence[ast.expr], width: Size) -> None:
+        """The state that a recurrent layer is given has its width."""
+        for state in (part for one in states for part in (one.elts if isinstance(one, ast.Tuple) else [one])):
+            sizes = self.sizes(state)
+            self.related.fix(sizes[:-1])
+            self.tie(sizes[-1:], (width,))
 
     # ------------------------------------------------------------------------------------------ functions
 
@@ -235,12 +276,12 @@ class Rules(Shapes):
             return x
         if name == "unflatten" and not is_literal(operands[2]):
             return self._opened(x, value_of(operands[1]), operands[2])
-        numbers = [value_of(operand) for operand in operands[1:]] if name != "expand" else []
-        if name in REDUCING:
-            return self._reduced(x, given.get("dim", numbers[0] if numbers else None), given.get("keepdim", False))
         if name in POOLING:
             self.related.fix(x[2:])
             return (*x[:2], *[None] * (len(x) - 2))
+        numbers = [value_of(operand) for operand in operands[1:]] if name != "expand" else []
+        if name in REDUCING:
+            return self._reduced(x, given.get("dim", numbers[0] if numbers else None), given.get("keepdim", False))
         if name == "pad":
             kept = len(x) - len(numbers[0]) // 2
             self.related.fix(x[kept:])
@@ -313,8 +354,12 @@ class Rules(Shapes):
         parts = [item[at] for item in items]
         numbers = [self.related.value[part] for part in parts]
         made = self.related.add(("sum", *parts), sum(numbers))
-        if len({*numbers}) > 1 and len({self.related.find(part) for part in parts}) > 1:
-            self.related.fix([*parts, made])
+        if len({*numbers}) > 1:
+            if all(isinstance(number, int) for number in numbers):
+                self.related.sums[made] = parts
+            else:
+                self.related.fix([*parts, made])
+            return _with(first, at, made)
         for part in parts:  # they change together, so that the sum is in proportion to each
             self.related.tie(made, part)
         return _with(first, at, made)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 
 from onnxgen.arguments.sizes import Place, Related, Size, Sizes, places, slot
-from onnxgen.code.module_def import Member, ModuleDef
-from onnxgen.code.quote import MemberRef, Ref, walk
+from onnxgen.code.module_def import Member, ModuleDef, flattened, used
+from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.torch_api import dotted
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info
@@ -26,6 +26,8 @@ class Shapes:
 
     def __init__(self, module: ModuleDef) -> None:
         self.infos, self.related = module.infos, Related()
+        self.used = {name for statement in flattened(module.body) for name in used(statement)}
+        self.used |= {name for output in module.outputs for name in refs(output)}
         for member in module.members:
             for place, number in places(member.build):
                 self.related.add(slot(member, *place), number)

@@ -2,13 +2,15 @@
 
 A size is an axis of a value, or a number in the call that makes a member. Sizes of one class are in proportion: whoever
 changes one changes all. A class is fixed if something that no rule describes depends on it (`rules.py`): then the
-network may work with this size only.
+network may work with this size only. What a concatenation makes of sizes of several classes is their sum.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 from onnxgen.code.module_def import Member
@@ -17,6 +19,9 @@ from onnxgen.shapes.dims import Dim
 Size = tuple[Hashable, ...]  # (value, axis), or the path of a member and the place of a number in its call
 Sizes = tuple[Any, ...]  # those of all axes of a value; None: nothing is known of this axis
 Place = tuple[int | str, ...]
+Terms = dict[Size, Fraction]  # by class, what it gives of a size that is a sum
+
+FIXED: Size = ("fixed",)  # the key of what can't change
 
 
 class Related:
@@ -24,13 +29,16 @@ class Related:
 
     Attributes:
         value: the number that each size is in the file.
+        sums: the parts of each size that is a sum.
         fixed: representatives of the classes that can't change; see `is_fixed`.
     """
 
     def __init__(self) -> None:
         self.value: dict[Size, Dim] = {}
+        self.sums: dict[Size, list[Size]] = {}
         self._parent: dict[Size, Size] = {}
         self._fixed: set[Size] = set()
+        self._known: dict[Size, Terms] = {}
 
     def add(self, size: Size, value: Dim) -> Size:
         self.value.setdefault(size, value)
@@ -50,15 +58,51 @@ class Related:
     def tie(self, a: Size, b: Size) -> None:
         a, b = self.find(a), self.find(b)
         if a != b:
+            self._known.clear()
             self._parent[b] = a
             if b in self._fixed:
                 self._fixed.add(a)
 
     def fix(self, sizes: Iterable[Size | None]) -> None:
+        self._known.clear()
         self._fixed.update(self.find(size) for size in sizes if size is not None)
 
     def is_fixed(self, size: Size) -> bool:
         return self.find(size) in self._fixed
+
+    def terms(self, size: Size, above: tuple[Size, ...] = ()) -> Terms:
+        """Return what a size follows from: itself if it is no sum; {} if that is not clear."""
+        first, whole = self.find(size), self.value[size]
+        if first in above or not isinstance(whole, int):
+            return {}
+        if first in self._fixed:
+            return {FIXED: Fraction(whole)}
+        if first not in self._known:
+            made = [Terms()] * 0
+            for total, parts in self.sums.items():
+                if self.find(total) == first and any(self.find(part) != first for part in parts):
+                    shares: Counter[Size] = Counter()
+                    for part in parts:
+                        shares.update(self.terms(part, (*above, first)))  # type: ignore[arg-type]
+                    made.append({key: Fraction(n) / self.value[total] for key, n in shares.items()})  # type: ignore
+            is_clear = all(terms == made[0] and sum(terms.values()) == 1 for terms in made)
+            self._known[first] = (made[0] if is_clear else {}) if made else {first: Fraction(1)}
+        return {key: share * whole for key, share in self._known[first].items()}
+
+    def settle(self) -> None:
+        """Tie sums of one class to it, and fix the sums that do not follow from their parts, with these."""
+        for _ in self.sums:
+            known: dict[tuple[Hashable, ...], list[Size]] = {}
+            for total, parts in self.sums.items():
+                same = known.setdefault((self.find(total), *map(self.value.get, parts)), parts)
+                for one, other in zip(same, parts):
+                    self.tie(one, other)  # two sums that are one size, of equal parts
+                if len({*map(self.find, parts)}) == 1:
+                    self.tie(total, parts[0])
+        for _ in self.sums:
+            for total, parts in self.sums.items():
+                if self.is_fixed(total) or all(map(self.is_fixed, parts)) or not self.terms(total):
+                    self.fix([total, *parts])
 
     def classes(self) -> Iterator[list[Size]]:
         """Yield the classes that may change."""

@@ -7,11 +7,12 @@ takes the arguments that it or a class that it makes needs, and its callers pass
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxgen.arguments.names import HEADS, WIDTHS, Argument, expression
+from onnxgen.arguments.names import HEADS, WIDTHS, Argument, Sums, total
 from onnxgen.arguments.written import Spot, spotted
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import quote, rewrite, walk
@@ -24,18 +25,21 @@ def spots_of(classes: Sequence[ClassTree]) -> list[ClassTree]:
     return [replace(t, setup=[spotted(s) for s in t.setup], items=[spotted(i) for i in t.items]) for t in classes]
 
 
-def write(classes: Sequence[ClassTree], arguments: list[Argument], reserved: frozenset[str]) -> list[ClassTree]:
-    """Write the arguments into the classes, of which each stands after those that it uses."""
-    writer = _Writer(arguments, reserved)
+def write(
+    classes: Sequence[ClassTree], arguments: list[Argument], sums: Sums, reserved: frozenset[str]
+) -> list[ClassTree]:
+    """Write the arguments and sums of them into the classes, of which each stands after those that it uses."""
+    writer = _Writer(arguments, sums, reserved)
     return [writer.write(tree, tree is classes[-1]) for tree in classes]
 
 
-TABLE = "widths"
-
-
 class _Writer:
-    def __init__(self, arguments: list[Argument], reserved: frozenset[str]) -> None:
-        self.of = {spot: argument for argument in arguments for spot in argument.spots}
+    def __init__(self, arguments: list[Argument], sums: Sums, reserved: frozenset[str]) -> None:
+        of = {spot: argument for argument in arguments for spot in argument.spots}
+        self.of = {spot: [(argument, argument.spots[spot])] for spot, argument in of.items()}
+        for spot, parts in sums.items():
+            if any(part in of for part, _ in parts):
+                self.of[spot] = [(of.get(part), number) for part, number in parts]
         self.reserved = reserved
         self.needs: dict[str, list[Argument]] = {}  # by the name of the class
 
@@ -43,23 +47,25 @@ class _Writer:
         needed: dict[int, Argument] = {}
         parts = sorted((*tree.setup, *tree.items), key=_is_store)  # what a class only stores comes last
         for node in (node for part in parts for node in walk(part)):
-            found = [self.of[id(node)]] if id(node) in self.of else []
+            found = [argument for argument, _ in self.of.get(id(node), ()) if argument is not None]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found = self.needs.get(node.func.id, [])
             needed.update((id(argument), argument) for argument in found)
         needed = dict(sorted(needed.items(), key=lambda item: not is_root and _is_count(item[1])))
         self.needs[tree.name] = list(needed.values())
         namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
-        table = [argument for argument in needed.values() if argument.entry is not None]
-        whole = namer.take(TABLE) if table and (is_root or len(table) > 1) else ""
-        wanted = {id(a): "width" if a.name in namer and a.name in WIDTHS else a.name for a in needed.values()}
-        names = {
-            key: f"{whole}[{needed[key].entry}]" if whole and needed[key] in table else namer.take(name)
-            for key, name in wanted.items()
-        }
-        defaults = {names[i].partition("[")[0]: str(a.number) for i, a in needed.items()}
-        if whole:
-            defaults[whole] = str((*(argument.number for argument in sorted(table, key=_entry)),))
+        entries: dict[str, list[Argument]] = {}
+        for argument in needed.values():
+            entries.setdefault(argument.table, []).append(argument)
+        wholes = {name: namer.take(name) for name, table in entries.items() if name and (is_root or len(table) > 1)}
+        names: dict[int, str] = {}
+        defaults: dict[str, str] = {}
+        for key, a in needed.items():
+            whole = wholes.get(a.table, "")
+            wanted = "width" if a.name in namer and a.name in WIDTHS else a.name
+            names[key] = f"{whole}[{a.entry}]" if whole else namer.take(wanted)
+            numbers = tuple(other.number for other in sorted(entries[a.table], key=_entry)) if whole else a.number
+            defaults[whole or names[key]] = str(numbers)
         made = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
         own = sum(parameter.default is None for parameter in tree.parameters)
         counts = {names[i] for i, argument in needed.items() if _is_count(argument)}
@@ -74,10 +80,7 @@ class _Writer:
     def _final(self, tree: Any, names: dict[int, str]) -> Any:
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, Spot):
-                argument = self.of.get(id(node))
-                if argument is None:
-                    return ast.Constant(node.value)
-                return expression(node.value, argument, names[id(argument)])  # type: ignore[arg-type]
+                return total(self.of.get(id(node), [(None, node.value)]), names)  # type: ignore[list-item]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and self.needs.get(node.func.id):
                 sizes = [a for a in self.needs[node.func.id] if not _is_count(a)]
                 counts = [a for a in self.needs[node.func.id] if _is_count(a)]
@@ -92,9 +95,9 @@ class _Writer:
 
 def _passed(needed: list[Argument], names: dict[int, str]) -> list[ast.expr]:
     """Return what a class is given for the arguments that it needs. Several widths of a table are all of it."""
-    whole = sum(argument.entry is not None for argument in needed) > 1
-    texts = {id(a): names[id(a)].partition("[")[0] if whole and a.entry is not None else names[id(a)] for a in needed}
-    return [quote(text) for text in dict.fromkeys(texts.values())]
+    tables = Counter(argument.table for argument in needed if argument.table)
+    texts = [names[id(a)].partition("[")[0] if tables[a.table] > 1 else names[id(a)] for a in needed]
+    return [quote(text) for text in dict.fromkeys(texts)]
 
 
 def _entry(argument: Argument) -> int:
@@ -108,8 +111,8 @@ def _is_count(argument: Argument) -> bool:
 
 
 def _is_store(part: ast.AST) -> bool:
-    """True for `self.num_heads = 4`."""
-    return isinstance(part, ast.Assign) and isinstance(part.value, Spot)
+    """True for `self.num_heads = 4` and `self.split_sizes = [64, 18]`."""
+    return isinstance(part, ast.Assign) and isinstance(part.value, (Spot, ast.List))
 
 
 def _locals(tree: ClassTree) -> set[str]:

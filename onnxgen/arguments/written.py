@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxgen.arguments.sizes import Place, Size, is_integer
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.quote import quote, rewrite
+from onnxgen.code.quote import quote, rewrite, walk
 from onnxgen.validate.expressions import UNDEFINED
 from onnxgen.validate.flat import Specification
 from onnxgen.validate.text import Text
@@ -65,6 +65,8 @@ class Reader(Text):
         spots: every spot that was read, by its id.
         spoilt: the ids of spots that have another use than to be a number in a call, or to be compared.
         equal: for each spot the ids of those that it was compared with and that are the same number.
+        texts: the spots of each class.
+        inner: for each spot that is the width within a block, that of the width which the block takes.
     """
 
     def __init__(self, classes: Sequence[ClassTree], specification: Specification) -> None:
@@ -73,6 +75,8 @@ class Reader(Text):
         self.spots: dict[int, Spot] = {}
         self.spoilt: set[int] = set()
         self.equal: dict[int, set[int]] = {}
+        self.texts = [{id(node) for part in (*t.setup, *t.items) for node in walk(part)} for t in classes]
+        self.inner = {inner: outer for tree in classes for inner, outer in _inner(tree, classes)}
         self.rules[Spot] = self._spot
         self.building = True
         self._place(self._construct(definitions[-1], [], {}), "")
@@ -119,6 +123,17 @@ class Reader(Text):
         for path, leaf in self.leaves.items():
             for place, spot in _places(leaf.build, ()):
                 yield (path, "in", *place), spot
+
+
+def _inner(tree: ClassTree, classes: Sequence[ClassTree]) -> Iterator[tuple[int, int]]:
+    """Yield the spots of widths that are only within a block, each with that of the width which the block takes."""
+    parameters = {other.name: [parameter.name for parameter in other.parameters] for other in classes}
+    for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
+            given = [(name, one) for name, one in zip(parameters[node.func.id], node.args) if isinstance(one, Spot)]
+            taken = [one for name, one in given if name.startswith(("in_", "dim", "channels"))]
+            if taken:
+                yield from ((id(one), id(taken[0])) for name, one in given if name.startswith("hidden_"))
 
 
 def _places(node: Node, at: Place) -> Iterator[tuple[Place, int]]:

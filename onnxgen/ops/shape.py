@@ -125,8 +125,8 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
             if not symbolic and axis == 1 and len(shape) == 2 and not _moves_rows(b):
                 return b.call(b("x.reshape", x=data), -1, *parts)
             sizes = tuple(-1 if not isinstance(d, int) else d for d in parts)
-            if not symbolic and axis == len(shape) - 1 and parts[-1] > parts[-2]:  # type: ignore[operator]
-                sizes = (*sizes[:-1], -1)  # heads: their number is chosen, and their size follows
+            if not symbolic and parts[-1] > parts[-2]:  # type: ignore[operator]
+                sizes = (*sizes[:-1], -1)  # heads, groups: their number is chosen, and their size follows
             return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
     return None
 

@@ -53,7 +53,7 @@ def SPP(x):
 
 def DFL(x):
     self.conv = nn.Conv2d(16, 1, 1)
-    return self.conv(F.softmax(x.unflatten(1, (4, 16)).transpose(1, 2), dim=1)).flatten(0, 1)
+    return self.conv(F.softmax(x.unflatten(1, (4, -1)).transpose(1, 2), dim=1)).flatten(0, 1)
 
 def Focus(x):
     self.conv = Conv()

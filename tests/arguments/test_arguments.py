@@ -195,7 +195,7 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_width_that_reaches_half_of_the_network_is_no_argument(case: str) -> None:
-    assert "channels" not in defaults(held(Half(), [IMAGES], case))
+    assert 32 not in defaults(held(Half(), [IMAGES], case)).values()
 
 
 class Step(nn.Module):
@@ -345,3 +345,103 @@ def test_a_default_may_be_a_root() -> None:
     net = nn.Sequential(Gate(32), nn.Conv2d(32, 16, 3, 2, 1), Gate(16), nn.Conv2d(16, 32, 1), Gate(32))
     made = held(net, [torch.randn(1, 32, 8, 8)], "legacy-17")
     assert "=1 / math.sqrt(32)" in made.source
+
+
+class Joined(nn.Module):
+    """A concatenation of two widths, and one of a width and a column."""
+
+    def __init__(self, dims: tuple[int, int] = (6, 4), hidden: int = 16, classes: int = 5) -> None:
+        super().__init__()
+        self.words, self.cases = nn.Embedding(30, dims[0]), nn.Embedding(30, dims[1])
+        self.mid, self.head = nn.Linear(sum(dims), hidden), nn.Linear(hidden + 1, classes)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = torch.relu(self.mid(torch.cat([self.words(x), self.cases(x)], -1)))
+        return self.head(torch.cat([h, y], -1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_concatenation_makes_is_a_sum(case: str) -> None:
+    given = [WORDS, torch.rand(2, 7, 1)]
+    ran = held(Joined().eval(), given, case)
+    assert "nn.Linear(dims[0] + dims[1], hidden_dim)" in ran.source and "nn.Linear(hidden_dim + 1, " in ran.source
+    changed, original = type(ran.model)(dims=(5, 9), hidden_dim=7), Joined((5, 9), 7).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(*given), original(*given))
+
+
+class Divided(nn.Module):
+    """A detector's head: what it makes of a map is divided into unequal parts, of which one is a score."""
+
+    def __init__(self, sizes: tuple[int, int] = (8, 5)) -> None:
+        super().__init__()
+        self.sizes, self.stem, self.both = [*sizes], nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, sum(sizes), 1)
+        self.box = nn.Conv2d(sizes[0], 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.both(torch.relu(self.stem(x))).split(self.sizes, 1)
+        return torch.cat([self.box(torch.relu(a)), torch.sigmoid(b)], 1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_class_stores_the_sizes_of_parts(case: str) -> None:
+    ran = held(Divided().eval(), [IMAGES], case)
+    assert defaults(ran)["num_classes"] == 5 and ".split(self.split_sizes, dim=1)" in ran.source
+    changed, original = type(ran.model)(num_classes=3), Divided((8, 3)).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(IMAGES), original(IMAGES))
+
+
+class Inverted(nn.Module):
+    def __init__(self, a: int, b: int, stride: int, factor: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(a, factor * a, 1), nn.Conv2d(factor * a, factor * a, 3, stride, 1)
+        self.conv3 = nn.Conv2d(factor * a, b, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv3(torch.relu(self.conv2(torch.relu(self.conv1(x)))))
+
+
+class Stages(nn.Module):
+    """Widths of which some are multiples of others by accident."""
+
+    def __init__(self, widths: tuple[int, ...] = (12, 24, 40)) -> None:
+        super().__init__()
+        a, b, c = widths
+        self.stem, self.head = nn.Conv2d(3, a, 3, 1, 1), nn.Linear(c, 5)
+        self.blocks = nn.Sequential(Inverted(a, a, 1, 2), Inverted(a, b, 2, 4), Inverted(b, c, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(torch.relu(self.stem(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_width_within_a_block_follows_from_what_the_block_takes(case: str) -> None:
+    ran = held(Stages().eval(), [IMAGES], case)
+    assert defaults(ran) == {"in_channels": 3, "widths": (12, 24, 40), "num_classes": 5}
+    changed, original = type(ran.model)(widths=(6, 7, 9)), Stages((6, 7, 9)).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(IMAGES), original(IMAGES))
+
+
+class Cells(nn.Module):
+    """A cell that is called several times."""
+
+    def __init__(self, hidden: int = 12) -> None:
+        super().__init__()
+        self.enc, self.cell, self.head = nn.Linear(6, hidden), nn.GRUCell(hidden, hidden), nn.Linear(hidden, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.enc(x))
+        for _ in range(3):
+            h = self.cell(torch.tanh(h), h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cell_has_the_width_of_its_state(case: str) -> None:
+    ran = held(Cells().eval(), [x := torch.rand(2, 6)], case)
+    (name,) = (name for name, number in defaults(ran).items() if number == 12)
+    changed, original = type(ran.model)(**{name: 5}), Cells(5).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(x), original(x))
