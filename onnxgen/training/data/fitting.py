@@ -102,8 +102,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
     scaled, found.normalize = normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
-    if settings.normalize not in ("auto", "none") and not images:
-        raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
+    _refuse_normalize(settings, bool(images))
     augment = _augment(source, settings, found, bool(images))
     for part, samples in source.parts.items():
         drawn = augment if part == "train" and targets else None  # not in `predict`
@@ -112,6 +111,11 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         here |= text.masked(here, part) if text is not None and targets else {}
         setattr(found, part, _prepared(samples, here, members, target))
     return found
+
+
+def _refuse_normalize(settings: Settings, has_images: bool) -> None:
+    if settings.normalize not in ("auto", "none") and not has_images:
+        raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
 
 
 def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Settings, targets: bool) -> str:

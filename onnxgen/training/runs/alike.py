@@ -51,6 +51,20 @@ def with_its_target(source: DataSource | Data, settings: Settings) -> Settings:
     return replace(settings, target=own)
 
 
+def with_its_images(source: DataSource, record: Record, settings: Settings) -> Settings:
+    """Return settings with which images of files are the input of a model that was trained on arrays of images."""
+    column = next((entry.column for entry in record.inputs if entry.image), "")
+    fields = next(iter(source.parts.values())).fields
+    return replace(settings, inputs={}) if column and column not in fields and len(fields) == 1 else settings
+
+
+def need_one_part(source: DataSource) -> None:
+    """Raise `OnnxgenError` if what a prediction is for has several parts."""
+    if len(source.parts) > 1:
+        what = f"{source.name} has the parts {', '.join(source.parts)}, and a prediction is for one"
+        raise OnnxgenError(what, help="give the samples without parts: one array for each input")
+
+
 def _order(source: DataSource, record: Record) -> None:
     """Leave out columns that the run did not use: without names for them, an input takes all columns by position."""
     fields = next(iter(source.parts.values())).fields

@@ -33,7 +33,16 @@ from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.runs.alike import as_in_training, batched, finished, fits, need_classes, with_its_target
+from onnxgen.training.runs.alike import (
+    as_in_training,
+    batched,
+    finished,
+    fits,
+    need_classes,
+    need_one_part,
+    with_its_images,
+    with_its_target,
+)
 from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
@@ -363,20 +372,16 @@ class Learner:
         if isinstance(source, Data):
             return source
         targets = with_targets is not None
-        if len(source.parts) > 1 and not targets:
-            what = f"{source.name} has the parts {', '.join(source.parts)}, and a prediction is for one"
-            raise OnnxgenError(what, help="give the samples without parts: one array for each input")
+        if not targets:
+            need_one_part(source)
         if self.texts:
             rename_text(source, self.texts)
         as_in_training(source, self.record)
-        column = next((entry.column for entry in self.record.inputs if entry.image), "")
-        first = next(iter(source.parts.values()))
         settings = with_targets or self._unsplit
         if self.texts and self.settings.task == TUPLES and not targets:
             ids = roles_of(signature_of(self.model), ())[IDS].name
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
-        if column and column not in first.fields and len(first.fields) == 1:  # images of files, trained on arrays
-            settings = replace(settings, inputs={})
+        settings = with_its_images(source, self.record, settings)
         found = fit_to_model(source, self.model, settings, targets=targets)
         self.fed = finished(found, feed(found, self.model, settings, targets=False), self.record)
         return found
