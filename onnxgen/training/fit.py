@@ -21,9 +21,10 @@ from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.quiet import quiet, seed_everything
 from onnxgen.training.recipes.choose import resolved
+from onnxgen.training.runs.alike import split_again
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.folder import RUNS, latest
-from onnxgen.training.runs.learner import going_on_with, split_again
+from onnxgen.training.runs.learner import going_on_with
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import python_words

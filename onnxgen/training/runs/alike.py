@@ -22,7 +22,7 @@ from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.runs.folder import RECORD
-from onnxgen.training.runs.record import BOXES, Input, Record, Target
+from onnxgen.training.runs.record import BOXES, Input, Part, Record, Target, read_record
 from onnxgen.training.settings import Settings
 
 
@@ -188,3 +188,17 @@ def batched(array: Tensor, entry: Input) -> Tensor:
         colours = array.ndim == 3 and {array.shape[0], array.shape[-1]} & {1, 3, 4}
         return array[None] if array.ndim == 2 or colours else array
     return array[None] if array.ndim == rank else array
+
+
+def split_again(run: Path, data: Data) -> str:
+    """Return a note: whether data is split as that of a run, so that what the run held back is held back again."""
+    if parts_of(data) == read_record(run).parts:
+        return f"the samples are those of {run}, split as before"
+    return f"the samples or their split are not those of {run}: what it held back may be trained on now"
+
+
+def parts_of(data: Data) -> dict[str, Part]:
+    """Return the parts of data as a run records them."""
+    from onnxgen.training.runs.keep import part as described  # which imports the trainer
+
+    return {name: described(samples) for name, samples in data.parts.items()}

@@ -40,6 +40,7 @@ from onnxgen.training.runs.alike import (
     fits,
     need_classes,
     need_one_part,
+    parts_of,
     with_its_images,
     with_its_target,
 )
@@ -47,7 +48,7 @@ from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
-from onnxgen.training.runs.record import BOXES, Part, Target, going_on, is_same, read_record
+from onnxgen.training.runs.record import BOXES, Target, going_on, is_same, read_record
 from onnxgen.training.runs.seen import count_seen, digests
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import run_words
@@ -222,7 +223,7 @@ class Learner:
             found = open_data(data, self.model, self.settings)
         except OnnxgenError:  # other data may have no such column, or be too small for these parts
             return False
-        return _parts_of(found) == self.record.parts
+        return parts_of(found) == self.record.parts
 
     def _held(self, own: Any, part: str | None) -> Data:
         """Return the data of the run, split as it was. Raises `OnnxgenError` if it is not the same any more."""
@@ -392,19 +393,6 @@ def going_on_with(run: Path, data: Any) -> dict[str, Any]:
     if data is None or is_same(data, read_record(run).data_for(run)):
         return going_on(run, None)
     return going_on(run, None if Learner(run)._is_copy(data) else data)
-
-
-def split_again(run: Path, data: Data) -> str:
-    """Return a note: whether data is split as that of a run, so that what the run held back is held back again."""
-    if _parts_of(data) == read_record(run).parts:
-        return f"the samples are those of {run}, split as before"
-    return f"the samples or their split are not those of {run}: what it held back may be trained on now"
-
-
-def _parts_of(data: Data) -> dict[str, Part]:
-    from onnxgen.training.runs.keep import part as described  # as above
-
-    return {name: described(samples) for name, samples in data.parts.items()}
 
 
 def _is_path(item: Any) -> bool:
