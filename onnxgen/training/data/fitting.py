@@ -47,7 +47,6 @@ from onnxgen.training.goals.names import AUTO, DETECTION
 from onnxgen.training.known import as_trained, scale_of
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
-from onnxgen.training.singly import run_singly
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     Raises:
         OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
-    run_singly(model, source, settings)
     ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
     settings = replace(as_trained(settings, model), task=task or settings.task)

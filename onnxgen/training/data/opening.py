@@ -74,10 +74,8 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
     """
     found = open_source(spec, settings, targets=targets)
-    if not isinstance(found, Data):
-        return fit_to_model(found, model, settings, targets)
     run_singly(model, found, settings)
-    return found
+    return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
 
 
 def open_source(

@@ -126,8 +126,8 @@ def _listed(package: str, file: str, bases: tuple[str, ...] = ()) -> tuple[str, 
     path = Path(found.origin).parent / file if found is not None and found.origin else None
     try:
         body = ast.parse(path.read_bytes()).body if path is not None else []
-        given = ((item.targets[0], item.value) for item in body if isinstance(item, ast.Assign))
-        lists = [value for target, value in given if isinstance(target, ast.Name) and target.id == "__all__"]
+        given = [item for item in body if isinstance(item, ast.Assign)]
+        lists = [item.value for item in given if getattr(item.targets[0], "id", "") == "__all__"]
         names = tuple(map(str, ast.literal_eval(lists[0]))) if lists else ()
     except (OSError, SyntaxError, ValueError):
         return ()

@@ -51,6 +51,7 @@ from onnxgen.training.runs.files import readable
 from onnxgen.training.runs.record import BOXES, Target, going_on, is_same, read_record
 from onnxgen.training.runs.seen import count_seen, digests
 from onnxgen.training.settings import Settings
+from onnxgen.training.singly import run_singly
 from onnxgen.training.words import run_words
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
@@ -304,10 +305,8 @@ class Learner:
             yield from ((str(row), text) for row, text in enumerate(data))
             return
         items = data if isinstance(data, list) else [data]
-        paths: list[Path | None] = [None]
-        if all(map(_is_path, items)):
-            paths = [path for item in items for path in files_meant(item)]
-        for path in paths:
+        named = all(map(_is_path, items))
+        for path in [path for item in items for path in files_meant(item)] if named else [None]:
             source = from_object(data, "data") if path is None else self._read(path)
             if not isinstance(source, DataSource):
                 raise OnnxgenError(f"{path or 'the data'} holds no texts", help=self._takes)
@@ -383,6 +382,7 @@ class Learner:
             ids = roles_of(signature_of(self.model), ())[IDS].name
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
         settings = with_its_images(source, self.record, settings)
+        run_singly(self.model, source, settings)
         found = fit_to_model(source, self.model, settings, targets=targets)
         self.fed = finished(found, feed(found, self.model, settings, targets=False), self.record)
         return found
