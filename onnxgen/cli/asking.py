@@ -147,7 +147,7 @@ def evaluate_command(
     elif not quiet:
         from onnxgen.training.runs.rows import number
 
-        what = data or f"the {part or learner.held_back} part of {record.data_for(run)}"
+        what = (f"the {learner.scored} part of " if learner.scored else "") + (data or str(record.data_for(run)))
         tell(f"{record.name} on {what}: " + ", ".join(f"{name} {number(name, v)}" for name, v in found.items()))
     return 0
 

@@ -230,6 +230,22 @@ def test_a_file_that_is_no_data_is_skipped_beside_images(
     Path("new/a/Thumbs.db").unlink()
 
 
+def test_the_part_that_is_evaluated_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    for part, seeds in (("train", range(40, 46)), ("test", range(50, 56))):
+        folder(Path("parts") / part, seeds)
+    asked = (
+        ("new", (), "new"),
+        ("parts", (), "the test part of parts"),
+        ("parts", ("--part", "train"), "the train part of parts"),
+    )
+    for data, more, what in asked:
+        assert cli(["evaluate", "run", "--data", data, *more, "--device", "cpu"]) == 0
+        assert f"run on {what}: loss" in capsys.readouterr().out
+
+
 def test_samples_of_a_list_are_called_by_their_files(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.nn import functional as F
 
+from onnxgen.errors import counted
 from onnxgen.training import report
 from onnxgen.training.config import read_config
 from onnxgen.training.data.arrays import Arrays
@@ -62,7 +63,12 @@ def facts(**changed: Any) -> report.Facts:
 
 
 def train(
-    out: Path, epochs: int = 3, callbacks: Any = (), show: str = "lines", checkpoint: Path | None = None
+    out: Path,
+    epochs: int = 3,
+    callbacks: Any = (),
+    show: str = "lines",
+    checkpoint: Path | None = None,
+    max_steps: int = -1,
 ) -> lightning.Trainer:
     """Train with 5 batches per epoch, or resume from a checkpoint."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -71,6 +77,7 @@ def train(
     trainer = lightning.Trainer(
         callbacks=[LogEpoch(), *report.callbacks(asked, facts(), show), *callbacks],
         max_epochs=epochs,
+        max_steps=max_steps,
         accelerator="cpu",
         **{**QUIET, "logger": report.loggers(asked)},
     )
@@ -266,6 +273,19 @@ def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[12].startswith("epoch 2 of 2: ") and "best" not in lines[12] and len(lines) == 13
 
 
+def test_nothing_is_told_of_an_epoch_behind_its_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of one that ends within it, either."""
+    monkeypatch.setattr(Lines, "every", 0.0)
+    train(tmp_path, epochs=2, max_steps=8)
+    told = [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    batches = [
+        f"epoch {epoch} of 2, batch {batch} of 5" for epoch, last in ((1, 5), (2, 4)) for batch in range(1, last)
+    ]
+    assert told == [*batches[:4], "epoch 1 of 2", *batches[4:], "epoch 2 of 2, batch 3 of 5"]
+
+
 def test_a_step_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a value waits for everything queued on a GPU, so it happens by the clock and not at every step."""
     read: list[float] = []
@@ -351,6 +371,11 @@ def test_the_speed_of_an_epoch_fits_its_seconds(tmp_path: Path, capsys: pytest.C
     said = re.findall(r"epoch \d of 2: .*; ([\d,]+) samples/s", capsys.readouterr().out)
     took = [row["seconds"] for row in report.read_rows(tmp_path / "metrics.csv")]
     assert [float(rate.replace(",", "")) for rate in said] == pytest.approx([40 / s for s in took], abs=0.51)
+
+
+def test_nouns_are_counted() -> None:
+    found = [counted(number, noun) for number in (1, 2) for noun in ("class", "batch", "step")]
+    assert found == ["1 class", "1 batch", "1 step", "2 classes", "2 batches", "2 steps"]
 
 
 def test_durations_and_sparklines() -> None:

@@ -36,6 +36,7 @@ class Progress(lightning.Callback):
         self.facts, self.out, self.metrics = facts, out, metrics
         self.epoch = self.epochs = self.batch = self.batches = 0
         self.doing = "preparing"
+        self.ended = False  # the results of the epoch are said
         self.validated = 0  # batches of the current validation; 0 during training
         self.loss = float("nan")
         self.accuracy: float | None = None
@@ -125,7 +126,7 @@ class Progress(lightning.Callback):
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self.epoch, self.batch, self._in_epoch = trainer.current_epoch + 1, 0, 0
-        self.doing = ""
+        self.doing, self.ended = "", False
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Batch, index: int) -> None:
         self.batch = index + 1
@@ -160,6 +161,7 @@ class Progress(lightning.Callback):
         if not trainer.is_global_zero or not self.metrics.rows:
             return
         self.tell_epoch(trainer)
+        self.ended = True
         if len(self.metrics.rows) == 1 and (found := self.metrics.fell):
             self.say(f"note: {found}")
         if time.monotonic() >= self._due:  # epochs may be shorter than `every`

@@ -50,7 +50,7 @@ class Lines(Progress):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def show(self) -> None:
-        if self.validated or self.batch == self.batches:
+        if self.validated or self.ended or self.batch == self.batches:
             return
         accuracy = "" if self.accuracy is None else f", accuracy {number('accuracy', self.accuracy)}"
         self.say(

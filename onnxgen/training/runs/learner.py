@@ -92,6 +92,7 @@ class Learner:
         skipped: what `predict` left out.
         notes: what `predict` and `evaluate` say of other data.
         fed: how they feed its images.
+        scored: the part that `evaluate` took; "" if the data has no parts.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Learner:
         self.skipped: list[str] = []
         self.notes: list[str] = []
         self.fed: list[str] = []
+        self.scored = ""
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
             self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
@@ -175,18 +177,20 @@ class Learner:
         refuse_code({"data": own, "task": self.settings.task, "teacher": self.settings.teacher}, given, self.run)
         with run_words(self._takes):
             if data is None or is_same(data, own) or self._is_copy(data):
+                self.scored = self._part(part)
                 held = self._held(own if data is None else data, part)
-                return evaluate(self.model, held, part=self._part(part), settings=self.settings)
+                return evaluate(self.model, held, part=self.scored, settings=self.settings)
             source = open_source(data, self._unsplit, texts=self.texts)
             settings = with_its_target(source, self._unsplit)
             made = self._fitted(source, settings)
-            self._tell_seen(made, part, settings)
+            name = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
+            self.scored = name if len(made.parts) > 1 else ""
+            self._tell_seen(made, name, settings)
             return evaluate(self.model, made, part=part, settings=settings)
 
-    def _tell_seen(self, data: Data, part: str | None, settings: Settings) -> None:
+    def _tell_seen(self, data: Data, part: str, settings: Settings) -> None:
         """Add a note of how many samples of other data the run was trained on."""
-        name = part or next((name for name in PREFERRED_PARTS if name in data.parts), "")
-        if (samples := data.parts.get(name)) is None:
+        if (samples := data.parts.get(part)) is None:
             return
         inputs = feed(data, self.model, settings).inputs
         if seen := count_seen(self.run, digests(samples, inputs, data.text)):
