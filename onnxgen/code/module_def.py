@@ -9,7 +9,7 @@ import ast
 import builtins
 import keyword
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import Change, members, refs, rewrite
 from onnxgen.code.stub import Stub
 from onnxgen.code.torch_api import dotted
-from onnxgen.common.names import RESERVED, FileText, ModulePath
+from onnxgen.common.names import RESERVED, FileText, ModulePath, Variable
 from onnxgen.shapes.info import Info
 from onnxgen.weights.provenance import Source
 
@@ -279,6 +279,7 @@ class ModuleDef:
         annotate: comments name the ONNX nodes of each line.
         own: what the code uses of plugins.
         stubs: methods that are left open.
+        variables: what the author's source calls values, by value and by module.
         makers: the names of the layers that make values, by value.
         turns: the values that the graph's own loops make anew in each turn. Their number is not known.
         lengths: how many items the lists have that other loops fill, by value.
@@ -305,6 +306,7 @@ class ModuleDef:
     lengths: dict[str, int] = field(default_factory=dict)
     found_classes: Set[ModulePath] = frozenset()
     results: dict[str, FileText] = field(default_factory=dict)
+    variables: dict[str, Mapping[ModulePath, Variable]] = field(default_factory=dict)
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""

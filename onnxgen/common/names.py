@@ -11,6 +11,7 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 ModulePath = tuple[str, ...]  # where a module stands in the whole: ("encoder", "layers", "0"); () is the model
 
@@ -131,6 +132,14 @@ class FileText:
     def uncounted(self) -> FileText:
         """Return `x` for `x.1`: PyTorch's legacy exporter counts inputs that are called like a submodule's argument."""
         return FileText(_COUNT.sub("", self._text))
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What an author's source calls a value. `is_whole`: a line assigns it, and does not only make it on the way."""
+
+    name: FileText
+    is_whole: bool
 
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*")

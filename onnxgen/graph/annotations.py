@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import onnx_ir as ir
 
-from onnxgen.common.names import ModulePath
+from onnxgen.common.names import ModulePath, Variable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,6 +138,8 @@ BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
 CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
 # The paths of those that `scopes` found. scopes -> lowering
 FOUND_CLASSES: Annotation[ir.Model, Set[ModulePath]] = Annotation("found classes", frozenset())
+# By name of a value and by module: its variable in the author's source. scopes.lines -> lowering
+VARIABLES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, Variable]]] = Annotation("variables", {})
 # By stored tensor and scope of its users: the parameters that it is there. scopes.recorded -> lowering.sharing
 PARAMETER_NAMES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, frozenset[str]]]] = Annotation("parameters", {})
 # For each node's output, by name: the sites of the node's inputs, and their names. graph.sites -> lowering.uses

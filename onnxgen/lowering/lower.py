@@ -18,10 +18,10 @@ from onnxgen.code.module_def import Assign, If, Input, Loop, ModuleDef, Statemen
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, literal, quote, refs
 from onnxgen.code.shown import makers, shown
-from onnxgen.common.names import FileText, class_name, printable, unscoped
+from onnxgen.common.names import FileText, ModulePath, Variable, class_name, printable, unscoped
 from onnxgen.errors import BUG, FIX_SHAPE, OnnxgenError, Problems, WrongTranslation, counted, failed
 from onnxgen.graph import operators as registry
-from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, KEPT, REFUSED, is_trained
+from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, KEPT, REFUSED, VARIABLES, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.graph.traits import SCALES
@@ -79,6 +79,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
         name, members, inputs, outputs, body, state.infos, state.hints, state.members.constants,
         ties, dict(CLASSES.get(model)), state.notes, state.roles, state.members.prefix,
         own=state.own, stubs=stubs, found_classes=FOUND_CLASSES.get(model), results=named,
+        variables=state.variables,
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ class Lowering:
 
     Attributes:
         block: the current (innermost) block of statements.
-        infos, hints: what is known of each value, and its name in the file.
+        infos, hints, variables: what is known of each value, its name in the file, and in the author's source.
         members: what `__init__` will register.
         views: how values are made of stored tensors.
         sized: the tensors that Python computes from sizes, of which no tensor is made before one is needed.
@@ -99,6 +100,7 @@ class Lowering:
         self.block: list[Statement] = []
         self.infos: dict[str, Info] = {}
         self.hints: dict[str, FileText] = {}
+        self.variables: dict[str, Mapping[ModulePath, Variable]] = {}
         self.members = Members(model, options)
         self.problems = Problems()
         self.notes: list[str] = []
@@ -127,6 +129,7 @@ class Lowering:
     def define(self, value: ir.Value) -> str:
         """Return the id under which a graph value is assigned."""
         name = self.fresh(value.name or "x", info(value))
+        self.variables[name] = VARIABLES.get(self.model).get(value.name or "", {})
         self._exprs[value] = Ref(name)
         return name
 
@@ -268,6 +271,7 @@ class Lowering:
         if self.infos[name] == Info():
             self.infos[name] = info(output)
             self.hints[name] = FileText(unscoped(output.name or name))
+        self.variables.setdefault(name, VARIABLES.get(self.model).get(output.name or "", {}))
 
     def subgraph(self, graph: ir.Graph, inputs: list[ast.expr]) -> tuple[list[Statement], list[ast.expr]]:
         """Lower a subgraph, whose inputs stand for the given expressions. Returns its statements and outputs."""

@@ -34,6 +34,7 @@ from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.skeleton import put_elements
 from onnxgen.reader.tables import store_tables
+from onnxgen.scopes.lines import note_variables
 from onnxgen.scopes.origin import note_origin, param_path
 from onnxgen.scopes.recorded import note_parameter_names
 
@@ -88,6 +89,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     fix_inputs(model, {name: dims for name, dims in options.input_shapes.items() if name not in options.const})
     settle_states(model)
     note_origin(model)
+    note_variables(model)
     note_parameter_names(model)
     note_nodes(model)
     return model

@@ -8,7 +8,7 @@ Three kinds of evidence, the strongest first:
 2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow
    `model/block/conv/Conv2D`.
 3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They are wrong for
-   nodes that it fused. (Its `stack_trace` is never read: it holds paths of the exporting machine.)
+   nodes that it fused. (Of its `stack_trace` only names of variables are read, by `lines.py`.)
 
 A node with no evidence gets no scope here (see `scopes.between`). Scopes are raw text; `names.module_part` cleans it.
 """
@@ -262,14 +262,21 @@ def recorded_scope(node: ir.Node) -> ModulePath | None:
     return _metadata_scope(node, {})
 
 
+def recorded_modules(node: ir.Node) -> list[ModulePath]:
+    """Return the modules that PyTorch's dynamo exporter recorded around a node, outermost first; [] if it did not."""
+    # Full dotted paths, from the root ("") to the operation; "@1" marks a second call of the module.
+    paths = _strings(node.metadata_props.get(_SCOPES))[:-1]
+    scopes = [tuple(re.sub(r"@\d+", "", path).split(".")) if path else () for path in paths]
+    return [] if any(len(scope) > _MAX_PARTS or not all(scope) for scope in scopes) else scopes
+
+
 def _metadata_scope(node: ir.Node, classes: dict[ModulePath, str]) -> ModulePath | None:
     """Return the scope that PyTorch's dynamo exporter recorded on a node; add the recorded class names to `classes`."""
     paths = _strings(node.metadata_props.get(_SCOPES))
     if not paths:
         return None
-    # Full dotted paths, from the root ("") to the operation; "@1" marks a second call of the module.
-    scopes = [tuple(re.sub(r"@\d+", "", path).split(".")) if path else () for path in paths[:-1]]
-    if any(len(scope) > _MAX_PARTS or not all(scope) for scope in scopes):
+    scopes = recorded_modules(node)
+    if len(scopes) < len(paths) - 1:
         return None
     kinds = _strings(node.metadata_props.get(_CLASSES))
     if len(kinds) == len(paths):
