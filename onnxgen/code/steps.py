@@ -1,8 +1,8 @@
 """Chains of calls as several statements: `x = F.relu(self.fc(x.flatten(1)))` as `x = x.flatten(1)` and what is left.
 
 Goes in: the statements of a method, each with as many calls in one another as a line has room for. Comes out: the same
-calls in the same order. A layer stays together with the norm, activation and dropout behind it, and with methods of its
-result: `self.query(x).view(s).transpose(1, 2)` is read from left to right.
+calls in the same order. A layer stays together with the pooling, norm, activation and dropout behind it, and with
+methods of its result: `self.query(x).view(s).transpose(1, 2)` is read from left to right.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from onnxgen.code.quote import rewrite, walk
 from onnxgen.code.torch_api import ACTIVATIONS, dotted
 
 MODULES = ("self", "F", "torch", "nn", "math")
-LAYER, NORM, PART, METHOD, ALONE, OTHER = "layer", "norm", "part", "method", "alone", "other"
+LAYER, NORM, PART, POOL, METHOD, ALONE, OTHER = "layer", "norm", "part", "pool", "method", "alone", "other"
 PARTS = {*ACTIVATIONS, "F.dropout"}
+POOLS = {f"F.{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
 MOST = 3  # calls of a layer and its parts, or of methods in a row
 USUAL = "x"
@@ -33,44 +34,60 @@ class Steps:
 
     def __init__(self, nested: int, named: int, norms: Collection[str], parts: Collection[str]) -> None:
         self.nested, self.named, self.norms, self.parts = nested, named, norms, parts
+        self.local: set[str] = set()  # the variables of the method
 
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
+        self.local = {name for one in body for name in names(one, ast.Store)}
         made: list[ast.stmt] = []
-        last = max((i for i, one in enumerate(body) if is_read(USUAL, one)), default=-1)
         for i, statement in enumerate(body):
-            made += self._block([statement], i < last)
+            made += self._block([statement], {name for one in body[i + 1 :] for name in names(one, ast.Load)})
         if self.named and len(made) >= self.named and isinstance(end := made[-1], ast.Return):
             made[-1:] = _named(end, made[-2])
         return made
 
-    def _block(self, block: Sequence[ast.stmt], needed: bool) -> list[ast.stmt]:
-        """Return statements in steps. `needed`: what is called `x` is read later."""
+    def _block(self, block: Sequence[ast.stmt], later: Collection[str]) -> list[ast.stmt]:
+        """Return statements in steps. `later`: the names that are read after them."""
         made: list[ast.stmt] = []
-        for statement in block:
+        for i, statement in enumerate(block):
             if isinstance(statement, (ast.Assign, ast.Return)):
-                made += self._split(statement, needed)
+                made += self._split(statement, {*later, *(n for one in block[i + 1 :] for n in names(one, ast.Load))})
             else:
-                made.append(self._inside(statement, needed or is_read(USUAL, statement)))
+                made.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
         return made
 
-    def _inside(self, statement: ast.stmt, needed: bool) -> ast.stmt:
+    def _inside(self, statement: ast.stmt, later: Collection[str]) -> ast.stmt:
         """Return a statement whose blocks are in steps."""
         blocks = {
-            name: self._block(block, needed) for name in ("body", "orelse") if (block := getattr(statement, name, None))
+            name: self._block(block, later) for name in ("body", "orelse") if (block := getattr(statement, name, None))
         }
         return printer.changed(statement, **blocks) if blocks else statement
 
-    def _split(self, statement: ast.Assign | ast.Return, needed: bool) -> Iterator[ast.stmt]:
+    def _split(self, statement: ast.Assign | ast.Return, later: Collection[str]) -> Iterator[ast.stmt]:
         value = statement.value
-        name = _name_of(statement, needed) if value is not None else ""
-        while name and value is not None and (ends := self._ends(chain(value))):
-            outer = with_name(value, ends[0], name)
+        usual = _name_of(statement, USUAL in later) if value is not None else ""
+        while usual and value is not None and (ends := self._ends(calls := chain(value))):
+            wanted = [self._viewed(ends[0], later), *self._as_target(statement, calls[: calls.index(ends[0])]), usual]
+            found = ((name, with_name(value, ends[0], name)) for name in wanted if name)
+            name, outer = next(((name, outer) for name, outer in found if outer is not None), ("", None))
             if outer is None:
                 break
             yield printer.like(statement, ast.Assign([ast.Name(name, ast.Store())], ends[0]), dims="")
             value = outer
         yield printer.changed(statement, value=value) if value is not statement.value else statement
+
+    def _viewed(self, tree: ast.expr, later: Collection[str]) -> str:
+        """Return the name of what an expression is a view of, if that is needed for nothing else; "" if it is none."""
+        calls = chain(tree)
+        base = calls[-1].func.value if isinstance(calls[-1].func, ast.Attribute) else None
+        is_view = all(self._kind(call) == METHOD for call in calls) and isinstance(base, ast.Name)
+        return base.id if is_view and isinstance(base, ast.Name) and base.id in self.local - {*later} else ""
+
+    def _as_target(self, statement: ast.Assign | ast.Return, outer: Sequence[ast.Call]) -> list[str]:
+        """Return the name that a statement assigns, if it does so to a view of its part."""
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        is_view = all(self._kind(call) == METHOD for call in outer)
+        return [target.id] if is_view and isinstance(target, ast.Name) else []
 
     def _ends(self, calls: list[ast.Call]) -> list[ast.Call]:
         """Return the calls, from the inmost, whose results get a statement of their own."""
@@ -99,7 +116,7 @@ class Steps:
             return True
         kind = PART if kind == NORM else kind
         if kinds[0] == LAYER or {*kinds, kind} == {METHOD}:
-            return kind in (PART, METHOD) and len(kinds) < MOST
+            return (kind in (PART, METHOD) or (kind == POOL and len(kinds) == 1)) and len(kinds) < MOST
         return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.nested
 
     def _kind(self, call: ast.Call) -> str:
@@ -111,7 +128,7 @@ class Steps:
             return NORM if attribute in self.norms else PART if attribute in self.parts else LAYER
         if name in PARTS:
             return PART
-        return METHOD if is_method(call) else OTHER
+        return METHOD if is_method(call) else POOL if name in POOLS else OTHER
 
 
 def chain(tree: ast.expr) -> list[ast.Call]:
@@ -141,10 +158,9 @@ def _under(tree: ast.expr, name: str) -> bool:
     return isinstance(tree, ast.Name) and tree.id == name
 
 
-def is_read(name: str, statement: ast.stmt) -> bool:
-    """Return True if a statement reads a name."""
-    names = (node for node in walk(statement) if isinstance(node, ast.Name))
-    return any(node.id == name and isinstance(node.ctx, ast.Load) for node in names)
+def names(statement: ast.stmt, how: type[ast.expr_context]) -> Iterator[str]:
+    """Yield the names that a statement reads (`ast.Load`) or assigns (`ast.Store`)."""
+    return (node.id for node in walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, how))
 
 
 def _name_of(statement: ast.Assign | ast.Return, needed: bool) -> str:
@@ -152,7 +168,7 @@ def _name_of(statement: ast.Assign | ast.Return, needed: bool) -> str:
     target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Name(USUAL)
     if not isinstance(target, ast.Name):
         return ""
-    return target.id if needed or is_read(target.id, statement) else USUAL
+    return target.id if needed or target.id in names(statement, ast.Load) else USUAL
 
 
 def with_name(tree: ast.expr, inner: ast.expr, name: str) -> ast.expr | None:

@@ -23,12 +23,11 @@ BACKWARD_ROLES = frozenset(
 BUFFER_NAMES = {"positions": "position_ids", "angles": ""}  # usual names of buffers with a role
 PAIR = {"sin", "cos"}  # of an angle
 # what a layer takes beside its input; views of it have the same role
-SIDE_INPUT_ROLES = frozenset("cos sin positions mask h c".split())
+SIDE_INPUT_ROLES = frozenset("cos sin positions mask hidden cell".split())
 # recurrent layers and helpers: they take states beside their input and return them beside their result
 CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
 ALL_RECURRENT = RECURRENT | CELLS | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
-STATE_ROLES = ("h", "c")
-ALL_STATES = {"h": "hidden", "c": "cell"}  # the states of several layers
+STATE_ROLES = ("hidden", "cell")
 INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
 MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
 
@@ -136,6 +135,11 @@ class _Roles:
             if role and member.path[-1] == "constant":
                 member.path = (*member.path[:-1], role)
 
+    def _state(self, names: Iterable[str]) -> str:
+        """Return the role of values that are states of one kind, as of several layers, or ""."""
+        roles = {self.roles.get(name, "") for name in names}
+        return next((role for role in STATE_ROLES if roles == {role}), "")
+
     def _give(self, name: str, role: str) -> None:
         if name and role and self.roles.get(name, "x") == "x":
             self.roles[name] = role
@@ -172,11 +176,8 @@ class _Roles:
         name, operands = called(base)
         if _is_cell(statement.value):
             self._give(target, STATE_ROLES[0])
-        elif (
-            name in ("stack", "cat")
-            and len(states := {self.roles.get(n, "") for n in self.operands[id(statement)]}) == 1
-        ):
-            self._give(target, ALL_STATES.get(states.pop(), ""))
+        elif name in ("stack", "cat") and (state := self._state(self.operands[id(statement)])):
+            self._give(target, state)
         elif name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
             self._give(target, ROLE_OF_FUNCTION[name])
         elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):

@@ -218,9 +218,9 @@ def _attends_to_itself(tree: ClassTree) -> bool:
     """True if the layers of `forward` all take one input, but for one layer, which takes what the attention gives."""
     calls = (node for statement in tree.body for node in walk(statement) if isinstance(node, ast.Call))
     given = [call.args[0] for call in calls if _own(call.func) and call.args]
-    names = {argument.id for argument in given if isinstance(argument, ast.Name)}
-    others = sum(not isinstance(argument, ast.Name) for argument in given)
-    return len(names) == 1 and names <= {argument.arg for argument in tree.inputs} and others <= 1
+    inputs = {argument.arg for argument in tree.inputs}
+    taken = [argument.id for argument in given if isinstance(argument, ast.Name) and argument.id in inputs]
+    return len({*taken}) == 1 and len(given) - len(taken) <= 1
 
 
 def _adds_input(tree: ClassTree) -> bool:

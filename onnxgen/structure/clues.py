@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from onnxgen.code.module_def import Input, ModuleDef
-from onnxgen.common.names import FileText
+from onnxgen.common.names import FileText, ModulePath
 from onnxgen.shapes.info import Info
 
 # names that exporters give to unnamed values: functions and operators of torch and ONNX
@@ -53,6 +53,9 @@ class Clues:
         own: that name, if it looks as if a person gave it.
         given: the values that are inputs of the graph, in every instance.
         makers: the name of the layer that makes a value, in every instance, if it says something.
+        assigned: the variable that the author's source assigns a value to in this class.
+        becoming: the variable that the line assigns which makes a value on the way.
+        outside: the variable that a value is where the class is called.
     """
 
     roles: dict[str, str]
@@ -60,6 +63,9 @@ class Clues:
     own: dict[str, str]
     given: frozenset[str] = frozenset()
     makers: Mapping[str, str] = field(default_factory=dict)
+    assigned: Mapping[str, str] = field(default_factory=dict)
+    becoming: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
 
     def hint(self, value: str) -> FileText:
         """Return the name of a value in the file."""
@@ -117,10 +123,11 @@ def own_name(hint: FileText) -> str:
     return name if _MEANINGFUL.fullmatch(name) and len(plain) > 2 and not is_made else ""
 
 
-def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
+def agree(module: ModuleDef, alike: list[Mapping[str, str]], path: ModulePath) -> Clues:
     """Return the clues of a class; where its instances differ, the majority decides.
 
-    `alike`: for each instance its own values, by the values of the class.
+    `alike`: for each instance its own values, by the values of the class. `path`: of the instance whose values these
+    are, which alone says what the author's source calls them.
     """
     columns: dict[str, list[str]] = {}
     for own in alike:
@@ -133,7 +140,24 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]]) -> Clues:
     own_names = {v: name for v, hint in hints.items() if (name := own_name(hint))}
     sure = {v: role for v, role in roles.items() if role and not (v in given and v in own_names)}
     makers = {v: name for v, c in columns.items() if (name := _one({module.makers.get(its, "") for its in c}))}
-    return Clues(sure, hints, own_names, given, makers)
+    return Clues(sure, hints, own_names, given, makers, *_variables(module, columns, path))
+
+
+def _variables(module: ModuleDef, values: Iterable[str], path: ModulePath) -> tuple[dict[str, str], ...]:
+    """Return the author's variables: those assigned in a module, those that values become there, and those around."""
+    assigned: dict[str, str] = {}
+    becoming: dict[str, str] = {}
+    outside: dict[str, str] = {}
+    for value in values:
+        for module_path, variable in module.variables.get(value, {}).items():
+            name = variable.name.identifier()
+            if len(name) > LONGEST or name.endswith("_"):
+                continue
+            if module_path == path:
+                (assigned if variable.is_whole else becoming)[value] = name
+            elif variable.is_whole and module_path == path[: len(module_path)]:
+                outside[value] = name
+    return assigned, becoming, outside
 
 
 def _one(names: set[str]) -> str:

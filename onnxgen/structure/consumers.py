@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, expressions, flattened
 from onnxgen.code.quote import Ref, refs, walk
-from onnxgen.lowering.roles import called, seen_through
+from onnxgen.lowering.roles import called, scaled, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -23,6 +23,8 @@ OPERANDS = {
     "grid_sample": {1: "grid"}, "affine_grid": {0: "theta"}, "gather": {2: "index"}, "index_select": {2: "index"},
     "take_along_dim": {1: "index"}, "scatter_add": {2: "index"}, "index_add": {2: "index"},
 }  # fmt: skip
+POOLING = frozenset(("mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"))
+BOUNDED = frozenset(("sigmoid", "hardsigmoid", "softmax", "tanh", "clamp"))
 INTEGERS = frozenset((ir.DataType.INT32, ir.DataType.INT64))
 
 
@@ -69,6 +71,7 @@ class _Reader:
         self.joins: dict[str, str] = {}
         self.rows: list[list[str]] = []  # concatenated arguments
         self.products: list[tuple[str, str]] = []
+        self.factors: list[tuple[ast.expr, ast.expr]] = []
 
     def run(self) -> Used:
         made: set[str] = set()
@@ -88,6 +91,7 @@ class _Reader:
         self._look_back()
         self._pair_indices()
         self._gates()
+        self._scales()
         self._number_parts()
         return self.found
 
@@ -130,6 +134,7 @@ class _Reader:
         if isinstance(node.op, ast.Mult):
             self._multiplied([node.left, node.right])
             self.products.append((self._base(node.left), self._base(node.right)))
+            self.factors.append((node.left, node.right))
         elif isinstance(node.op, ast.Add):
             for side in (node.left, node.right):
                 if isinstance(side, Ref) and set(refs(node)) != {side.value}:
@@ -194,6 +199,21 @@ class _Reader:
             if all(name in made and called(seen_through(made[name]))[0] == "sigmoid" for name in product):
                 self.found.factors.difference_update(product)
 
+    def _scales(self) -> None:
+        """Call what is pooled and bounded `scale`, if a product takes nothing else of it, on its whole way there."""
+        made = {s.targets[0]: s.value for s in self.scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+        for side in (side for product in self.factors for side in product):
+            steps, way, tree = set[str](), [], side
+            while True:
+                functions, tree = _unary(tree)
+                steps |= functions
+                if not isinstance(tree, Ref) or tree.value not in made or len(self.found.places[tree.value]) > 1:
+                    break
+                way.append(tree.value)
+                tree = made[tree.value]
+            if steps & POOLING and steps & BOUNDED:
+                self.found.roles.update({value: "scale" for value in way if value not in self.found.roles})
+
     def _pair_indices(self) -> None:
         """Call two indices that come together `i` and `j`."""
         together = [s.targets for s in self.scope.body] + [tuple(a.value for a in self.scope.inputs)]
@@ -232,6 +252,25 @@ class _Reader:
             if len(found) > 1:
                 self.found.parts = {value: f"x{i}" for i, value in enumerate(found, 1)}
                 return
+
+
+def _unary(tree: ast.AST) -> tuple[set[str], ast.AST]:
+    """Return the functions that an expression applies in turn, and to what: layers too, and arithmetic with numbers."""
+    found = set[str]()
+    while not isinstance(tree, Ref):
+        name, operands = called(tree)
+        found.add(name)
+        member = callee(tree)
+        if isinstance(tree, ast.BinOp):
+            inner: ast.AST = scaled(tree)
+        elif isinstance(tree, ast.Call) and member is not None and len(tree.args) == 1:
+            inner = tree.args[0]
+        else:
+            inner = operands[0] if operands else tree
+        if inner is tree:
+            break
+        tree = inner
+    return found, tree
 
 
 def is_part(tree: ast.AST) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Statement
 from onnxgen.code.quote import MemberRef, Ref, members, refs
-from onnxgen.code.torch_api import ACTIVATIONS
+from onnxgen.code.torch_api import ACTIVATIONS, NORMS
 from onnxgen.common.names import identifier, singular
 from onnxgen.lowering.roles import called, is_number, seen_through
 from onnxgen.structure.clues import LONGEST
@@ -20,18 +20,18 @@ from onnxgen.structure.clues import LONGEST
 # functions whose result has the name of their operand; a hardsigmoid makes a gate
 SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
 GATE, PROBABILITIES = "gate", "probs"  # the result of a sigmoid that is a factor of a product, and of any other
+NORMED = "normed"  # the result of a norm
 # names of the results of functions
 RESULTS = {
     "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
     "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
     "argsort": "order", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
-    "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled",
+    "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled", "scaled_dot_product_attention": "attn",
 }  # fmt: skip
 # what functions do, for values without any other name
 PLAIN = {
     "amax": "highest", "amin": "lowest", "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros",
     "zeros": "zeros", "ones": "ones", "zeros_like": "zeros", "ones_like": "ones",
-    "scaled_dot_product_attention": "attn",
 }  # fmt: skip
 # the same, where the name of a branch is taken
 WEAK = {
@@ -43,18 +43,21 @@ WEAK = {
 ASIDE = frozenset("positions highest lowest zeros ones diff normed norm inverse".split())
 # functions whose result is what their operand is, elsewhere or of another size
 RESAMPLED = {
-    "pad": "padded", "interpolate": "resized", "normalize": "normed",
+    "pad": "padded", "interpolate": "resized", "normalize": NORMED,
     **{f"{kind}_pool{n}d": "pooled" for kind in ("max", "avg") for n in (1, 2, 3)},
 }  # fmt: skip
 # what a layer is called, and what its result is then called
 NOUNS = {
     "encoder": "encoded", "decoder": "decoded", "backbone": "features", "classifier": "logits", "pooler": "pooled",
-    "cls": "logits", "embedding": "emb", "embeddings": "emb",
+    "cls": "logits", "embedding": "emb", "embeddings": "emb", "embed": "emb", "features": "features",
+    "body": "features", "trunk": "features",
 }  # fmt: skip
+# what the main chain becomes, whose every step is otherwise `x`
+STAGES = frozenset((*NOUNS.values(), "attn", "probs", "log_probs", "pooled", "index"))
 # names of layers that say nothing about their result
 VAGUE = frozenset(
-    "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage body head dropout "
-    "constant self attn self_attn mlp ffn out output input features part seq sequential h".split()
+    "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage head dropout "
+    "constant self attn self_attn mlp ffn out output input part seq sequential h".split()
 )
 ATTENTION = frozenset("attn attention self_attn self_attention cross_attn cross_attention multihead_attn".split())
 SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_conv skip_conv proj_shortcut".split())
@@ -111,6 +114,8 @@ def made_by(tree: ast.expr) -> Made:
         made.is_features = isinstance(node, ast.Call)
         made.layer, made.vague = _of_layer(member)
         made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
+        if member.member.layer in NORMS and isinstance(node, ast.Call) and isinstance(seen_through(node.args[0]), Ref):
+            made.layer = NORMED
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         made.is_features = bool(members(node.right))
     if not made.is_features:
@@ -126,7 +131,7 @@ def layer_names(body: Iterable[Statement]) -> dict[str, str]:
         if isinstance(statement, Assign) and len(statement.targets) == 1:
             made = made_by(statement.value)
             name = made.layer if made.is_features else found.get(made.base, "")
-            if name:
+            if name not in ("", NORMED):
                 found[statement.targets[0]] = name
     return found
 
@@ -187,7 +192,7 @@ def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
         if isinstance(left, ast.Constant):
             return "inverse"
         mine, its = set(refs(node.left)), set(refs(node.right))
-        return "normed" if mine and mine == its else ""
+        return NORMED if mine and mine == its else ""
     return ""
 
 

@@ -1,8 +1,8 @@
 """Names of local variables.
 
 Goes in: the body of a class, the clues about its values (`clues.py`), what makes them (`makers.py`) and what uses them
-(`consumers.py`). Comes out: a local name for each value. `x` is reused along the main chain and `h` along a branch of
-it; any other value gets the name of its role, its layer or its function.
+(`consumers.py`). Comes out: a local name for each value. `x` is reused along the main chain and `out` along a branch of
+it; any other value gets the author's own name, or that of its role, its layer or its function.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, used
+from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, flattened, used
 from onnxgen.code.quote import Ref, refs
 from onnxgen.code.torch_api import PARTS, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, local, singular
-from onnxgen.lowering.roles import called, seen_through
+from onnxgen.lowering.roles import STATE_ROLES, called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
 from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import ASIDE, GATE, NOUNS, PROBABILITIES, Made, made_by
+from onnxgen.structure.makers import ASIDE, GATE, NOUNS, PROBABILITIES, STAGES, Made, made_by
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 SPARE = ("x", "y", "z")  # arguments without a name
-MAIN, BRANCH = "x", "h"
+MAIN, BRANCH = "x", "out"
 CHAINS = frozenset((*SPARE, BRANCH))  # names of what comes next in a chain, whatever it is
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 LETTERS = "abcd"  # of a few parts of something without a name
+ATTN = "attn"  # the result of attention
 SHORT = 10  # characters of a name that its parts can have with a number
 
 
@@ -47,9 +48,10 @@ class Names:
         self.arguments = {a.value for a in scope.inputs}
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.uses = used_as(scope, infos, clues.roles)
-        self.branch = "out" if BRANCH in clues.roles.values() else BRANCH  # a state is `h`, too
         self.at = {target: i for i, s in enumerate(scope.body) for target in s.targets}
+        self.carried = {t for s in flattened(scope.body) if not isinstance(s, Assign) for t in s.targets}
         self.has_main = False  # a value was given the name `x`
+        self.main = ""  # what the main chain is now: `x`, or what has become of it
         self.pending = set(self.uses.fed)  # the arguments that a layer still waits for
         self.forked: set[str] = set()  # values of which another layer of the root has made a named one
         self.wishes: dict[str, str] = {}
@@ -108,6 +110,9 @@ class Names:
             return [*SPARE, MAIN]
         joined = self.uses.joined.get(value)
         told = self.clues.own.get(value) or self.clues.makers.get(value, "")
+        outside = self.clues.outside.get(value, "")
+        if outside not in ("", *CHAINS, *self.reserved):
+            return [outside, *SPARE[1:], MAIN]
         weak = [joined] if joined else [told] if told else []
         return [*weak, *SPARE[1:], *weak, MAIN]
 
@@ -158,7 +163,7 @@ class Names:
         ended: dict[str, str] = {}
         for name in names:
             if name not in kept and last.get(name) == now and self.busy.get(self.names.get(name, "")) == name:
-                if name not in self.arguments or not self.scope.is_root or self.names[name] in SPARE:
+                if name not in self.arguments or not self.scope.is_root or self.names[name] in (*SPARE, *STATE_ROLES):
                     ended[name] = self.names[name]
                     self._set_free(self.names[name])
         return ended
@@ -166,7 +171,7 @@ class Names:
     def _set_free(self, name: str) -> None:
         del self.busy[name]
         base, n = self._number_of.get(name, (name, 2))
-        if base in (*CHAINS, self.branch):
+        if base in (*CHAINS, BRANCH):
             self._free[base] = min(n, self._free.get(base, 2))
         elif base in self.numbered:
             self.spent.add(name)
@@ -193,7 +198,8 @@ class Names:
             self.numbered.add(base)
         self.names[value] = name
         self.busy[name] = value
-        self.has_main = self.has_main or name == MAIN
+        if name == MAIN:
+            self.has_main, self.main = True, value
 
     def _number(self) -> None:
         """Number the first of several equal names too: `skip1`, `skip2`."""
@@ -205,15 +211,26 @@ class Names:
 
     def _wanted(self, value: str, statement: Statement, ended: dict[str, str]) -> list[str]:
         """Return names for a value that a statement makes, best first. `ended`: the values that it uses up."""
-        sure = self._sure(value)
-        if sure:
+        sure, told = self._sure(value), self._told(value, statement)
+        if sure or told not in ("", MAIN, self.clues.becoming.get(value)):
             self._fork(used(statement))
-            return [sure]
+        if sure:
+            return [told, sure] if told == self.clues.assigned.get(value) not in (None, MAIN) else [sure]
+        return [*filter(None, [told]), *self._untold(value, statement, ended)]
+
+    def _told(self, value: str, statement: Statement) -> str:
+        """Return the variable that a value is in the author's source, or becomes there; "" if the graph names it."""
+        becoming = self.clues.becoming.get(value, "") if isinstance(statement, Assign) else ""
+        name = self.clues.assigned.get(value) or becoming
+        return "" if name in self.reserved or self._output_name(value) else name
+
+    def _untold(self, value: str, statement: Statement, ended: dict[str, str]) -> list[str]:
+        """Return names for a value that nobody else has named, best first."""
         own = [self.clues.own[value]] if value in self.clues.own else []
         if isinstance(statement, Loop) and value in statement.turn:
             return [*own, self._of_turn(statement, statement.turn.index(value))]
         if not isinstance(statement, Assign):
-            return [*[MAIN][: self.has_main], *own, self.branch]
+            return [*[MAIN][: self.has_main], *own, BRANCH]
         if len(statement.targets) > 1:
             return self._of_several(value, statement, own, ended)
         return self._of_one(value, statement, own, ended)
@@ -231,7 +248,8 @@ class Names:
     def _of_one(self, value: str, statement: Assign, own: list[str], ended: dict[str, str]) -> list[str]:
         """Return names for the first result of a statement.
 
-        What uses up `x` is `x`; what uses up `h` is `h`, unless a function names its result.
+        What uses up the main chain is what that becomes, or `x`; what uses up `out` is `out`, unless a function names
+        its result.
         """
         made, needs = self._made(value, statement), used(statement)
         kept = self._kept(made.base, statement, ended)
@@ -240,8 +258,16 @@ class Names:
         if made.result == GATE in names:
             return names
         is_named = bool(layer) or made.result in names
+        is_main = MAIN in ended.values() or self.main in ended
+        if is_main and value not in self.carried:
+            stage = next(
+                (word for word in (kept, made.result, made.layer) if word in STAGES and word in (*names, *layer)), ""
+            )
+            if stage:
+                self.main = value
+                return [stage, *names, MAIN]
         apart = value in self.returned and len(self.returned) > 1  # one of several results
-        if MAIN in ended.values() and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
+        if is_main and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
             return [MAIN]
         if made.plain not in ASIDE and kept not in names and self._begins(needs):
             return [MAIN]
@@ -249,15 +275,15 @@ class Names:
             self._fork(needs)
         if made.result and made.result in names:
             return names
-        names += [name for name in ended.values() if name.rstrip("0123456789") == self.branch]
+        names += [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
         if layer:
             return [*names, *layer]
-        names += [MAIN] if self.has_main and needs and made.plain not in ASIDE else []
+        is_free = self.busy.get(self.names.get(self.main, "")) != self.main  # the main chain is nowhere else
+        names += [MAIN] if self.has_main and is_free and needs and made.plain not in ASIDE else []
         if plain and not made.is_features:
             return [*names, *plain]
         vague = self._fitting([made.vague], statement)
-        waits = self.branch == BRANCH and self._waits(value)
-        return [*names, *(vague if waits else []), self.branch, *vague, self.branch]
+        return [*names, *(vague if self._waits(value) else []), BRANCH, *vague, BRANCH]
 
     def _waits(self, value: str) -> bool:
         """True if a statement after the next one needs a value."""
@@ -308,7 +334,7 @@ class Names:
         if not names:
             return names
         room = LINE - len(" = ") - width(statement.value, self.names, len(self.scope.path))
-        return [name for name in names if len(name) <= room]
+        return [name for name in names if len(name) <= room or name == ATTN]  # which is split where it is too long
 
     def _of_turn(self, loop: Loop, at: int) -> str:
         """Return the name of what a loop takes from its list: `frame` of `frames.unbind(1)`."""
@@ -329,14 +355,14 @@ class Names:
             return [("attn", "attn_weights")[at]]
         result = layer.build.scope.results if layer is not None and isinstance(layer.build, ClassRef) else ()
         if at < len(result) and result[at] not in ("", *CHAINS):
-            return [*own, *self._fitting([result[at]], statement), self.branch]
+            return [*own, *self._fitting([result[at]], statement), BRANCH]
         if name in SEVERAL:
-            return [*own, *SEVERAL[name][at : at + 1], self.branch]
+            return [*own, *SEVERAL[name][at : at + 1], BRANCH]
         if name in PARTS and sum(target in self.uses.places for target in statement.targets) > 1:
             return [*own, *self._of_parts(at, operands[0], statement)]
         if value == next((t for t in statement.targets if not self._sure(t)), ""):
             return self._of_one(value, statement, own, ended)
-        return [*own, self.branch]
+        return [*own, BRANCH]
 
     def _of_parts(self, at: int, whole: ast.expr, statement: Assign) -> list[str]:
         """Return names for one of the parts that a value is split into."""

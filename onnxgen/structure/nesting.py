@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import ast
 from collections import ChainMap, Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, change_own, expressions
 from onnxgen.code.quote import MemberRef, Ref, depth, members, put, refs, rewrite, walk
+from onnxgen.code.steps import chain
 from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
-MAX_NESTED_LAYERS_IN_RETURN = 2  # layers with a weight matrix nested in a `return`; elsewhere one
-MAX_LAYERS = 2  # such layers in one expression
+MAX_LAYERS = 2  # layers with a weight matrix in one expression; only one is nested, but in a `return` and in a pair
+PAIR = 2  # calls in an expression that is nothing but two such layers
 NO_NAMES: Mapping[str, str] = {}
 METHOD = -1  # stands for the layers that a method calls
 LINE = 88 - 8  # characters of a line of `forward`
 
 
-def nest(scope: Scope, module: ModuleDef, names: Mapping[str, str] = NO_NAMES) -> None:
+def nest(scope: Scope, module: ModuleDef, kept: Container[str] = (), names: Mapping[str, str] = NO_NAMES) -> None:
     """Move each value that is used once, in the next statement, into that statement.
 
-    `names`: the names of values that an earlier try led to, so that lines that were then too long stay split.
+    Args:
+        kept: the values that stay where they are, since the author's source has a variable for them.
+        names: the names of values that an earlier try led to, so that lines that were then too long stay split.
     """
     given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
-    nesting = _Nesting(scope, ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles))
+    roles = ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles)
+    nesting = _Nesting(scope, roles, kept)
     if scope.is_root:
         hints = {o.value: module.results.get(o.value, FileText("")) for o in scope.outputs if isinstance(o, Ref)}
         is_one = len(scope.outputs) == 1  # a name such as `output` tells results apart, if there are several
@@ -54,8 +58,8 @@ class _Nesting:
     """`roles`: the names of values, as far as they are known, to estimate how long a line becomes. `named`: results
     that the file names."""
 
-    def __init__(self, scope: Scope, roles: Mapping[str, str]) -> None:
-        self.scope, self.roles = scope, roles
+    def __init__(self, scope: Scope, roles: Mapping[str, str], kept: Container[str]) -> None:
+        self.scope, self.roles, self.kept = scope, roles, kept
         self.uses = scope.uses()
         self.returned: Assign | None = None
         self.named: set[str] = set()
@@ -68,10 +72,11 @@ class _Nesting:
         body = _follow(scope.body, self.uses)
         if len(scope.outputs) == 1 and not self.named:  # the `return` is one more statement
             self.returned = Assign((), scope.outputs[0], nodes=scope.nodes)
-            scope.body = self._block([*body, self.returned], 0)[:-1]
+            body = self._block(self._block([*body, self.returned], 0), 0, PAIR)
+            scope.body = self._into(body[:-1], self.returned, 0, MAX_DEPTH, MAX_LAYERS)
             scope.outputs, scope.nodes = [self.returned.value], self.returned.nodes
         else:
-            scope.body = self._block(body, 0)
+            scope.body = self._block(self._block(body, 0), 0, PAIR)
             self._into_tuple()
 
     def _into_tuple(self) -> None:
@@ -86,6 +91,8 @@ class _Nesting:
         while scope.body and isinstance(scope.body[-1], Assign) and self._is_movable(scope.body[-1]):
             last = scope.body[-1]
             name = last.targets[0]
+            if name in self.kept:
+                break
             at = next((i for i, o in enumerate(scope.outputs) if name in refs(o)), None)
             if name in self.named or at is None:
                 break
@@ -106,33 +113,45 @@ class _Nesting:
     def _is_movable(self, statement: Assign) -> bool:
         return len(statement.targets) == 1 and self.uses[statement.targets[0]] == 1
 
-    def _block(self, block: list[Statement], level: int) -> list[Statement]:
+    def _block(self, block: list[Statement], level: int, deepest: int = MAX_DEPTH) -> list[Statement]:
+        """Return a block with what is moved into it. A pair of layers is one statement if neither has anything else."""
         made: list[Statement] = []
         for statement in block:
             for inner in blocks(statement):
-                inner[:] = self._block(_follow(inner, self.uses), level + 1)
-            while made and isinstance(statement, (Assign, If)):
-                before, holder = made[-1], next(expressions(statement))
-                if not isinstance(before, Assign) or not self._is_movable(before):
-                    break
-                if not self._fits(before.value, holder, before.targets[0], *self._room(statement, level)):
-                    break
-                _absorb(statement, before)
-                made.pop()
+                inner[:] = self._block(_follow(inner, self.uses), level + 1, deepest)
+            if isinstance(statement, (Assign, If)):
+                made = self._into(made, statement, level, deepest, MAX_LAYERS if deepest == PAIR else 1)
             made.append(statement)
         return made
 
-    def _room(self, statement: Statement, level: int) -> tuple[int, int]:
-        """Return how many characters a line has for the expression, and how many layers may be nested in it."""
+    def _into(
+        self, made: list[Statement], statement: Assign | If, level: int, deepest: int, layers: int
+    ) -> list[Statement]:
+        """Move the statements before one into it, from the last, and return the others."""
+        while made:
+            before, holder = made[-1], next(expressions(statement))
+            if not isinstance(before, Assign) or not self._is_movable(before):
+                break
+            name = before.targets[0]
+            if name in self.kept and not isinstance(holder, Ref):
+                break
+            if not self._fits(before.value, holder, name, self._room(statement, level), deepest, layers):
+                break
+            _absorb(statement, before)
+            made.pop()
+        return made
+
+    def _room(self, statement: Statement, level: int) -> int:
+        """Return how many characters a line has for the expression."""
         if statement is self.returned:
-            return LINE - len("return "), MAX_NESTED_LAYERS_IN_RETURN
+            return LINE - len("return ")
         names = sum(len(self.roles.get(t, "x")) + 2 for t in statement.targets)
         if self.returned is not None and isinstance(self.returned.value, Ref):
             if statement.targets == (self.returned.value.value,):  # the `return` will have its value
                 names = len("return ") - 1
-        return LINE - 4 * level - names - 1, 1
+        return LINE - 4 * level - names - 1
 
-    def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, layers: int) -> bool:
+    def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, deepest: int, layers: int) -> bool:
         """True if `inner` may replace `name` in `outer`: calls keep their order, and the line stays readable."""
         if name not in refs(outer) or isinstance(outer, ast.Tuple) or _under_comprehension(outer):
             return False
@@ -143,8 +162,12 @@ class _Nesting:
             return False
         merged = rewrite(outer, put({name: inner}))
         deep, many = _layers(merged)
-        if depth(merged) > MAX_DEPTH or deep > layers or many > MAX_LAYERS:
+        if depth(merged) > deepest or deep > layers or many > MAX_LAYERS:
             return False
+        if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > PAIR:
+            return False  # it would be two statements again
+        if deepest == PAIR and len({_family(member) for member in members(merged)}) == 1:
+            return False  # one of a row of steps stays a statement, as the others do
         return width(merged, self.roles, len(self.scope.path)) <= room
 
 
@@ -213,6 +236,11 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
             moved.add(id(statement))
             made.append(statement)
     return made
+
+
+def _family(member: Member) -> str:
+    """Return what layers that are numbered have in common: `layer` of `layer1`."""
+    return ".".join(member.path).rstrip("0123456789")
 
 
 def _layers(tree: ast.AST) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from onnxgen.structure.clues import agree
 from onnxgen.structure.copies import drop_copies
 from onnxgen.structure.layout import SELF, Layout, layout
 from onnxgen.structure.listed import Lists
-from onnxgen.structure.naming import Names
+from onnxgen.structure.naming import CHAINS, Names
 from onnxgen.structure.nesting import LINE, copied, nest
 from onnxgen.structure.scopes import ClassRef, Method, Scope
 from onnxgen.structure.tree import Entry, tree
@@ -107,13 +107,14 @@ class ClassWriter:
 
     def _lay_out(self) -> None:
         """Merge short chains into one line each and name the values; again if a line is too long with these names."""
-        scope, clues = self.scope, agree(self.module, self.alike)
+        scope, clues = self.scope, agree(self.module, self.alike, self.scope.path)
         body, outputs, nodes = copied(scope.body), list(scope.outputs), scope.nodes
-        nest(scope, self.module)
+        kept = {value for value, name in clues.assigned.items() if name not in CHAINS}
+        nest(scope, self.module, kept)
         self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
         if any(len(line) > LINE for line in printer.lines(self._forward())):
             scope.body, scope.outputs, scope.nodes = body, outputs, nodes
-            nest(scope, self.module, self.names)
+            nest(scope, self.module, kept, self.names)
             self.names = Names(scope, self.module.infos, clues, self.module.reserved).run()
         Lists(scope, self.names, self.module.turns, self._text).run()
 

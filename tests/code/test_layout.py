@@ -360,7 +360,7 @@ def test_a_line_is_split_where_black_would_break_it(tmp_path: Path) -> None:
     """Names are longer than was thought when statements were put together: then fewer are."""
     text = Layout(tmp_path, Joined(), torch.randn(2, 4)).forward["Net"]
     assert all(line.count("(") == line.count(")") for line in text.splitlines()), text
-    assert "return torch.cat([h, dense_second, dense_first, x], dim=1)" in text
+    assert "return torch.cat([out, dense_second, dense_first, x], dim=1)" in text
 
 
 class Concatenated(nn.Module):

@@ -23,9 +23,9 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(hidden_channels, channels, kernel_size=1)
 
     def forward(self, x):
-        h = F.adaptive_avg_pool2d(x, 1)
-        h = F.silu(self.fc1(h))
-        return torch.sigmoid(self.fc2(h)) * x
+        scale = F.adaptive_avg_pool2d(x, 1)
+        scale = F.silu(self.fc1(scale))
+        return torch.sigmoid(self.fc2(scale)) * x
 
 
 class InvertedResidual(nn.Module):
@@ -67,10 +67,10 @@ class InvertedResidual(nn.Module):
         self.block = nn.Sequential(*layers)
 
     def forward(self, x):
-        h = self.block(x)
+        out = self.block(x)
         if self.residual:
-            h = h + x
-        return h
+            out = out + x
+        return out
 
 
 class EfficientNet(nn.Module):
@@ -109,7 +109,7 @@ class EfficientNet(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "a714a5ef78b57295123e60da4860043b"
+FINGERPRINT = "e3338f989daf1f15123e60da4860043b"
 
 
 def efficientnet(pretrained=True, **kwargs):

@@ -23,9 +23,9 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(hidden_channels, channels, kernel_size=1)
 
     def forward(self, x):
-        h = F.adaptive_avg_pool2d(x, 1)
-        h = F.relu(self.fc1(h))
-        return F.hardsigmoid(self.fc2(h)) * x
+        scale = F.adaptive_avg_pool2d(x, 1)
+        scale = F.relu(self.fc1(scale))
+        return F.hardsigmoid(self.fc2(scale)) * x
 
 
 class InvertedResidual(nn.Module):
@@ -81,10 +81,10 @@ class InvertedResidual(nn.Module):
         self.block = nn.Sequential(*layers)
 
     def forward(self, x):
-        h = self.block(x)
+        out = self.block(x)
         if self.residual:
-            h = h + x
-        return h
+            out = out + x
+        return out
 
 
 class MobileNetV3(nn.Module):
@@ -120,7 +120,7 @@ class MobileNetV3(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "c809f0ad8f454002f7427708ef44062e"
+FINGERPRINT = "1b152c570507f041f7427708ef44062e"
 
 
 def mobilenet_v3(pretrained=True, **kwargs):

@@ -21,15 +21,15 @@ class SentenceGRU(nn.Module):
         self.fc = nn.Linear(14, 3)
 
     def forward(self, frames: Tensor) -> Tensor:
-        _, h = self.gru(frames)
-        h1, h2 = h.unbind(0)
-        x = self.norm(torch.cat([h1, h2], dim=-1))
+        _, hidden = self.gru(frames)
+        hidden1, hidden2 = hidden.unbind(0)
+        x = self.norm(torch.cat([hidden1, hidden2], dim=-1))
         logits = self.fc(x)
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "36c3620475e9f3f52112882f4f071c4a"
+FINGERPRINT = "98bb09219a28aadd2112882f4f071c4a"
 
 
 def sentence_gru(pretrained=True, **kwargs):

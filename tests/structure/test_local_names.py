@@ -15,7 +15,7 @@ from tests.structure.test_names import forward
 
 
 class Branch(nn.Module):
-    """A branch of the main chain is `h` along its whole length."""
+    """A branch of the main chain is `out` along its whole length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
         "x",
         ["self.token.expand(x.shape[0], -1, -1)", "return x.amax(dim=1), self.fc(x[:, 0]).reshape(-1, 3, 4)"],
     ),
-    Branch: ((VECTORS,), "x", ["h = F.relu(self.fc1(x))", "h = F.relu(self.fc2(h))"]),
+    Branch: ((VECTORS,), "x", ["out = F.relu(self.fc1(x))", "out = F.relu(self.fc2(out))"]),
     Siblings: ((VECTORS,), "x", ["f1 = self.f(x)", "f2 = self.f(x + 0.5 * f1)", "branch1 = ", "branch2 = "]),
     Heads: (
         (VECTORS,),
@@ -225,10 +225,15 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Collected: (
         (torch.randn(2, 4, 4), torch.randn(2, 6)),
         "ab",
-        ["for item in ", "h, c = self.cell(item, (h, c))", "output = torch.tanh(", "outputs.append(output)"],
+        [
+            "for item in ",
+            "hidden, cell = self.cell(item, (hidden, cell))",
+            "output = torch.tanh(",
+            "outputs.append(output)",
+        ],
     ),
     Begun: ((VECTORS,), "y", ["x = F.relu(y)", "return torch.tanh(self.fc(x)) * x"]),
-    Widths: ((VECTORS,), "x", ["h = x", "for layer in self.layers:", "torch.cat([h, x], dim=1)"]),
+    Widths: ((VECTORS,), "x", ["out = x", "for layer in self.layers:", "torch.cat([out, x], dim=1)"]),
     Parts: ((VECTORS,), "x", ["stat1, stat2 = self.to_stats(x).chunk(2, dim=", "stat2 = stat2.clamp(-20, 10)"]),
     Edges: ((torch.randn(3, 3), IDS), "ab", ["i, j = b.unbind(0)", "diff = a[i] - a[j]", "norm = "]),
     Cross: ((torch.randn(2, 3, 8), torch.randn(2, 5, 8)), "ab", ["x, memory", "memory, memory"]),
@@ -248,7 +253,7 @@ def test_names(net: type[nn.Module], tmp_path: Path) -> None:
     assert not re.search(r"\b[xyz]\d+ = |\by = ", text), text
 
 
-@pytest.mark.parametrize("given, kept", [("attention_mask", "mask"), ("attention_of", "h"), ("attention", "h")])
+@pytest.mark.parametrize("given, kept", [("attention_mask", "mask"), ("attention_of", "out"), ("attention", "out")])
 def test_a_view_is_called_after_a_word_of_what_it_is_a_view_of(given: str, kept: str, tmp_path: Path) -> None:
     assert f"{kept} = {given}.unsqueeze(1)" in forward(Masked(), (VECTORS, VECTORS), tmp_path, ["x", given])
 
@@ -293,3 +298,85 @@ def test_the_number_of_an_input_is_left_out_if_no_other_has_the_name(
 class Added(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return torch.tanh(a) + b
+
+
+class Excited(nn.Module):
+    """What is pooled, bounded and then a factor is a scale, on its whole way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
+        return x * torch.sigmoid(self.fc2(out))
+
+
+class Staged(nn.Module):
+    """The main chain has the name of what it becomes, and views keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.backbone = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3)
+        self.neck, self.proj = nn.Linear(4, 4), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.backbone(self.stem(x))
+        x = self.neck((x + x.amin((2, 3), keepdim=True)).permute(0, 2, 3, 1)).flatten(1)
+        return self.proj(torch.tanh(x))
+
+
+class Prenorm(nn.Module):
+    """The result of a norm beside what it normalises; a value beside the main chain is not `x`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.norm, self.attn = nn.Linear(8, 8), nn.LayerNorm(8), nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.encoder(x)
+        mask = y.unsqueeze(-1).abs()
+        normed = self.norm(x)
+        x = x * mask + self.attn(normed, normed, normed, need_weights=False)[0]
+        return (x * mask).sum(1) / mask.sum(1)
+
+
+class Row(nn.Module):
+    """Two layers are one statement, but not two of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.neck = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.layer1, self.layer2, self.layer3 = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.neck(self.stem(x))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return x * x.mean()
+
+
+PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
+    Excited: (
+        (torch.randn(2, 4, 6, 6),),
+        "x",
+        ["scale = F.adaptive_avg_pool2d(x, 1)", "scale = F.relu(self.fc1(scale))", "return x * torch.sigmoid("],
+    ),
+    Staged: ((torch.randn(2, 3, 4, 4),), "x", ["features = self.backbone(self.stem(x))", "x = torch.tanh(self.neck("]),
+    Prenorm: (
+        (torch.randn(3, 2, 8), torch.randn(3, 2)),
+        "xy",
+        ["encoded = self.encoder(x)", "out = torch.abs(", "normed = self.norm(encoded)", "(normed, normed, "],
+    ),
+    Row: (
+        (VECTORS,),
+        "x",
+        ["x = self.neck(self.stem(x))", "x = self.layer1(x)", "x = self.layer2(x)", "x = self.layer3(x)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("net", PURPOSES, ids=lambda net: net.__name__)
+def test_what_values_are_for(net: type[nn.Module], tmp_path: Path) -> None:
+    example, names, expected = PURPOSES[net]
+    text = forward(net(), example, tmp_path, names)
+    assert [part for part in expected if part not in text] == [], text

@@ -70,7 +70,7 @@ class Between(Functions):
 
 def test_a_method_ends_before_what_stands_between_its_statements(tmp_path: Path) -> None:
     text = forward(Between(), vectors() * 2, tmp_path)
-    assert "h1 = torch.erf(x)" in text and "self." not in text
+    assert "out1 = torch.erf(x)" in text and "self." not in text
 
 
 class Once(Towers):

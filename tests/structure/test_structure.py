@@ -148,7 +148,7 @@ def test_what_follows_from_sizes_is_no_argument(tmp_path: Path) -> None:
     source = " ".join(made(Temporal, tmp_path, rows).split())
     assert "self, in_channels, out_channels, dilation" in source and "(channels, channels, 4)" in source
     assert "self.residual = in_channels == out_channels" in source and "2 * self.dilation" in source
-    assert "if self.residual: h = x + h else: h = F.relu(h)" in source
+    assert "if self.residual: out = x + out else: out = F.relu(out)" in source
 
 
 class Numbered(nn.Module):

@@ -381,11 +381,11 @@ LOOPS = {
         return y
     """,
     Reversible: """
-        h = 2 * x
+        out = 2 * x
         for attention, _, feed_forward in self.layers:
-            x = x + attention(h)
-            h = h + feed_forward(x)
-        return x + h
+            x = x + attention(out)
+            out = out + feed_forward(x)
+        return x + out
     """,
     Residuals: """
         y = x
