@@ -74,32 +74,43 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNet(nn.Module):
-    def __init__(self, in_channels=3, num_classes=10):
+    def __init__(self, in_channels=3, widths=(8, 4, 6, 10, 12, 16, 20, 5, 24, 96), num_classes=10):
         super().__init__()
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(in_channels, 8, kernel_size=3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU()
+                nn.Conv2d(in_channels, widths[0], kernel_size=3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(widths[0]),
+                nn.SiLU(),
             ),
-            nn.Sequential(InvertedResidual(8, 8, 3, 2, 4)),
-            nn.Sequential(InvertedResidual(4, 24, 3, 1, 6, stride=2), InvertedResidual(6, 36, 3, 1, 6)),
-            nn.Sequential(InvertedResidual(6, 36, 5, 1, 10, stride=2), InvertedResidual(10, 60, 5, 2, 10)),
+            nn.Sequential(InvertedResidual(widths[0], widths[0], 3, 2, widths[1])),
             nn.Sequential(
-                InvertedResidual(10, 60, 3, 2, 12, stride=2),
-                InvertedResidual(12, 72, 3, 3, 12),
-                InvertedResidual(12, 72, 3, 3, 12),
-            ),
-            nn.Sequential(
-                InvertedResidual(12, 72, 5, 3, 16),
-                InvertedResidual(16, 96, 5, 4, 16),
-                InvertedResidual(16, 96, 5, 4, 16),
+                InvertedResidual(widths[1], 6 * widths[1], 3, 1, widths[2], stride=2),
+                InvertedResidual(widths[2], 6 * widths[2], 3, 1, widths[2]),
             ),
             nn.Sequential(
-                InvertedResidual(16, 96, 5, 4, 20, stride=2), *[InvertedResidual(20, 120, 5, 5, 20) for _ in range(3)]
+                InvertedResidual(widths[2], 6 * widths[2], 5, 1, widths[3], stride=2),
+                InvertedResidual(widths[3], 6 * widths[3], 5, 2, widths[3]),
             ),
-            nn.Sequential(InvertedResidual(20, 120, 3, 5, 24)),
-            nn.Sequential(nn.Conv2d(24, 96, kernel_size=1, bias=False), nn.BatchNorm2d(96), nn.SiLU()),
+            nn.Sequential(
+                InvertedResidual(widths[3], 6 * widths[3], 3, 2, widths[4], stride=2),
+                InvertedResidual(widths[4], 6 * widths[4], 3, 3, widths[4]),
+                InvertedResidual(widths[4], 6 * widths[4], 3, 3, widths[4]),
+            ),
+            nn.Sequential(
+                InvertedResidual(widths[4], 6 * widths[4], 5, 3, widths[5]),
+                InvertedResidual(widths[5], 6 * widths[5], 5, widths[1], widths[5]),
+                InvertedResidual(widths[5], 6 * widths[5], 5, widths[1], widths[5]),
+            ),
+            nn.Sequential(
+                InvertedResidual(widths[5], 6 * widths[5], 5, widths[1], widths[6], stride=2),
+                *[InvertedResidual(widths[6], 6 * widths[6], 5, widths[7], widths[6]) for _ in range(3)],
+            ),
+            nn.Sequential(InvertedResidual(widths[6], 6 * widths[6], 3, widths[7], widths[8])),
+            nn.Sequential(
+                nn.Conv2d(widths[8], widths[9], kernel_size=1, bias=False), nn.BatchNorm2d(widths[9]), nn.SiLU()
+            ),
         )
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(96, num_classes))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(widths[9], num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.features(image)
@@ -109,7 +120,7 @@ class EfficientNet(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "e3338f989daf1f15123e60da4860043b"
+FINGERPRINT = "adc113932ece4f42123e60da4860043b"
 
 
 def efficientnet(pretrained=True, **kwargs):

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 
 class MnistCNN(nn.Module):
-    def __init__(self, in_channels=1, widths=(32, 64), num_classes=10):
+    def __init__(self, in_channels=1, widths=(32, 64), hidden_dim=128, num_classes=10):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, widths[0], kernel_size=3)
         self.conv2 = nn.Conv2d(widths[0], widths[1], kernel_size=3)
         self.dropout1 = nn.Dropout(0.25)
-        self.fc1 = nn.Linear(widths[1] * 12 * 12, 128)
+        self.fc1 = nn.Linear(widths[1] * 12 * 12, hidden_dim)
         self.dropout2 = nn.Dropout()
-        self.fc2 = nn.Linear(128, num_classes)
+        self.fc2 = nn.Linear(hidden_dim, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.conv1(image))
@@ -36,7 +36,7 @@ class MnistCNN(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "4525ede476b3e8f63a90e51d57082e76"
+FINGERPRINT = "bbf7040aeb40a1233a90e51d57082e76"
 
 
 def mnist_cnn(pretrained=True, **kwargs):

@@ -88,29 +88,43 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV3(nn.Module):
-    def __init__(self, in_channels=3, num_classes=10):
+    def __init__(self, in_channels=3, widths=(8, 4, 36, 12, 44, 20, 15, 24, 18, 144), hidden_dim=64, num_classes=10):
         super().__init__()
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(in_channels, 8, kernel_size=3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(8, eps=0.001, momentum=0.01),
+                nn.Conv2d(in_channels, widths[0], kernel_size=3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(widths[0], eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
-            InvertedResidual(8, 8, 8, activation=nn.ReLU, kernel_size=3, stride=2, block_hidden_channels=4),
-            InvertedResidual(8, 36, 12, activation=nn.ReLU, kernel_size=3, stride=2, squeeze_excitation=False),
-            InvertedResidual(12, 44, 12, activation=nn.ReLU, kernel_size=3, squeeze_excitation=False),
-            InvertedResidual(12, 48, 20, stride=2, block_hidden_channels=12),
-            InvertedResidual(20, 120, 20),
-            InvertedResidual(20, 120, 20),
-            InvertedResidual(20, 60, 24, block_hidden_channels=15),
-            InvertedResidual(24, 72, 24, block_hidden_channels=18),
+            InvertedResidual(
+                widths[0],
+                widths[0],
+                widths[0],
+                activation=nn.ReLU,
+                kernel_size=3,
+                stride=2,
+                block_hidden_channels=widths[1],
+            ),
+            InvertedResidual(
+                widths[0], widths[2], widths[3], activation=nn.ReLU, kernel_size=3, stride=2, squeeze_excitation=False
+            ),
+            InvertedResidual(
+                widths[3], widths[4], widths[3], activation=nn.ReLU, kernel_size=3, squeeze_excitation=False
+            ),
+            InvertedResidual(widths[3], 4 * widths[3], widths[5], stride=2, block_hidden_channels=widths[3]),
+            InvertedResidual(widths[5], 6 * widths[5], widths[5]),
+            InvertedResidual(widths[5], 6 * widths[5], widths[5]),
+            InvertedResidual(widths[5], 3 * widths[5], widths[7], block_hidden_channels=widths[6]),
+            InvertedResidual(widths[7], 3 * widths[7], widths[7], block_hidden_channels=widths[8]),
             nn.Sequential(
-                nn.Conv2d(24, 144, kernel_size=1, bias=False),
-                nn.BatchNorm2d(144, eps=0.001, momentum=0.01),
+                nn.Conv2d(widths[7], widths[9], kernel_size=1, bias=False),
+                nn.BatchNorm2d(widths[9], eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
         )
-        self.classifier = nn.Sequential(nn.Linear(144, 64), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(64, num_classes))
+        self.classifier = nn.Sequential(
+            nn.Linear(widths[9], hidden_dim), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(hidden_dim, num_classes)
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.features(image)
@@ -120,7 +134,7 @@ class MobileNetV3(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "1b152c570507f041f7427708ef44062e"
+FINGERPRINT = "1555d00f008d52c9f7427708ef44062e"
 
 
 def mobilenet_v3(pretrained=True, **kwargs):

@@ -29,7 +29,7 @@ class SentenceGRU(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "98bb09219a28aadd2112882f4f071c4a"
+FINGERPRINT = "4acbebbdcd557d042112882f4f071c4a"
 
 
 def sentence_gru(pretrained=True, **kwargs):

@@ -64,7 +64,7 @@ class UNet(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("unet.safetensors")
-FINGERPRINT = "f2d36a923ccf102591f87ddccc6d4a67"
+FINGERPRINT = "d5c4bd65ea041f6091f87ddccc6d4a67"
 
 
 def unet(pretrained=True, **kwargs):

@@ -38,9 +38,9 @@ class Attention(nn.Module):
     def forward(self, x):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p if self.training else 0.0)
-        x = x.transpose(1, 2).flatten(2)
-        return self.proj(x)
+        attn = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p if self.training else 0.0)
+        attn = attn.transpose(1, 2).flatten(2)
+        return self.proj(attn)
 
 
 class Mlp(nn.Module):
@@ -92,7 +92,7 @@ class ViT(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "ce34b59e193c75d2c57614e57fd4cda8"
+FINGERPRINT = "80eca5d43221b8c6c57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):
