@@ -14,6 +14,7 @@ from dataclasses import replace
 from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, change_own, expressions
 from onnxgen.code.quote import MemberRef, Ref, depth, members, put, refs, rewrite, walk
 from onnxgen.code.steps import chain
+from onnxgen.code.torch_api import ACTIVATIONS, NORMS, dotted
 from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what
 from onnxgen.structure.scopes import ClassRef, Scope, callee
@@ -162,7 +163,7 @@ class _Nesting:
             return False
         merged = rewrite(outer, put({name: inner}))
         deep, many = _layers(merged)
-        if depth(merged) > deepest or deep > layers or many > MAX_LAYERS:
+        if depth(merged, _is_behind) > deepest or deep > layers or many > MAX_LAYERS:
             return False
         if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > PAIR:
             return False  # it would be two statements again
@@ -252,6 +253,15 @@ def _layers(tree: ast.AST) -> tuple[int, int]:
     member = callee(tree)
     is_layer = member is not None and _is_layer(member)
     return inner + is_layer, count + is_layer
+
+
+def _is_behind(tree: ast.AST) -> bool:
+    """True for a norm or an activation right behind a layer or its norm: a line has the three as one."""
+    made = tree.args[0] if isinstance(tree, ast.Call) and len(tree.args) == 1 else None
+    layer, of = callee(tree), None if made is None else callee(made)
+    is_part = dotted(tree.func) in ACTIVATIONS if layer is None and isinstance(tree, ast.Call) else False
+    is_part = is_part or (layer is not None and layer.layer in {*NORMS, *ACTIVATIONS.values()})
+    return is_part and of is not None and (of.layer in NORMS or _is_layer(of))
 
 
 def _is_layer(member: Member) -> bool:

@@ -27,16 +27,16 @@ class MnistCNN(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.conv1(image))
         x = F.relu(self.conv2(x))
-        x = F.max_pool2d(x, kernel_size=2)
-        x = self.dropout1(x).flatten(1)
-        x = self.fc1(x)
-        x = self.dropout2(F.relu(x))
-        logits = self.fc2(x)  # [batch, 10]
+        x = self.dropout1(F.max_pool2d(x, kernel_size=2))
+
+        x = x.flatten(1)
+        x = self.dropout2(F.relu(self.fc1(x)))
+        logits = self.fc2(x)
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("mnist_cnn.safetensors")
-FINGERPRINT = "bbf7040aeb40a1233a90e51d57082e76"
+FINGERPRINT = "70b450a26f5066673a90e51d57082e76"
 
 
 def mnist_cnn(pretrained=True, **kwargs):

@@ -86,13 +86,14 @@ class ViT(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed(image)
         x = torch.cat([self.cls_token.expand(image.shape[0], -1, -1), x], dim=1)
-        x = self.blocks(self.pos_drop(x + self.pos_embed))
-        logits = self.head(self.norm(x)[:, 0])
+        x = self.pos_drop(x + self.pos_embed)
+        x = self.norm(self.blocks(x))
+        logits = self.head(x[:, 0])
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "80eca5d43221b8c6c57614e57fd4cda8"
+FINGERPRINT = "20ae19fc80b8ab7bc57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):
