@@ -15,10 +15,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxgen.arguments import with_arguments
-from onnxgen.code.alike import written_once
 from onnxgen.code.class_source import length
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import helper_names
+from onnxgen.code.entries import written_short
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.style import STYLES, by_name, styled
 from onnxgen.common.names import identifier, network_name, sentence, unscoped
@@ -165,7 +165,7 @@ def _classes(module: ModuleDef, options: Options, wanted: Specification, plain: 
     classes, style = structure(module, options, plain), STYLES[options.style]
     if plain:
         return by_name(classes, style)
-    return written_once(by_name(with_arguments(classes, module, wanted), style), module.reserved)
+    return written_short(by_name(with_arguments(classes, module, wanted), style), module.reserved)
 
 
 def generate(

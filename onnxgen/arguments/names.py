@@ -183,7 +183,7 @@ def choose(found: list[Argument], written: Iterable[Mapping[int, int]], inner: M
         if first is not argument:
             first.join(argument)
     reached = {spot for argument in same.values() for spot in argument.spots if argument.is_worth}
-    half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached)}
+    half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached | inner.keys())}
     made = [a for a in same.values() if a.is_worth and (a.name not in WIDTHS or half.isdisjoint(a.spots))]
     widths = [argument for argument in made if argument.name in WIDTHS]
     given = sum(len(argument.spots) for argument in widths)
@@ -221,15 +221,19 @@ def _first(chosen: list[Argument]) -> list[Argument]:
 
 
 def _outer(found: list[Argument], inner: Mapping[int, int]) -> list[Argument]:
-    """Let the widths within blocks follow from those that the blocks take, if they are multiples of them."""
+    """Let the widths within blocks follow from those that the blocks take if they are multiples; else they are numbers.
+
+    A width that is also one between blocks is none of them.
+    """
     of = {spot: argument for argument in found for spot in argument.spots}
     made: list[Argument] = []
     for argument in found:
-        outer = {id(base): base for spot in argument.spots if (base := of.get(inner.get(spot, 0))) is not argument}
-        base = next(iter(outer.values())) if len(outer) == 1 else None
-        if base is None or base.name not in WIDTHS or not follows(argument, base):
+        if argument.name not in WIDTHS or not argument.spots.keys() <= inner.keys():
             made.append(argument)
-        else:
+            continue
+        outer = {id(base): base for spot in argument.spots if (base := of.get(inner[spot]))}
+        base = next(iter(outer.values())) if len(outer) == 1 else None
+        if base is not None and base.name in WIDTHS and follows(argument, base):
             base.join(argument)
     return made
 

@@ -20,6 +20,8 @@ from onnxgen.validate.flat import Specification
 from onnxgen.validate.text import Text
 from onnxgen.validate.values import LocalVariables, Node, Value
 
+OUTER = ("in_", "dim", "channels")  # how the width is called that a block takes
+
 
 class Spot(ast.Constant):
     """A number at one place of the text; no other place shares it."""
@@ -126,14 +128,14 @@ class Reader(Text):
 
 
 def _inner(tree: ClassTree, classes: Sequence[ClassTree]) -> Iterator[tuple[int, int]]:
-    """Yield the spots of widths that are only within a block, each with that of the width which the block takes."""
+    """Yield the spots of widths that are only within a block, each with that of the width which the block takes, or 0."""
     parameters = {other.name: [parameter.name for parameter in other.parameters] for other in classes}
     for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
-            given = [(name, one) for name, one in zip(parameters[node.func.id], node.args) if isinstance(one, Spot)]
-            taken = [one for name, one in given if name.startswith(("in_", "dim", "channels"))]
-            if taken:
-                yield from ((id(one), id(taken[0])) for name, one in given if name.startswith("hidden_"))
+            args = [*zip(parameters[node.func.id], node.args), *((k.arg or "", k.value) for k in node.keywords)]
+            given = [(name, one) for name, one in args if isinstance(one, Spot)]
+            taken = [id(one) for name, one in given if name.startswith(OUTER)]
+            yield from ((id(one), next(iter(taken), 0)) for name, one in given if "hidden_" in name[:-1])
 
 
 def _places(node: Node, at: Place) -> Iterator[tuple[Place, int]]:

@@ -135,7 +135,7 @@ class _Lists:
         name = "i" if "i" not in self.taken else "index"
         varies = [len({*map(ast.dump, column)}) > 1 for column in zip(*values)]
         varying = [[leaf for leaf, other in zip(own, varies) if other] for own in values]
-        places = [[_place(node) for leaf in own for node in ast.walk(leaf)] for own in varying]
+        places = [[entry(node) for leaf in own for node in ast.walk(leaf)] for own in varying]
         begins = [min((place for place in own if place is not None), default=0) for own in places]
         steps = {b - a for a, b in pairwise(begins)}
         moved = {tuple(ast.dump(_moved(leaf, name, begin)) for leaf in own) for own, begin in zip(varying, begins)}
@@ -256,7 +256,7 @@ def _has_arguments(item: ast.expr) -> bool:
     return not isinstance(item, ast.Call) or bool(item.args or item.keywords)
 
 
-def _place(tree: ast.AST) -> int | None:
+def entry(tree: ast.AST) -> int | None:
     """Return which entry of a table a tree is: 2 of `widths[2]`; None for other trees."""
     if not isinstance(tree, ast.Subscript) or not isinstance(tree.value, ast.Name):
         return None
@@ -267,7 +267,7 @@ def _moved(tree: ast.expr, name: str, begin: int) -> ast.expr:
     """Return `widths[i + 1]` for `widths[3]`, if the turn begins at 2."""
 
     def change(node: ast.AST) -> ast.expr | None:
-        if (place := _place(node)) is None or not isinstance(node, ast.Subscript):
+        if (place := entry(node)) is None or not isinstance(node, ast.Subscript):
             return None
         at: ast.expr = ast.Name(name, ast.Load())
         at = ast.BinOp(at, ast.Add(), ast.Constant(place - begin)) if place > begin else at
@@ -285,7 +285,7 @@ def _is_simple(tree: ast.expr) -> bool:
         return _is_simple(tree.operand)
     if isinstance(tree, ast.Tuple):
         return all(map(_is_simple, tree.elts))
-    return isinstance(tree, (ast.Constant, ast.Name)) or _place(tree) is not None
+    return isinstance(tree, (ast.Constant, ast.Name)) or entry(tree) is not None
 
 
 def _height(tree: ast.expr, column: int, before: int = 0) -> int:

@@ -76,6 +76,7 @@ class InvertedResidual(nn.Module):
 class EfficientNet(nn.Module):
     def __init__(self, in_channels=3, widths=(8, 4, 6, 10, 12, 16, 20, 5, 24, 96), num_classes=10):
         super().__init__()
+        c1, c2, c3, c4, c5, c6, c7, c8, c9 = widths
         self.features = nn.Sequential(
             nn.Sequential(
                 nn.Conv2d(in_channels, widths[0], kernel_size=3, stride=2, padding=1, bias=False),

@@ -90,6 +90,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV3(nn.Module):
     def __init__(self, in_channels=3, widths=(8, 4, 36, 12, 44, 20, 15, 24, 18, 144), hidden_dim=64, num_classes=10):
         super().__init__()
+        c1, c2, c3, c4, c5 = widths
         self.features = nn.Sequential(
             nn.Sequential(
                 nn.Conv2d(in_channels, widths[0], kernel_size=3, stride=2, padding=1, bias=False),

@@ -39,13 +39,14 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     def __init__(self, in_channels=3, widths=(64, 128, 256, 512), num_classes=1000):
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, widths[0], kernel_size=7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(widths[0])
-        self.layer1 = nn.Sequential(*[BasicBlock(widths[0], widths[0]) for _ in range(2)])
-        self.layer2 = nn.Sequential(BasicBlock(widths[0], widths[1], stride=2), BasicBlock(widths[1], widths[1]))
-        self.layer3 = nn.Sequential(BasicBlock(widths[1], widths[2], stride=2), BasicBlock(widths[2], widths[2]))
-        self.layer4 = nn.Sequential(BasicBlock(widths[2], widths[3], stride=2), BasicBlock(widths[3], widths[3]))
-        self.fc = nn.Linear(widths[3], num_classes)
+        c1, c2, c3, c4 = widths
+        self.conv1 = nn.Conv2d(in_channels, c1, kernel_size=7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(c1)
+        self.layer1 = nn.Sequential(*[BasicBlock(c1, c1) for _ in range(2)])
+        self.layer2 = nn.Sequential(BasicBlock(c1, c2, stride=2), BasicBlock(c2, c2))
+        self.layer3 = nn.Sequential(BasicBlock(c2, c3, stride=2), BasicBlock(c3, c3))
+        self.layer4 = nn.Sequential(BasicBlock(c3, c4, stride=2), BasicBlock(c4, c4))
+        self.fc = nn.Linear(c4, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(image)))
