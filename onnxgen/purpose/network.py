@@ -195,7 +195,7 @@ class Network:
         return shape[0] if isinstance(shape[0], int) else 0
 
     def _first(self, value: ir.Value) -> Iterator[ir.Node]:
-        """Yield the first nodes that do more with an input than move it, join its parts or compute by element."""
+        """Yield the first nodes that do more with an input than move it, join its parts or compute with elements."""
         waiting, seen = [value], {value}
         for _ in range(_STEPS):
             if not waiting:

@@ -251,6 +251,39 @@ def test_yolo_without_data_yaml(classes: str, inside: bool, tmp_path: Path) -> N
     assert found.text == (frozenset({"boxes"}) if classes else frozenset())
 
 
+@pytest.mark.parametrize("described", [True, False])
+def test_folders_of_yolo_may_have_capitals(described: bool, tmp_path: Path) -> None:
+    write_yolo(tmp_path, PARTS)
+    for name in ("images", "labels"):
+        (tmp_path / name).rename(tmp_path / name.upper())
+    yaml = tmp_path / "data.yaml"
+    yaml.write_text(yaml.read_text().replace("images/", "IMAGES/")) if described else yaml.unlink()
+    for path in (tmp_path, tmp_path / "data.yaml" if described else tmp_path / "LABELS"):
+        check_all(opened(path, strict=True))
+
+
+@pytest.mark.parametrize("parts", [PARTS, {"train": PARTS["train"]}])
+def test_labels_of_yolo_beside_their_images(parts: Any, tmp_path: Path) -> None:
+    """As labelImg saves them."""
+    write_yolo(tmp_path / "from", parts)
+    for part in parts:
+        to = tmp_path / "to" / part if len(parts) > 1 else tmp_path / "to"
+        for what in ("images", "labels"):
+            shutil.copytree(tmp_path / "from" / what / part, to, dirs_exist_ok=True)
+        (to / "classes.txt").write_text("\n".join(SHAPES))
+    found = opened(tmp_path / "to", strict=True)
+    check_all(found, parts)
+    assert found.parts["train"].fields["boxes"].classes == SHAPES
+
+
+def test_texts_beside_images_are_no_boxes(tmp_path: Path) -> None:
+    for name in ("cat", "train"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (5, 6)).save(tmp_path / name / "a.png")
+        (tmp_path / name / "a.txt").write_text("1 cat on a mat")
+    assert opened(tmp_path).target == "label"
+
+
 @pytest.mark.parametrize("file", ["data.yaml", ""])
 def test_yolo_without_names_gets_those_of_classes(file: str, tmp_path: Path) -> None:
     """`--classes` names the numbers in their order. A number beyond them is a fault."""

@@ -16,15 +16,25 @@ IMAGES = "images"
 def laid_out(folder: Path, beside: str, images: str = IMAGES) -> dict[str, tuple[Path, Path]]:
     """Return the folders of images and of the files beside them by part; {} if the folder is laid out in another way.
 
-    It is `images/` beside `labels/` (say), each perhaps with a folder for each part; or such a pair in each part.
+    It is `images/` beside `labels/` (say), each perhaps with a folder for each part; or such a pair in each part. The
+    names may have capitals.
     """
-    if (folder / images).is_dir() and (folder / beside).is_dir():
-        inner = _parts(folder / images, lambda path: True)
+    here, other = called(folder, images), called(folder, beside)
+    if here.is_dir() and other.is_dir():
+        inner = _parts(here, lambda path: True)
         if "train" in inner:
-            return {part: (path, folder / beside / path.name) for part, path in inner.items()}
-        return {"train": (folder / images, folder / beside)}
-    inner = _parts(folder, lambda path: (path / images).is_dir() and (path / beside).is_dir())
-    return {part: (path / images, path / beside) for part, path in inner.items()} if "train" in inner else {}
+            return {part: (path, other / path.name) for part, path in inner.items()}
+        return {"train": (here, other)}
+    inner = _parts(folder, lambda path: called(path, images).is_dir() and called(path, beside).is_dir())
+    pairs = {part: (called(path, images), called(path, beside)) for part, path in inner.items()}
+    return pairs if "train" in pairs else {}
+
+
+def called(folder: Path, name: str) -> Path:
+    """Return the folder of this name in another one, or the only one that has it with capitals."""
+    path = folder / name
+    found = [inner for inner in folders(folder) if inner.name.lower() == name] if folder.is_dir() else []
+    return found[0] if len(found) == 1 and not path.is_dir() else path
 
 
 def _parts(folder: Path, fits: Callable[[Path], bool]) -> dict[str, Path]:

@@ -19,6 +19,7 @@ FOLDER = "annotations"  # of COCO
 ANNOTATIONS, VOC_IMAGES = "Annotations", "JPEGImages"
 LABELS = "labels"  # of YOLO
 _YAML = ("data.yaml", "data.yml")
+_BOX = re.compile(r"\d+( [\d.eE+-]+){4,}")
 _INSTANCES = re.compile(r"(?:instances_)?(?P<part>[A-Za-z]+)\d*")
 
 
@@ -68,12 +69,33 @@ def is_yolo(path: Path) -> bool:
         return path.suffix.lower() in (".yaml", ".yml")
     if yolo_file(path) is not None:
         return True
-    pairs = laid_out(yolo_root(path), LABELS).values()
+    pairs = yolo_pairs(yolo_root(path)).values()
     return bool(pairs) and all(holds(labels, [".txt"]) or not holds(labels, SUFFIXES) for _, labels in pairs)
 
 
 def yolo_root(path: Path) -> Path:
-    return path.parent if path.name == LABELS else path
+    return path.parent if path.name.lower() == LABELS else path
+
+
+def yolo_pairs(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Return the folders of images and of labels by part: both are one, if labels lie beside their images."""
+    if found := laid_out(folder, LABELS):
+        return found
+    if not folder.is_dir():
+        return {}
+    parts = {part: path for path in folders(folder) if (part := part_called(path.name)) and _is_mixed(path)}
+    parts = parts if "train" in parts else {"train": folder} if _is_mixed(folder) else {}
+    return {part: (path, path) for part, path in parts.items()}
+
+
+def _is_mixed(folder: Path) -> bool:
+    """Return True if there are no folders, and the first image with a text file beside it has a box of YOLO in that."""
+    texts = (path.with_suffix(".txt") for path in files_in(folder, *SUFFIXES))
+    first = next((path for path in texts if path.is_file() and path.stat().st_size), None)
+    if first is None or folders(folder):
+        return False
+    with first.open(encoding="utf-8-sig", errors="replace") as lines:
+        return bool(_BOX.fullmatch(next(lines, "").strip()))
 
 
 # ---- data.yaml -------------------------------------------------------------------------------------------------------

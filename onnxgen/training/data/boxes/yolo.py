@@ -14,10 +14,10 @@ from typing import Any
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.training.data.boxes.pictures import Box, Picture, opened
-from onnxgen.training.data.boxes.there import LABELS, described, yolo_file, yolo_root
+from onnxgen.training.data.boxes.there import LABELS, described, yolo_file, yolo_pairs, yolo_root
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SUFFIXES
-from onnxgen.training.data.pairs import IMAGES, laid_out, paired, unread
+from onnxgen.training.data.pairs import IMAGES, called, paired, unread
 from onnxgen.training.data.source import DataSource
 
 _NAMES = "classes.txt"  # labelImg and Label Studio write the names of the classes, one for each line
@@ -41,7 +41,8 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True, classes: tuple
         classes, notes = said.names, [*said.notes]
         found = {part: _listed(places, said.root, faults) for part, places in said.parts.items()}
     else:
-        classes, pairs = _class_file(folder) or classes, laid_out(folder, LABELS)
+        pairs = yolo_pairs(folder)
+        classes = _class_file(folder, called(folder, LABELS), *(labels for _, labels in pairs.values())) or classes
         found = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
         notes = unread(pairs)
     parts = {
@@ -109,11 +110,14 @@ def _unusable(line: str, image: Path, found: Mapping[Path, Any]) -> str:
 
 
 def _labels_of(path: Path) -> Path:
-    """Return the place of labels for a place of images: the last folder called `images` becomes `labels`."""
+    """Return the place of labels for a place of images: the last folder called `images` becomes `labels`.
+
+    The names may have capitals.
+    """
     parts = list(path.parts)
     for index in reversed(range(len(parts))):
-        if parts[index] == IMAGES:
-            return Path(*parts[:index], LABELS, *parts[index + 1 :])
+        if parts[index].lower() == IMAGES:
+            return called(Path(*parts[:index]), LABELS).joinpath(*parts[index + 1 :])
     return path
 
 
@@ -121,8 +125,8 @@ def _of_folder(images: Path, labels: Path, faults: Faults) -> _Files:
     return _Files(*paired(images, labels, [".txt"], faults, "label file", _NAMES))
 
 
-def _class_file(folder: Path) -> tuple[str, ...]:
-    for path in (folder / _NAMES, folder / LABELS / _NAMES):
+def _class_file(*folders: Path) -> tuple[str, ...]:
+    for path in (folder / _NAMES for folder in folders):
         if path.is_file():
             try:
                 names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
