@@ -139,7 +139,8 @@ def evaluate_command(
     quiet, as_json = say["quiet"], say["as_json"]
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)
-    found = learner.evaluate(data, part=part)
+    with progress("evaluating", quiet or as_json):
+        found = learner.evaluate(data, part=part)
     for text in (*learner.notes, *([] if quiet else learner.fed)):
         tell(f"note: {text}", to_errors=True)
     if as_json:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 EVERY = 10.0  # seconds
+_NEXT = 1.0  # seconds: what begins so soon after something else goes on with its silence
 
 
 class Still:
@@ -16,6 +18,8 @@ class Still:
         ...
     """
 
+    _before: ClassVar[tuple[float, float]] = (0.0, 0.0)  # when the last one ended, and when it had last told something
+
     def __init__(self, what: Callable[[], str], say: Callable[[str], None], every: float = EVERY) -> None:
         """
         Args:
@@ -24,7 +28,9 @@ class Still:
             every: seconds.
         """
         self._what, self._say, self._every = what, say, every
-        self._begun = self._last = time.monotonic()
+        self._begun = time.monotonic()
+        ended, last = Still._before
+        self._last = last if self._begun - ended < _NEXT else self._begun
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,6 +43,7 @@ class Still:
         self._done.set()
         if self._thread is not None:
             self._thread.join()
+        Still._before = time.monotonic(), self._last
 
     def told(self) -> None:
         """Begin to count the seconds: another line was printed."""

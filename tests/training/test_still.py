@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onnxgen.cli import run as cli
 from onnxgen.cli import say
 from onnxgen.common.still import Still
 from onnxgen.training import fit
 from onnxgen.training.report.shown import Lines
+from tests.training.small import network
 from tests.training.test_fit_options import CPU, points
 
 Out = pytest.CaptureFixture[str]
@@ -62,6 +64,23 @@ def test_what_prints_itself_is_left_alone(capsys: Out) -> None:
     with Still(lambda: "waiting", print, 0.05):
         time.sleep(0.2)
     assert capsys.readouterr().out.startswith("waiting (0 s)\n")
+
+
+def test_what_follows_goes_on_with_the_silence(capsys: Out) -> None:
+    """Two waits of less than the time between two lines are one that is longer."""
+    for what in ("loading", "preparing"):
+        with Still(lambda: what, print, 1.0):  # noqa: B023
+            time.sleep(0.6)
+    assert capsys.readouterr().out == "preparing (0 s)\n"
+
+
+def test_an_evaluation_says_what_goes_on(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "\n".join(f"{n},{n % 3}" for n in range(12))
+    (tmp_path / "points.csv").write_text(f"x,label\n{rows}\n")
+    fit(network(tmp_path, x=("float32", ["n", 1])), tmp_path / "points.csv", epochs=1, out=tmp_path / "run", **CPU)
+    monkeypatch.setattr(say, "Still", lambda what, print_line: Still(what, print_line, 0.02))
+    assert cli(["evaluate", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert "evaluating (0 s)\n" in capsys.readouterr().err
 
 
 def test_a_command_says_what_it_loads(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
