@@ -180,6 +180,22 @@ def test_one_json_beside_its_images(tmp_path: Path) -> None:
     check_all(opened(tmp_path / "to" / "mine.json", strict=True), {"train": PARTS["train"]})
 
 
+@pytest.mark.parametrize("names", [("train.json", "val.json"), ("result.json",)])
+def test_files_of_coco_beside_the_folder_of_images(names: tuple[str, ...], tmp_path: Path) -> None:
+    """As Label Studio and others lay them out."""
+    parts = dict(list(PARTS.items())[: len(names)])
+    write_coco(tmp_path / "from", parts)
+    for name, part in zip(names, parts):
+        shutil.copytree(tmp_path / "from" / part, tmp_path / "to" / "images", dirs_exist_ok=True)
+        shutil.copy(tmp_path / "from" / "annotations" / f"instances_{part}.json", tmp_path / "to" / name)
+    (tmp_path / "to" / "about.json").write_text('{"title": "shapes"}')
+    check_all(opened(tmp_path / "to", strict=True), parts)
+    shutil.copy(tmp_path / "to" / names[-1], tmp_path / "to" / "all.json")
+    (tmp_path / "to" / names[0]).rename(tmp_path / "to" / "a.json")
+    with pytest.raises(OnnxgenError, match="has a.json, all.json.*, but none is of train -> name one"):
+        opened(tmp_path / "to")
+
+
 def test_crowds_are_left_out_and_counted(tmp_path: Path) -> None:
     made = told(write_coco(tmp_path, {"train": PARTS["train"]}))
     crowd = {**made["annotations"][0], "iscrowd": 1, "bbox": [0, 0, 40, 30]}

@@ -180,7 +180,7 @@ COCO: list[Case] = [
     ("no images", coco(lambda t: (t["images"].clear(), None)[1]), "no image of the train part can be used: ", FATAL),
     (
         "no file of an image", lambda f: [path.unlink() for path in (f / "train").iterdir()],
-        "no image of the train part can be used: 5 faults in ", FATAL,  # the places where they were looked for, too
+        "no image of the train part can be used: 4 faults in ", FATAL,
     ),
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ ANNOTATIONS, VOC_IMAGES = "Annotations", "JPEGImages"
 LABELS = "labels"  # of YOLO
 _YAML = ("data.yaml", "data.yml")
 _BOX = re.compile(r"\d+( [\d.eE+-]+){4,}")
+_COCO = re.compile(rb"""(?:\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|categories)"\s*:""")
 _INSTANCES = re.compile(r"(?:instances_)?(?P<part>[A-Za-z]+)\d*")
 
 
@@ -34,11 +35,18 @@ def is_coco(path: Path) -> bool:
 
 
 def coco_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by part; {} if there are none."""
+    """Return the files of a folder by part; {} if there are none.
+
+    Raises:
+        OnnxgenError: there are several, and their names do not tell the training part.
+    """
     inner = folder if folder.name == FOLDER else folder / FOLDER
-    paths = [(path, _INSTANCES.fullmatch(path.stem)) for path in files_in(inner, ".json") if path.is_file()]
-    found = [(path, part_called(match["part"])) for path, match in paths if match]
+    paths = [path for path in files_in(inner, ".json") if path.is_file() and _INSTANCES.fullmatch(path.stem)]
+    found = [(path, _part_of(path)) for path in paths]
     found += [(path / ROBOFLOW, part_called(path.name)) for path in folders(folder)]
+    near = files_in(folder, ".json") if inner != folder else []
+    beside = [path for path in near if path.is_file() and (path.name == ROBOFLOW or _begins_as_coco(path))]
+    found += [(path, _part_of(path)) for path in beside]
     parts: dict[str, Path] = {}
     for path, part in found:
         if part is None or not path.is_file():
@@ -48,13 +56,22 @@ def coco_files(folder: Path) -> dict[str, Path]:
         parts[part] = path
     if "train" in parts:
         return parts
-    single = [path for path, match in paths if match and path.stem.startswith("instances_")]
-    single += [folder / ROBOFLOW] if (folder / ROBOFLOW).is_file() else []
+    single = [*(path for path in paths if path.stem.startswith("instances_")), *beside]
     if len(single) > 1:
         raise OnnxgenError(
             f"{folder} has {', '.join(legible(p.name) for p in single)}, but none is of train", help="name one"
         )
     return {"train": single[0]} if single else {}
+
+
+def _part_of(path: Path) -> str | None:
+    match = _INSTANCES.fullmatch(path.stem)
+    return part_called(match["part"]) if match else None
+
+
+def _begins_as_coco(path: Path) -> bool:
+    with path.open("rb") as file:
+        return bool(_COCO.match(file.read(4096)))
 
 
 def is_voc(path: Path) -> bool:
