@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from onnxgen.training.checkpoint.stopping import Stopping
 from onnxgen.training.report import read_rows
 from onnxgen.training.report.metrics import Row
 from tests.training.small import network
@@ -112,3 +114,25 @@ def test_ctrl_c_in_a_validation_with_workers(tmp_path: Path) -> None:
     with run.trained("whole") as whole:
         assert whole.end() == 0, whole.text
     assert run.stopped("Ctrl-C", "epoch 1 of", after=0.05) == 130
+
+
+def test_a_second_interrupt_ends_a_command_where_an_exception_may_be_lost() -> None:
+    """The handler of the command ends the process; without one, as in Python, there is an exception."""
+    said, ended = list[str](), list[str]()
+
+    def handler(signum: int, frame: object) -> None:
+        raise AssertionError("the run listens itself")
+
+    before = signal.getsignal(signal.SIGINT)
+    for own in (handler, before):
+        stopping = Stopping(said.append)
+        handler.end = lambda: ended.append("ended")  # type: ignore[attr-defined]
+        signal.signal(signal.SIGINT, own)
+        try:
+            with pytest.raises(KeyboardInterrupt), stopping.heard():
+                os.kill(os.getpid(), signal.SIGINT)
+                assert stopping.signum == signal.SIGINT and not ended or own is before
+                os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)
+    assert ended == ["ended"] and len(said) == 2

@@ -35,6 +35,7 @@ class Stopping:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say, self.signum, self.ends = say, 0, "before the first step"
+        self._before: dict[signal.Signals, Any] = {}  # the handlers of the command
 
     def listen(self) -> None:
         """Install the handlers. Python allows it in the main thread alone."""
@@ -45,7 +46,7 @@ class Stopping:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Listen from the first line of a run to its report; Lightning's own handlers are between these two."""
-        before = {number: signal.getsignal(number) for number in _numbers()}
+        before = self._before = {number: signal.getsignal(number) for number in _numbers()}
         if any(getattr(handler, "came", False) for handler in before.values()):  # a library has swallowed it
             raise KeyboardInterrupt
         self.listen()
@@ -58,6 +59,7 @@ class Stopping:
 
     def _asked(self, signum: int, frame: Any) -> None:
         if self.signum and signum == signal.SIGINT:  # a second Ctrl-C
+            getattr(self._before.get(signal.SIGINT), "end", lambda: None)()  # a command ends here
             raise KeyboardInterrupt
         self.signum = signum
         with suppress(RuntimeError):  # the signal came while a line was printed

@@ -105,7 +105,8 @@ def _check_metrics(settings: Settings, problems: Problems) -> None:
     names = {re.sub("^(Binary|Multiclass|Multilabel)", "", name) for kind in kinds for name in kind}
     snakes = {snake(name) for name in names}
     for name in settings.metric:
-        _look_up(name, (*names, *snakes), "metric", problems)
+        if name.strip().lower() not in {one.lower() for one in names}:
+            _look_up(name, tuple(snakes), "metric", problems)
     part, _, rest = settings.monitor.partition("_")
     own = FUNCTION.fullmatch(settings.task) is not None  # its function names its metrics
     known = [name for name in (*METRICS, *snakes) if rest == name or rest.startswith(f"{name}_")]
