@@ -50,7 +50,7 @@ class Interrupting:
         self.end()
 
     def end(self) -> None:
-        """Tell that the command was interrupted, and end the process: an exception may be lost, or leave a lock held."""
+        """Tell of the interrupt, and end the process: an exception may be lost, or leave a lock held."""
         with suppress(RuntimeError, OSError):  # the signal came while a line was printed, or nobody reads it
             if sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), _ERASE)
