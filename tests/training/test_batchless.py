@@ -116,7 +116,7 @@ class Fixed(Features):
     ],
 )
 def test_each_sample_is_run_by_itself(
-    network: type[nn.Module], shape: tuple[int, ...], free: str, tmp_path: Path
+    network: type[nn.Module], shape: tuple[int, ...], free: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`fit`, `evaluate`, `predict` and `export` are as a loop over the samples by hand, and as onnxruntime."""
     file, samples = generated(network(), tmp_path, shape, free), data(tmp_path, *shape[shape[0] == 1 :])
@@ -125,7 +125,10 @@ def test_each_sample_is_run_by_itself(
         y = torch.from_numpy(np.random.default_rng(1).integers(0, 2, (48, 16)))
         np.savez(samples, x=x.numpy(), y=y.numpy())
     given = {**QUIET, "val": 0.0, "lr": 0.1, "optimizer": "sgd", "batch_size": 8, "accumulate": 6, "max_steps": 1}
+    given["show"] = "lines"
     trained = fit(file, samples, out=tmp_path / "run", **given)  # one step with all of the samples
+    said = capsys.readouterr().out
+    assert "the network takes one sample" in said and ("dynamic" in said) == (network is Fixed)
     own = network()
     own.load_state_dict(torch.load(tmp_path / "own.pt"))
     loss = torch.stack([entropy(own(row), label) for row, label in zip(x, y)]).mean()

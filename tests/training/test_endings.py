@@ -69,6 +69,7 @@ LABELS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "by hand": (lambda x: 1 / (1 + (-x).exp()), 1),
     "one of a softmax": (lambda x: 1 - x.softmax(1)[:, :1], 2),
     "not none": (lambda x: 1 - (1 - x.sigmoid()).prod(1, keepdim=True), 2),
+    "mean of sigmoids": (lambda x: x.sigmoid().mean(1, keepdim=True), 3),
     "clip": (lambda x: (0.2 * x + 0.5).clamp(0.0, 1.0), 1),
 }
 
@@ -167,6 +168,8 @@ def test_a_run_says_that_outputs_are_probabilities() -> None:
         prepare(Ends(*CLASSES["normalised"]), data(4), Settings(device="cpu", val=0.0, loss="cross_entropy"))
     with pytest.raises(OnnxgenError, match="each for itself.*cross_entropy if these are scores"):
         prepare(Ends(lambda x: 1 - x.sigmoid(), 3), data(3), Settings(device="cpu", val=0.0))
+    asked = Settings(device="cpu", val=0.0, loss="bce")  # the right loss may be named, whatever the graph ends in
+    assert prepare(Ends(*LABELS["mean of sigmoids"]), data(2), asked).objectives[0].loss == "binary_cross_entropy"
     asked = Settings(device="cpu", val=0.0, loss="cross_entropy")
     assert prepare(Ends(lambda x: 1 - x.sigmoid(), 3), data(3), asked).objectives[0].classes == 3
 

@@ -21,7 +21,7 @@ from onnxgen.training.finetune.freezing import freeze, has_statistics, held
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
-from onnxgen.training.singly import is_singly
+from onnxgen.training.singly import alone_of, is_singly
 
 SETTINGS = Settings()  # for opening data
 NORM = nn.modules.batchnorm._BatchNorm
@@ -114,6 +114,7 @@ def held_if_singly(model: nn.Module) -> list[str]:
     left = [path for path, module in model.named_modules() if has_statistics(module)]
     held(map(model.get_submodule, left))
     said = "the network takes one sample: each of a batch is run by itself, and their gradients add up"
+    said += "" if alone_of(model)[0] else " (faster if --dynamic-batch can free the batch of the file)"
     return [said + (f"; {_listed(left)} use the statistics that they have, since one sample has none" if left else "")]
 
 
