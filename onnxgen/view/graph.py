@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -21,11 +22,12 @@ from onnxgen.shapes.info import info
 
 MAX_NAME_CHARACTERS = 1000  # of a node's name: long, so that different names stay different
 MAX_ATTRIBUTE_CHARACTERS = 60
+MAX_LANES = 24  # of the drawing
 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node of the file: its number in the graph, and its inputs and outputs as text."""
+    """A node of the file: its number in the graph, its inputs and outputs as text, and its line of the drawing."""
 
     number: int
     name: str
@@ -33,6 +35,7 @@ class NodeRow:
     inputs: list[str]
     outputs: list[str]
     attributes: str
+    lanes: str
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,36 @@ class TensorRow:
 def node_rows(model: ir.Model, options: Options) -> list[tuple[str, list[NodeRow]]]:
     """Return the nodes of a model from `reader.read`, in order, grouped by scope."""
     propagate(model.graph, options)
-    numbered = enumerate(all_nodes(model.graph))
-    groups = groupby(numbered, key=lambda item: ".".join(SCOPE.get(item[1])))
-    return [(scope, [_node(number, node) for number, node in nodes]) for scope, nodes in groups]
+    nodes = list(all_nodes(model.graph))
+    numbered = enumerate(zip(nodes, lanes_of(model.graph, nodes)))
+    groups = groupby(numbered, key=lambda item: ".".join(SCOPE.get(item[1][0])))
+    return [(scope, [_node(number, *drawn) for number, drawn in group]) for scope, group in groups]
+
+
+def lanes_of(graph: ir.Graph, nodes: Sequence[ir.Node]) -> Iterator[str]:
+    """Yield a line for each node, which together draw the graph: a column for each value that is computed and awaited.
+
+    A node is at the column of its result: ●. It takes values that others await, too (┤), and that end here (┘).
+    """
+    numbers = {node: number for number, node in enumerate(nodes)}
+
+    @cache
+    def end(value: ir.Value) -> int:
+        last = max((numbers.get(use.node, -1) for use in value.uses()), default=-1)
+        return len(nodes) if value.is_graph_output() else last
+
+    live: list[ir.Value | None] = [value for value in graph.inputs if end(value) >= 0]
+    for number, node in enumerate(nodes):
+        drawn = [" " if value is None else "│" for value in live]
+        for place, value in enumerate(live):
+            if value is not None and value in node.inputs:
+                drawn[place] = "┤" if end(value) > number else "┘"
+            live[place] = value if value is not None and end(value) > number else None
+        for value in node.outputs:
+            if end(value) > number:
+                place = live.index(None) if None in live else len(live)
+                live[place : place + 1], drawn[place : place + 1] = [value], ["●"]
+        yield "".join(drawn[:MAX_LANES]).rstrip() + "+" * (len(drawn) > MAX_LANES)
 
 
 def tensor_rows(model: ir.Model, generated: Generated, keys: Mapping[str, Any]) -> list[TensorRow]:
@@ -66,7 +96,7 @@ def tensor_rows(model: ir.Model, generated: Generated, keys: Mapping[str, Any]) 
     return rows
 
 
-def _node(number: int, node: ir.Node) -> NodeRow:
+def _node(number: int, node: ir.Node, lanes: str) -> NodeRow:
     domain = "" if node.domain in ("", "ai.onnx") else f"{printable(node.domain)}."
     outputs = [f"{printable(v.name or '')} {_value(v)}".strip() for v in node.outputs if v.name]
     inputs = ["" if v is None else printable(v.name or "") for v in node.inputs]
@@ -77,6 +107,7 @@ def _node(number: int, node: ir.Node) -> NodeRow:
         inputs,
         outputs,
         ", ".join(_attributes(node)),
+        lanes,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 from onnx import helper as h
@@ -22,6 +23,8 @@ from onnx import helper as h
 from onnxgen.cli.app import app
 from onnxgen.options import Options
 from onnxgen.pipeline import build
+from onnxgen.reader import read
+from onnxgen.view.graph import MAX_LANES, lanes_of, node_rows
 from onnxgen.view.lines import traced
 from onnxgen.view.page import view
 from tests.conftest import ROOT
@@ -135,6 +138,29 @@ def test_nothing_of_the_file_is_html(hostile: Path) -> None:
     assert "img" not in found.tags and not found.loads
     assert page.count("<script>") == page.count("</script>") == 1
     assert "default-src 'none'" in page
+
+
+def test_branches_are_drawn(tmp_path: Path) -> None:
+    """A value that is taken again later has a column of its own until then."""
+    model = onnx.parser.parse_model(BLOCKS)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), name) for name in "abcd")
+    onnx.save(model, tmp_path / "m.onnx")
+    rows = [row for _, group in node_rows(read(tmp_path / "m.onnx", Options()), Options()) for row in group]
+    drawn = [(row.lanes, row.op_type) for row in rows]
+    block = [("┤●", "MatMul"), ("│●", "Relu"), ("│●", "MatMul"), ("●┘", "Add")]
+    assert drawn == block * 2
+    assert "<pre>┤●</pre><b>MatMul</b>" in view(tmp_path / "m.onnx", Options(), Path("m.py"))
+
+
+def test_the_drawing_of_many_values_ends() -> None:
+    """Values that are all awaited to the end."""
+    nodes = [h.make_node("Neg", ["x"], [f"v{n}"]) for n in range(30)]
+    nodes.append(h.make_node("Sum", [f"v{n}" for n in range(30)], ["y"]))
+    ports = [h.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
+    graph = ir.from_proto(h.make_model(h.make_graph(nodes, "g", ports[:1], ports[1:]))).graph
+    drawn = list(lanes_of(graph, list(graph)))
+    assert drawn[0] == "┤●" and drawn[10] == "┤" + "│" * 10 + "●" and drawn[-1] == "●" + "┘" * (MAX_LANES - 1) + "+"
+    assert len({len(line) for line in drawn[MAX_LANES:]}) == 1
 
 
 def test_the_command_overwrites_only_pages(tmp_path: Path) -> None:
