@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onnxgen.output.signature import Port
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.fed import fed, says_batch
+from onnxgen.training.data.fed import EACH, fed, says_batch
 from onnxgen.training.data.samples import Data, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.roles import BRANCH
@@ -119,7 +119,7 @@ def run_singly(model: nn.Module, data: Data | DataSource, settings: Settings) ->
 def _in_front(port: Port, more: bool) -> Port:
     if port.dims is None:
         return port
-    return replace(port, dims=(_BATCH, *port.dims) if more else (_BATCH, *port.dims[1:]))
+    return replace(port, dims=(EACH, *port.dims) if more else (_BATCH, *port.dims[1:]))
 
 
 def _says_batch(dim: int | str) -> bool:

@@ -240,6 +240,20 @@ def test_pictures_are_fed_one_by_one(tmp_path: Path) -> None:
     assert (session.get_inputs()[0].shape, session.get_outputs()[0].shape) == ([3, 8, 8], [3])
 
 
+def test_a_size_is_advised_without_a_batch(tmp_path: Path) -> None:
+    for n, side in enumerate((9, 12, 12)):
+        (tmp_path / "photos" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(n).integers(0, 256, (side, 8, 3), np.uint8)
+        Picture.fromarray(pixels).save(tmp_path / "photos" / "ab"[n % 2] / f"{n}.png")
+    torch.manual_seed(0)
+    axes = {"x": {1: "height"}}
+    network, names = Image().eval(), {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": axes}
+    torch.onnx.export(network, (torch.zeros(3, 8, 8),), tmp_path / "net.onnx", dynamo=False, **names)
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    with pytest.raises(OnnxgenError, match=r"\[each, 3, height, 8\].*size 12x8.*--input-shape x=3,12,8\)"):
+        fit(tmp_path / "net.py", tmp_path / "photos", out=tmp_path / "run", **QUIET)
+
+
 def test_numbers_beside_a_sample(tmp_path: Path) -> None:
     """A recurrent state of its own shape and a rate, which all samples share, are no batch."""
     torch.manual_seed(0)

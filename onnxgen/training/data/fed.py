@@ -15,6 +15,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 
+EACH = "each"  # stands in front of the axes of an input without a batch, of which each sample is run by itself
 _CONSTANTS: WeakKeyDictionary[nn.Module, Mapping[str, float]] = WeakKeyDictionary()
 
 

@@ -19,6 +19,7 @@ from onnxgen.training.data.advised import TIMES, Runs, advised, advised_for_line
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
+from onnxgen.training.data.fed import EACH
 from onnxgen.training.data.letterbox import STRETCHED, Fit, Placing
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.scales import Scale
@@ -146,7 +147,8 @@ def _open(
     what = f"input {port.name!r} takes images of any {what} {shown(port)}, but those of the data differ in size"
     if not sizes:
         return OnnxgenError(f"{what}, and it runs at none of those tried", help=f"name one at which it runs: {_SIZE}")
-    shape = ",".join(["-1", *(str(sizes[axis]) for axis in axes)])
+    batch = [] if (port.dims or ("",))[0] == EACH else ["-1"]
+    shape = ",".join([*batch, *(str(sizes[axis]) for axis in axes)])
     way = f"name one: --size {sizes['H']}x{sizes['W']}{placed} (or generate with --input-shape {port.name}={shape})"
     return OnnxgenError(what, help=way)
 
