@@ -90,6 +90,37 @@ def test_a_gradient_between_the_slopes_of_a_corner_is_right() -> None:
     assert (found.held, found.groups, found.wrong, found.unclear) == (17, 17, [], [])
 
 
+class _Valley(nn.Module):
+    """Beside each weight at 0 are kinks on both sides, as a large picture has between its many ReLUs.
+
+    `slope`: a factor that only backward sees, of which 1 is right.
+    """
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(4)])
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, *(self._curve(w) for w in self.weights)])
+
+    def _curve(self, w: Tensor) -> Tensor:
+        lines = w + 1000 * (torch.relu(w - 2e-8) - torch.relu(-w - 2e-8))
+        return lines.detach() + self.slope * (w - w.detach())
+
+
+def test_kinks_on_both_sides_are_no_slope() -> None:
+    found = Gradients()
+    assert not hold(_Valley(1.0), {"x": np.ones(3, np.float32)}, set(), found)
+    assert found.held == 5 and not found.wrong
+
+
+def test_a_wrong_slope_between_kinks_is_found() -> None:
+    found = Gradients()
+    assert not hold(_Valley(1.5), {"x": np.ones(3, np.float32)}, set(), found)
+    assert found.held == 1 and len(found.wrong) == 4
+
+
 class _Narrow(nn.Module):
     """Asks for single precision, and does nothing with one of its inputs."""
 
