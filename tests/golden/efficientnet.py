@@ -74,44 +74,36 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNet(nn.Module):
-    def __init__(self, in_channels=3, widths=(8, 4, 6, 10, 12, 16, 20, 5, 24, 96), num_classes=10):
+    def __init__(self, in_channels=3, widths=(8, 4, 6, 10, 12, 16, 20, 24, 96), num_classes=10):
         super().__init__()
         c1, c2, c3, c4, c5, c6, c7, c8, c9 = widths
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(in_channels, widths[0], kernel_size=3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(widths[0]),
+                nn.Conv2d(in_channels, c1, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(c1),
                 nn.SiLU(),
             ),
-            nn.Sequential(InvertedResidual(widths[0], widths[0], 3, 2, widths[1])),
+            nn.Sequential(InvertedResidual(c1, c1, 3, 2, c2)),
+            nn.Sequential(InvertedResidual(c2, 6 * c2, 3, 1, c3, stride=2), InvertedResidual(c3, 6 * c3, 3, 1, c3)),
+            nn.Sequential(InvertedResidual(c3, 6 * c3, 5, 1, c4, stride=2), InvertedResidual(c4, 6 * c4, 5, 2, c4)),
             nn.Sequential(
-                InvertedResidual(widths[1], 6 * widths[1], 3, 1, widths[2], stride=2),
-                InvertedResidual(widths[2], 6 * widths[2], 3, 1, widths[2]),
+                InvertedResidual(c4, 6 * c4, 3, 2, c5, stride=2),
+                InvertedResidual(c5, 6 * c5, 3, 3, c5),
+                InvertedResidual(c5, 6 * c5, 3, 3, c5),
             ),
             nn.Sequential(
-                InvertedResidual(widths[2], 6 * widths[2], 5, 1, widths[3], stride=2),
-                InvertedResidual(widths[3], 6 * widths[3], 5, 2, widths[3]),
+                InvertedResidual(c5, 6 * c5, 5, 3, c6),
+                InvertedResidual(c6, 6 * c6, 5, 4, c6),
+                InvertedResidual(c6, 6 * c6, 5, 4, c6),
             ),
             nn.Sequential(
-                InvertedResidual(widths[3], 6 * widths[3], 3, 2, widths[4], stride=2),
-                InvertedResidual(widths[4], 6 * widths[4], 3, 3, widths[4]),
-                InvertedResidual(widths[4], 6 * widths[4], 3, 3, widths[4]),
+                InvertedResidual(c6, 6 * c6, 5, 4, c7, stride=2),
+                *[InvertedResidual(c7, 6 * c7, 5, 5, c7) for _ in range(3)],
             ),
-            nn.Sequential(
-                InvertedResidual(widths[4], 6 * widths[4], 5, 3, widths[5]),
-                InvertedResidual(widths[5], 6 * widths[5], 5, widths[1], widths[5]),
-                InvertedResidual(widths[5], 6 * widths[5], 5, widths[1], widths[5]),
-            ),
-            nn.Sequential(
-                InvertedResidual(widths[5], 6 * widths[5], 5, widths[1], widths[6], stride=2),
-                *[InvertedResidual(widths[6], 6 * widths[6], 5, widths[7], widths[6]) for _ in range(3)],
-            ),
-            nn.Sequential(InvertedResidual(widths[6], 6 * widths[6], 3, widths[7], widths[8])),
-            nn.Sequential(
-                nn.Conv2d(widths[8], widths[9], kernel_size=1, bias=False), nn.BatchNorm2d(widths[9]), nn.SiLU()
-            ),
+            nn.Sequential(InvertedResidual(c7, 6 * c7, 3, 5, c8)),
+            nn.Sequential(nn.Conv2d(c8, c9, kernel_size=1, bias=False), nn.BatchNorm2d(c9), nn.SiLU()),
         )
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(widths[9], num_classes))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(c9, num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.features(image)
@@ -121,7 +113,7 @@ class EfficientNet(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "adc113932ece4f42123e60da4860043b"
+FINGERPRINT = "81550bbfa491337e123e60da4860043b"
 
 
 def efficientnet(pretrained=True, **kwargs):

@@ -88,43 +88,31 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV3(nn.Module):
-    def __init__(self, in_channels=3, widths=(8, 4, 36, 12, 44, 20, 15, 24, 18, 144), hidden_dim=64, num_classes=10):
+    def __init__(self, in_channels=3, widths=(8, 12, 20, 24, 144), hidden_dim=64, num_classes=10):
         super().__init__()
         c1, c2, c3, c4, c5 = widths
         self.features = nn.Sequential(
             nn.Sequential(
-                nn.Conv2d(in_channels, widths[0], kernel_size=3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(widths[0], eps=0.001, momentum=0.01),
+                nn.Conv2d(in_channels, c1, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(c1, eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
-            InvertedResidual(
-                widths[0],
-                widths[0],
-                widths[0],
-                activation=nn.ReLU,
-                kernel_size=3,
-                stride=2,
-                block_hidden_channels=widths[1],
-            ),
-            InvertedResidual(
-                widths[0], widths[2], widths[3], activation=nn.ReLU, kernel_size=3, stride=2, squeeze_excitation=False
-            ),
-            InvertedResidual(
-                widths[3], widths[4], widths[3], activation=nn.ReLU, kernel_size=3, squeeze_excitation=False
-            ),
-            InvertedResidual(widths[3], 4 * widths[3], widths[5], stride=2, block_hidden_channels=widths[3]),
-            InvertedResidual(widths[5], 6 * widths[5], widths[5]),
-            InvertedResidual(widths[5], 6 * widths[5], widths[5]),
-            InvertedResidual(widths[5], 3 * widths[5], widths[7], block_hidden_channels=widths[6]),
-            InvertedResidual(widths[7], 3 * widths[7], widths[7], block_hidden_channels=widths[8]),
+            InvertedResidual(c1, c1, c1, activation=nn.ReLU, kernel_size=3, stride=2, block_hidden_channels=4),
+            InvertedResidual(c1, 36, c2, activation=nn.ReLU, kernel_size=3, stride=2, squeeze_excitation=False),
+            InvertedResidual(c2, 44, c2, activation=nn.ReLU, kernel_size=3, squeeze_excitation=False),
+            InvertedResidual(c2, 4 * c2, c3, stride=2, block_hidden_channels=c2),
+            InvertedResidual(c3, 6 * c3, c3),
+            InvertedResidual(c3, 6 * c3, c3),
+            InvertedResidual(c3, 3 * c3, c4, block_hidden_channels=15),
+            InvertedResidual(c4, 3 * c4, c4, block_hidden_channels=18),
             nn.Sequential(
-                nn.Conv2d(widths[7], widths[9], kernel_size=1, bias=False),
-                nn.BatchNorm2d(widths[9], eps=0.001, momentum=0.01),
+                nn.Conv2d(c4, c5, kernel_size=1, bias=False),
+                nn.BatchNorm2d(c5, eps=0.001, momentum=0.01),
                 nn.Hardswish(),
             ),
         )
         self.classifier = nn.Sequential(
-            nn.Linear(widths[9], hidden_dim), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(hidden_dim, num_classes)
+            nn.Linear(c5, hidden_dim), nn.Hardswish(), nn.Dropout(0.2), nn.Linear(hidden_dim, num_classes)
         )
 
     def forward(self, image: Tensor) -> Tensor:
@@ -135,7 +123,7 @@ class MobileNetV3(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "1555d00f008d52c9f7427708ef44062e"
+FINGERPRINT = "cd2d8ef351c52e25f7427708ef44062e"
 
 
 def mobilenet_v3(pretrained=True, **kwargs):
