@@ -50,16 +50,8 @@ def _arguments(
         made: those for numbers of blocks and heads.
         parts: the spots of sizes that `forward` names.
     """
-    places = defaultdict(list)
-    for place, spot in (*reader.reached(), *parts.items()):
-        places[spot].append(place)
+    places = _placed(related, reader, parts)
     spot_of = {place: spot for spot, found in places.items() for place in found}
-    for spot, found in places.items():
-        known = [place for place in found if place in related.value]
-        for place in known[1:]:
-            related.tie(known[0], place)  # one number in the text is all of them
-        if len(known) < len(found) or spot in reader.spoilt:
-            related.fix(known)
     sums = _sums(related, reader, spot_of)
     summed = defaultdict(list)
     for terms in sums.values():
@@ -88,6 +80,20 @@ def _arguments(
     return chosen, {
         spot: [(first.get(part, 0), int(number)) for part, number in terms.items()] for spot, terms in sums.items()
     }
+
+
+def _placed(related: Related, reader: Reader, parts: dict[Size, int]) -> dict[int, list[Size]]:
+    """Return the places of each number of the text, and tie them: one number is all of them."""
+    places: dict[int, list[Size]] = defaultdict(list)
+    for place, spot in (*reader.reached(), *parts.items()):
+        places[spot].append(place)
+    for spot, found in places.items():
+        known = [place for place in found if place in related.value]
+        for place in known[1:]:
+            related.tie(known[0], place)
+        if len(known) < len(found) or spot in reader.spoilt:
+            related.fix(known)
+    return places
 
 
 def _sums(related: Related, reader: Reader, spot_of: dict[Size, int]) -> dict[int, Terms]:

@@ -128,7 +128,7 @@ class Reader(Text):
 
 
 def _inner(tree: ClassTree, classes: Sequence[ClassTree]) -> Iterator[tuple[int, int]]:
-    """Yield the spots of widths that are only within a block, each with that of the width that the block takes, or 0."""
+    """Yield the spots of widths within a block, each with that of the width which the block takes, or 0."""
     parameters = {other.name: [parameter.name for parameter in other.parameters] for other in classes}
     for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
