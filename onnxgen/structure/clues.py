@@ -55,7 +55,7 @@ class Clues:
         makers: the name of the layer that makes a value, in every instance, if it says something.
         assigned: the variable that the author's source assigns a value to in this class.
         becoming: the variable that the line assigns which makes a value on the way.
-        outside: the variable that a value is where the class is called.
+        outside: the variable that a value is where the class is called, in every instance.
     """
 
     roles: dict[str, str]
@@ -143,12 +143,12 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]], path: ModulePath) -
     return Clues(sure, hints, own_names, given, makers, *_variables(module, columns, path))
 
 
-def _variables(module: ModuleDef, values: Iterable[str], path: ModulePath) -> tuple[dict[str, str], ...]:
+def _variables(module: ModuleDef, columns: Mapping[str, list[str]], path: ModulePath) -> tuple[dict[str, str], ...]:
     """Return the author's variables: those assigned in a module, those that values become there, and those around."""
     assigned: dict[str, str] = {}
     becoming: dict[str, str] = {}
     outside: dict[str, str] = {}
-    for value in values:
+    for value, alike in columns.items():
         for module_path, variable in module.variables.get(value, {}).items():
             name = variable.name.identifier()
             if len(name) > LONGEST or name.endswith("_"):
@@ -156,7 +156,8 @@ def _variables(module: ModuleDef, values: Iterable[str], path: ModulePath) -> tu
             if module_path == path:
                 (assigned if variable.is_whole else becoming)[value] = name
             elif variable.is_whole and module_path == path[: len(module_path)]:
-                outside[value] = name
+                if all(variable in module.variables.get(its, {}).values() for its in alike):
+                    outside[value] = name
     return assigned, becoming, outside
 
 

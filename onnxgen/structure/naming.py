@@ -29,7 +29,8 @@ MAIN, BRANCH = "x", "out"
 CHAINS = frozenset((*SPARE, BRANCH))  # names of what comes next in a chain, whatever it is
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 LETTERS = "abcd"  # of a few parts of something without a name
-ATTN = "attn"  # the result of attention
+ATTN = "attn"  # the result of attention, of which `code/steps.py` splits what follows
+WIDE = 120 - 8  # characters of the longest line of `forward`
 SHORT = 10  # characters of a name that its parts can have with a number
 
 
@@ -334,7 +335,7 @@ class Names:
         if not names:
             return names
         room = LINE - len(" = ") - width(statement.value, self.names, len(self.scope.path))
-        return [name for name in names if len(name) <= room or name == ATTN]  # which is split where it is too long
+        return [name for name in names if len(name) <= room + (WIDE - LINE if name == ATTN else 0)]
 
     def _of_turn(self, loop: Loop, at: int) -> str:
         """Return the name of what a loop takes from its list: `frame` of `frames.unbind(1)`."""
