@@ -41,7 +41,7 @@ class Steps:
         self.local = {name for one in body for name in names(one, ast.Store)}
         made: list[ast.stmt] = []
         for i, statement in enumerate(body):
-            made += self._block([statement], {name for one in body[i + 1 :] for name in names(one, ast.Load)})
+            made += self._block([statement], _read_after(body[i + 1 :], ()))
         if self.named and len(made) >= self.named and isinstance(end := made[-1], ast.Return):
             made[-1:] = _named(end, made[-2])
         return made
@@ -51,7 +51,7 @@ class Steps:
         made: list[ast.stmt] = []
         for i, statement in enumerate(block):
             if isinstance(statement, (ast.Assign, ast.Return)):
-                made += self._split(statement, {*later, *(n for one in block[i + 1 :] for n in names(one, ast.Load))})
+                made += self._split(statement, _read_after(block[i + 1 :], later))
             else:
                 made.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
         return made
@@ -161,6 +161,18 @@ def _under(tree: ast.expr, name: str) -> bool:
 def names(statement: ast.stmt, how: type[ast.expr_context]) -> Iterator[str]:
     """Yield the names that a statement reads (`ast.Load`) or assigns (`ast.Store`)."""
     return (node.id for node in walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, how))
+
+
+def _read_after(block: Sequence[ast.stmt], later: Collection[str]) -> set[str]:
+    """Return the names whose present values are read in a block or later."""
+    read = {*later}
+    for statement in reversed(block):
+        if isinstance(statement, ast.Assign):
+            read.difference_update(names(statement, ast.Store))
+        else:
+            read.update(later)  # a `break` may lead there
+        read.update(names(statement, ast.Load))
+    return read
 
 
 def _name_of(statement: ast.Assign | ast.Return, needed: bool) -> str:

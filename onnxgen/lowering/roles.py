@@ -28,6 +28,7 @@ SIDE_INPUT_ROLES = frozenset("cos sin positions mask hidden cell".split())
 CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
 ALL_RECURRENT = RECURRENT | CELLS | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
 STATE_ROLES = ("hidden", "cell")
+ALL_STATES = {"hidden": "hidden_states", "cell": "cell_states"}  # the states of several layers
 INDEX_FUNCTIONS = frozenset("index_select gather take_along_dim".split())
 MAX_STEPS = 8  # steps back from a softmax to look for the product of queries and keys
 
@@ -138,7 +139,7 @@ class _Roles:
     def _state(self, names: Iterable[str]) -> str:
         """Return the role of values that are states of one kind, as of several layers, or ""."""
         roles = {self.roles.get(name, "") for name in names}
-        return next((role for role in STATE_ROLES if roles == {role}), "")
+        return ALL_STATES.get(roles.pop(), "") if len(roles) == 1 else ""
 
     def _give(self, name: str, role: str) -> None:
         if name and role and self.roles.get(name, "x") == "x":
