@@ -51,10 +51,8 @@ class SelfAttention(nn.Module):
         q = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k = self.key(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         v = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        attn = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0
-        )
-        return attn.transpose(1, 2).flatten(2)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0)
+        return x.transpose(1, 2).flatten(2)
 
 
 class Output(nn.Module):
@@ -149,7 +147,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "55ce8749d5fd281a44f5575a6d0b09f7"
+FINGERPRINT = "590c299c27ab4ccd44f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):
