@@ -203,7 +203,8 @@ class _Reader:
         """Call what is pooled and bounded `scale`, if a product takes nothing else of it, on its whole way there."""
         made = {s.targets[0]: s.value for s in self.scope.body if isinstance(s, Assign) and len(s.targets) == 1}
         for side in (side for product in self.factors for side in product):
-            steps, way, tree = set[str](), [], side
+            steps, way = set[str](), list[str]()
+            tree: ast.AST = side
             while True:
                 functions, tree = _unary(tree)
                 steps |= functions
