@@ -194,6 +194,9 @@ def test_characters_stay_in_a_new_head(classes: int, alphabet: str, tmp_path: Pa
     path, words = reader(tmp_path, character=LISTED), ["ab", "q"] + (["p"] if "p" in alphabet else [])
     plan = planned(path, *words, replace_head=classes, keep=True)
     assert "".join(plan.settings.classes) == alphabet
+    new = ", ".join(character for character in alphabet if character not in READ)
+    said = f"the {len(alphabet)} characters are the model's own and new ones ({new}), with the classes that they have"
+    assert said in "\n".join(plan.notes)
     made = plan.model(torch.from_numpy(X)).detach().log()
     wanted = torch.from_numpy(X @ WEIGHT)
     for place, character in enumerate(alphabet, 1):

@@ -290,6 +290,10 @@ def test_labels_of_yolo_beside_their_images(parts: Any, tmp_path: Path) -> None:
     found = opened(tmp_path / "to", strict=True)
     check_all(found, parts)
     assert found.parts["train"].fields["boxes"].classes == SHAPES
+    (to / "gone.txt").write_text("0 0.5 0.5 0.1 0.1")
+    assert f"the label file has no image in {to.name if len(parts) > 1 else to};" in "; ".join(
+        [*opened(tmp_path / "to").notes, ""]
+    )
 
 
 def test_texts_beside_images_are_no_boxes(tmp_path: Path) -> None:

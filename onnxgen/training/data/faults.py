@@ -34,6 +34,8 @@ class Faults:
 
     def place(self, path: Path) -> str:
         """Return a path for a message."""
+        if path == self.folder:
+            return str(path)
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
 
     def __str__(self) -> str:

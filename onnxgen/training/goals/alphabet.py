@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.labels import PREFIX, Alphabet, recorded_alphabet
+from onnxgen.output.labels import PREFIX, SPACE, Alphabet, recorded_alphabet
 from onnxgen.surgery.classes import told_classes
 from onnxgen.training.data.images import ToInput
 from onnxgen.verify.integrity import metadata_of
@@ -29,6 +29,12 @@ def own_alphabet(model: nn.Module, classes: int) -> Alphabet | None:
     if told is None or (found is not None and found.characters == told):
         return found
     return Alphabet(PREFIX + "classes", told) if 0 < len(told) < classes else None
+
+
+def added(model: nn.Module, characters: Sequence[str]) -> list[str]:
+    """Return those of the characters that the file of a model does not list; [] if it lists none."""
+    listed = _recorded(model)
+    return [] if listed is None else [c for c in characters if c not in {*listed.characters, SPACE}]
 
 
 def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[str, ...]:

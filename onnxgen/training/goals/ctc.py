@@ -19,7 +19,7 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
-from onnxgen.training.goals.alphabet import as_paddle, own_alphabet
+from onnxgen.training.goals.alphabet import added, as_paddle, own_alphabet
 from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
@@ -172,7 +172,8 @@ def make(found: Situation) -> list[Goal]:
     begins = found.settings.replace_head is not None or found.settings.from_scratch
     unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
     goal.new_head = len(characters) + 1 if unknown else 0
-    goal.said = (*_notes(goal, found.settings, own), *as_paddle(found, own), *_check(found, goal))
+    new = added(found.model, characters) if own is not None else []
+    goal.said = (*_notes(goal, found.settings, own, new), *as_paddle(found, own), *_check(found, goal))
     return [goal]
 
 
@@ -266,7 +267,8 @@ def _spelled(characters: Sequence[str]) -> str:
     return listed(c if c.isprintable() and not c.isspace() else f"U+{ord(c):04X}" for c in characters)
 
 
-def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None) -> list[str]:
+def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Sequence[str]) -> list[str]:
+    """Return notes; `new` are characters that the file does not list."""
     own, count = goal.layout, len(goal.characters)
     ends = own.ending.kind or "logits"
     found = [
@@ -278,7 +280,8 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None) -> list
         whence = (
             f"as {alphabet.source} of the file lists them" if alphabet.listed else "with the classes that they have"
         )
-        found.append(f"the {count:,} characters are the model's own, {whence}; give others with --classes")
+        more = f" and new ones ({_spelled(new)})" if new else ""
+        found.append(f"the {count:,} characters are the model's own{more}, {whence}; give others with --classes")
     elif goal.texts and not settings.classes:
         found.append(f"characters in the order of the output: {''.join(goal.characters)!r}; give others with --classes")
     if goal.texts and free > 0:
