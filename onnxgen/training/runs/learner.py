@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from onnxgen.common.names import legible, listed
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
@@ -49,7 +49,7 @@ from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
 from onnxgen.training.runs.record import BOXES, Target, going_on, is_same, read_record
-from onnxgen.training.runs.seen import count_seen, digests
+from onnxgen.training.runs.seen import told_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
 from onnxgen.training.words import run_words
@@ -180,22 +180,14 @@ class Learner:
                 self.scored = self._part(part)
                 held = self._held(own if data is None else data, part)
                 return evaluate(self.model, held, part=self.scored, settings=self.settings)
-            source = open_source(data, self._unsplit, texts=self.texts)
-            settings = with_its_target(source, self._unsplit)
+            settings = replace(self.settings, val=0.0, test=0.0)
+            source = open_source(data, settings, texts=self.texts)
+            settings = with_its_target(source, settings)
             made = self._fitted(source, settings)
-            name = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
-            self.scored = name if len(made.parts) > 1 else ""
-            self._tell_seen(made, name, settings)
-            return evaluate(self.model, made, part=part, settings=settings)
-
-    def _tell_seen(self, data: Data, part: str, settings: Settings) -> None:
-        """Add a note of how many samples of other data the run was trained on."""
-        if (samples := data.parts.get(part)) is None:
-            return
-        inputs = feed(data, self.model, settings).inputs
-        if seen := count_seen(self.run, digests(samples, inputs, data.text)):
-            what = f"{seen:,} of {counted(len(samples), 'sample')} were trained on"
-            self.notes.append(f"{what}: the numbers say little about new ones")
+            part = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
+            self.scored = part if len(made.parts) > 1 else ""
+            self.notes += told_seen(self.run, made, part, feed(made, self.model, settings).inputs)
+            return evaluate(self.model, made, part=part or None, settings=settings)
 
     @property
     def _takes(self) -> str:
@@ -367,21 +359,17 @@ class Learner:
         found = self._fitted(from_object(data, "data"))
         return found, list(map(str, range(len(next(iter(found.parts.values()))))))
 
-    @property
-    def _unsplit(self) -> Settings:
-        return replace(self.settings, val=0.0, test=0.0)
-
     def _fitted(self, source: DataSource | Data, with_targets: Settings | None = None) -> Data:
         """Make data fit the model, as in training. `with_targets` are the settings to evaluate; without, to predict."""
+        targets = with_targets is not None
         if isinstance(source, Data):
             return source
-        targets = with_targets is not None
         if not targets:
             need_one_part(source)
         if self.texts:
             rename_text(source, self.texts)
         as_in_training(source, self.record)
-        settings = with_targets or self._unsplit
+        settings = with_targets or replace(self.settings, val=0.0, test=0.0)
         if self.texts and self.settings.task == TUPLES and not targets:
             ids = roles_of(signature_of(self.model), ())[IDS].name
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from onnxgen.errors import counted
 from onnxgen.training.data.arrays import Subset
 from onnxgen.training.data.fitting import Plain
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared, Tuples
-from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.samples import Data, Samples
 from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.data.text.columns import Text
@@ -92,12 +93,15 @@ def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=_LENGTH).digest()
 
 
-def count_seen(run: Path, found: bytes) -> int:
-    """Return how many of the samples with these digests a run was trained on, as far as its own digests tell."""
-    if not (run / SAMPLES).is_file():
-        return 0
+def told_seen(run: Path, data: Data, part: str, inputs: Sequence[str]) -> list[str]:
+    """Return a note of how many samples of a part of other data a run was trained on, as far as its digests tell."""
+    samples = data.parts.get(part)
+    if samples is None or not (run / SAMPLES).is_file():
+        return []
     known = set(_each((run / SAMPLES).read_bytes()))
-    return sum(one in known for one in _each(found))
+    seen = sum(one in known for one in _each(digests(samples, inputs, data.text)))
+    what = f"{seen:,} of {counted(len(samples), 'sample')} were trained on"
+    return [f"{what}: the numbers say little about new ones"] if seen else []
 
 
 def _each(found: bytes) -> Iterator[bytes]:
