@@ -177,8 +177,8 @@ class Learner:
         refuse_code({"data": own, "task": self.settings.task, "teacher": self.settings.teacher}, given, self.run)
         with run_words(self._takes):
             if data is None or is_same(data, own) or self._is_copy(data):
-                self.scored = self._part(part)
                 held = self._held(own if data is None else data, part)
+                self.scored = self._part(part)
                 return evaluate(self.model, held, part=self.scored, settings=self.settings)
             settings = replace(self.settings, val=0.0, test=0.0)
             source = open_source(data, settings, texts=self.texts)
