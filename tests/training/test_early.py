@@ -364,6 +364,10 @@ def test_classes_are_left_to_what_the_options_change(model: Path, tmp_path: Path
         glance(model, str(tmp_path / "data"), Settings(**given))
     with pytest.raises(OnnxgenError, match="has 11 classes"):
         glance(model, str(tmp_path / "data"), Settings())
+    x, y = np.zeros((24, 1, 28, 28), np.float32), np.arange(24)
+    np.savez(tmp_path / "data.npz", x=x, y=y, z=y % 10)  # another column than `y` is the target
+    for target in ("z", {"log_probabilities": "z"}):
+        glance(model, str(tmp_path / "data.npz"), Settings(target=target, inputs={"image": "x"}))
 
 
 def test_data_that_does_not_fit_is_refused_before_lightning_is_imported(seen: dict[str, tuple[Path, str, Ran]]) -> None:

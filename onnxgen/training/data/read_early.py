@@ -61,6 +61,7 @@ def check_file(
     for name in (*used, *([target] if plain and settings.target is None else ())):
         if settings.table == "none" and isinstance(gap := columns.get(name), Problem):
             problems.add(gap.of_target() if isinstance(gap, Gaps) and name in targets else gap)
+    plain &= not isinstance(settings.target, Mapping)  # which names other columns
     values: Any = columns.get(target)
     if plain and target and _is_text(values):
         with problems.gathered():
