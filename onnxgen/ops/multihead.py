@@ -47,7 +47,7 @@ def multihead_attention(
     if module is None:
         raise b.error("the weights of the attention belong to other modules", BUG)
     if q_bias is not None and out_bias is None:  # the file has no place for it, so it stays zeros
-        module.member.extra["out_proj.bias"] = np.zeros(width, out_weight.dtype.numpy())
+        module.member.extra["out_proj.bias"] = np.zeros(width, (out_weight.dtype or ir.DataType.FLOAT).numpy())
         module.member.frozen.add("out_proj.bias")
     made = b.call(
         module, query, key, value,

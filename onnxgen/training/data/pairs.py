@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SUFFIXES, files_below, files_in, folders, images_in, part_called
@@ -54,8 +55,6 @@ def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
     used = {images for images, _ in pairs.values() if part_called(images.name)}
     beside = (path for root in {p.parent for p in used} for path in (*folders(root), *files_in(root, *SUFFIXES)))
     left = [path.name for path in sorted({*beside} - used)]
-    from onnxgen.training.data.source import listed  # imported here: it imports torch
-
     inner = {images.parent.name for images in used}
     return [f"not part of the data, ignored: {listed(left)} in {listed(sorted(inner))}"] if left else []
 

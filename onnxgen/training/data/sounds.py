@@ -21,10 +21,9 @@ from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.output.signature import Signature
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import refuse_nested
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES
 from onnxgen.training.data.layout import SUFFIXES as IMAGES
-from onnxgen.training.data.layout import files_below, folders, part_called, root_of
+from onnxgen.training.data.layout import files_below, folders, part_called, refuse_nested, root_of
 from onnxgen.training.data.looking import Seen, looked
 from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
 from onnxgen.training.data.source import DataSource
