@@ -18,7 +18,7 @@ from onnxgen.code.quote import walk
 from onnxgen.code.torch_api import PARAMETRISATIONS, dotted, is_none, misfit
 
 MODULES = {"torch", "torch.nn.functional", "safetensors", "safetensors.torch"}
-MODULES |= {"numpy", "pathlib", "math", "json", "base64", "re", "collections.abc", "typing"}
+MODULES |= {"numpy", "pathlib", "functools", "math", "json", "base64", "re", "collections.abc", "typing"}
 MODULES |= {"warnings", "__future__"}
 FORBIDDEN = {"exec", "eval", "open", "compile", "__import__", "input", "breakpoint", "globals", "locals", "vars"}
 FORBIDDEN |= {"setattr", "delattr", "getattr", "os", "sys", "subprocess"}
