@@ -183,5 +183,5 @@ def raised_by_others(error: BaseException) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 class`, `2 batches`, `1,204 parameters`."""
-    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
+    plural = noun + ("es" if noun.endswith(("s", "tch")) else "s")
     return f"{number:,} {noun if number == 1 else plural}"

@@ -374,8 +374,8 @@ def test_the_speed_of_an_epoch_fits_its_seconds(tmp_path: Path, capsys: pytest.C
 
 
 def test_nouns_are_counted() -> None:
-    found = [counted(number, noun) for number in (1, 2) for noun in ("class", "batch", "step")]
-    assert found == ["1 class", "1 batch", "1 step", "2 classes", "2 batches", "2 steps"]
+    found = [counted(number, noun) for number in (1, 2) for noun in ("class", "batch", "epoch")]
+    assert found == ["1 class", "1 batch", "1 epoch", "2 classes", "2 batches", "2 epochs"]
 
 
 def test_durations_and_sparklines() -> None:
