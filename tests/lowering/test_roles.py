@@ -11,9 +11,9 @@ from onnxgen.lowering.roles import find_roles
 LAYERS = {name: f"nn.{name.upper()}Cell" for name in ("gru", "rnn", "lstm")}
 ATTENTION = "y = F.scaled_dot_product_attention(q, k, v)"
 BODIES: dict[tuple[str, ...], dict[str, str]] = {
-    ("y = gru(x, s)",): {"y": "h", "s": "h"},
-    ("y = rnn(x, s)",): {"y": "h", "s": "h"},
-    ("y, z = lstm(x, (s, t))",): {"y": "h", "z": "c", "s": "h", "t": "c"},
+    ("y = gru(x, s)",): {"y": "hidden", "s": "hidden"},
+    ("y = rnn(x, s)",): {"y": "hidden", "s": "hidden"},
+    ("y, z = lstm(x, (s, t))",): {"y": "hidden", "z": "cell", "s": "hidden", "t": "cell"},
     ("a = torch.relu(x)", "q = a[0]", "k = a[1]", "v = a[2]", ATTENTION): {"a": "qkv", "q": "q", "k": "k", "v": "v"},
     ("a = torch.relu(x)", "q, k, v = a.unbind(0)", ATTENTION): {"a": "qkv", "q": "q", "k": "k", "v": "v"},
     # the first of several roles stays

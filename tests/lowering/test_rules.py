@@ -140,7 +140,7 @@ def test_equal_constants_of_a_module_are_one_buffer_however_large() -> None:
 
 
 def test_states_of_a_recurrent_layer_are_called_so() -> None:
-    rng = np.random.default_rng(0)
+    rng, called = np.random.default_rng(0), {"h": "hidden", "c": "cell"}
     for kind, gates, states in (("GRU", 3, "h"), ("LSTM", 4, "hc")):
         stored = {name: rng.random((1, 4 * gates, size)).astype(np.float32) for name, size in (("w", 3), ("r", 4))}
         given = ", ".join(f"float[1, 2, 4] {name}0" for name in states)
@@ -153,7 +153,7 @@ def test_states_of_a_recurrent_layer_are_called_so() -> None:
         text = f"(float[5, 2, 3] i, {given}) => (float[5, 1, 2, 4] y, float[5, 2, 3] more, {outputs}) {{ "
         source = written(model_of(f"{text} z = Relu (i)  more = Mul (z, z)  {made} {layer} }}", **stored)).source
         for name in states:
-            assert f"        {name} = torch.tanh({name}0)" in source, source
+            assert f"        {called[name]} = torch.tanh({name}0)" in source, source
         assert "x = F.relu(i)" in source
 
 
