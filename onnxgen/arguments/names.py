@@ -131,7 +131,8 @@ class Roles:
         if comes:
             return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
         if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
-            return "dim"
+            tables = [path for layer, _, path in made if layer == "nn.Embedding"]
+            return "" if any(map(self._is_one_of_several, tables)) else "dim"
         if any("dfl" in path and place == (0,) for _, place, path in made):  # of a distribution over distances
             return "reg_max"
         if convolves:  # else it is what a head tells
@@ -235,6 +236,8 @@ def _outer(found: list[Argument], inner: Mapping[int, int]) -> list[Argument]:
         base = next(iter(outer.values())) if len(outer) == 1 else None
         if base is not None and base.name in WIDTHS and follows(argument, base):
             base.join(argument)
+        elif argument.name != "channels":  # an MLP's is chosen; a squeezed map's depends on others
+            made.append(argument)
     return made
 
 

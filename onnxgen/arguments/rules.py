@@ -356,6 +356,7 @@ class Rules(Shapes):
         made = self.related.add(("sum", *parts), sum(numbers))
         if len({*numbers}) > 1:
             if all(isinstance(number, int) for number in numbers):
+                self.related.fix(part for part in parts if part[0] in self.given)  # what the network takes stays
                 self.related.sums[made] = parts
             else:
                 self.related.fix([*parts, made])

@@ -26,6 +26,7 @@ class Shapes:
 
     def __init__(self, module: ModuleDef) -> None:
         self.infos, self.related = module.infos, Related()
+        self.given = {argument.value for argument in module.inputs}
         self.used = {name for statement in flattened(module.body) for name in used(statement)}
         self.used |= {name for output in module.outputs for name in refs(output)}
         for member in module.members:
