@@ -73,7 +73,11 @@ def _arguments(
             first[related.find(sizes[0])] = min(spots)
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
     written = [
-        {spot: int(reader.spots[spot].value) for spot in text if spot in widths and spot not in sums}  # type: ignore[arg-type]
+        {
+            spot: int(reader.spots[spot].value)
+            for spot in text
+            if spot in widths and first.keys().isdisjoint(sums.get(spot, ()))
+        }  # type: ignore[arg-type]
         for text in reader.texts
     ]
     chosen = choose(made, written, reader.inner)
