@@ -53,12 +53,12 @@ def _arguments(
     places = _placed(related, reader, parts)
     spot_of = {place: spot for spot, found in places.items() for place in found}
     sums = _sums(related, reader, spot_of)
-    summed = defaultdict(list)
+    summed: dict[Size, list[int]] = defaultdict(list)
     for terms in sums.values():
         for part, number in terms.items():
             summed[part].append(int(number))
     roles = Roles(module, related)
-    made, first = [*made], {}
+    made, first = [*made], dict[Size, int]()
     for sizes in related.classes():
         slots = [size for size in sizes if is_slot(size)]
         spots = {spot_of.get(slot, 0) for slot in slots}
@@ -74,10 +74,10 @@ def _arguments(
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
     written = [
         {
-            spot: int(reader.spots[spot].value)
+            spot: int(reader.spots[spot].value)  # type: ignore[arg-type]
             for spot in text
             if spot in widths and first.keys().isdisjoint(sums.get(spot, ()))
-        }  # type: ignore[arg-type]
+        }
         for text in reader.texts
     ]
     chosen = choose(made, written, reader.inner)

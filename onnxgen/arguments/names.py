@@ -298,9 +298,11 @@ def total(parts: Iterable[tuple[Argument | None, int]], names: Mapping[int, str]
         numbers[id(argument)] += number
         if argument is not None:
             of[id(argument)] = argument
-    terms = [expression(numbers[key], argument, names[key]) for key, argument in of.items()]
+    terms: list[ast.expr] = [expression(numbers[key], argument, names[key]) for key, argument in of.items()]
     rest = numbers[id(None)]
-    first, *others = [*terms, *([ast.Constant(rest)] if rest or not terms else [])]
+    if rest or not terms:
+        terms.append(ast.Constant(rest))
+    first, *others = terms
     return reduce(lambda left, right: ast.BinOp(left, ast.Add(), right), others, first)
 
 

@@ -83,7 +83,7 @@ class Related:
                 if self.find(total) == first and any(self.find(part) != first for part in parts):
                     shares: Counter[Size] = Counter()
                     for part in parts:
-                        shares.update(self.terms(part, (*above, first)))  # type: ignore[arg-type]
+                        shares.update(self.terms(part, (*above, first)))
                     made.append({key: Fraction(n) / self.value[total] for key, n in shares.items()})  # type: ignore
             is_clear = all(terms == made[0] and sum(terms.values()) == 1 for terms in made)
             self._known[first] = (made[0] if is_clear else {}) if made else {first: Fraction(1)}

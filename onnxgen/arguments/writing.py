@@ -36,6 +36,7 @@ def write(
 class _Writer:
     def __init__(self, arguments: list[Argument], sums: Sums, reserved: frozenset[str]) -> None:
         of = {spot: argument for argument in arguments for spot in argument.spots}
+        self.of: dict[int, list[tuple[Argument | None, int]]]
         self.of = {spot: [(argument, argument.spots[spot])] for spot, argument in of.items()}
         for spot, parts in sums.items():
             if any(part in of for part, _ in parts):
