@@ -55,8 +55,8 @@ def _arguments(
     sums = _sums(related, reader, spot_of)
     summed: dict[Size, list[int]] = defaultdict(list)
     for terms in sums.values():
-        for part, number in terms.items():
-            summed[part].append(int(number))
+        for part, share in terms.items():
+            summed[part].append(int(share))
     roles = Roles(module, related)
     made, first = [*made], dict[Size, int]()
     for sizes in related.classes():
