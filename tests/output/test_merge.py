@@ -274,7 +274,7 @@ def test_trained_weights_in_the_sidecar_are_kept(place: Place, capsys: Out) -> N
 
 def test_conflicts_are_named(place: Place, capsys: Out) -> None:
     place.edit(replaced("x = F.relu(self.fc0(x))", "x = F.silu(self.fc0(x))"))
-    onnx.save(network(first="Sigmoid"), place.model)
+    onnx.save(network(first="Tanh"), place.model)
     before = place.files()
     capsys.readouterr()
     assert place("--check") == 1 and place() == 3
@@ -288,7 +288,7 @@ def test_conflicts_are_named(place: Place, capsys: Out) -> None:
         "||||||| generated before",
         "x = F.relu(self.fc0(x))",
         "=======",
-        "x = torch.sigmoid(self.fc0(x))",
+        "x = torch.tanh(self.fc0(x))",
         ">>>>>>> generated now",
     ]
     assert all(place.files()[name] == before[name] for name in before)
@@ -299,10 +299,10 @@ def test_conflicts_are_named(place: Place, capsys: Out) -> None:
         + text[text.index(">>>>>>> generated now") + 21 :]
     )
     place.new.write_text(resolved)
-    onnx.save(network(first="Tanh"), place.model)
+    onnx.save(network(first="Sigmoid"), place.model)
     assert place() == 3 and place.new.read_text() == resolved, "it may have edits"
     assert "model.py.new of an earlier run may have edits of yours, too" in capsys.readouterr().err
-    onnx.save(network(first="Sigmoid"), place.model)
+    onnx.save(network(first="Tanh"), place.model)
     place.new.replace(place.out)
     assert place() == 0 and place.out.read_text() == resolved and loads(place.out)
 
