@@ -330,15 +330,12 @@ def members(tree: ast.AST) -> list[Member]:
     return [n.member for n in walk(tree) if isinstance(n, MemberRef)]
 
 
-def depth(tree: ast.AST, free: Callable[[ast.AST], bool] = lambda tree: False) -> int:
-    """Return the nesting depth of calls and operators in an expression (0 for a name or a literal).
-
-    `free`: True for what does not count.
-    """
+def depth(tree: ast.AST) -> int:
+    """Return the nesting depth of calls and operators in an expression (0 for a name or a literal)."""
     inner = 0
     for name in _fields(tree):
         field = getattr(tree, name, None)
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.AST):
-                inner = max(inner, depth(child, free))
-    return inner + (isinstance(tree, (ast.Call, ast.BinOp, ast.Subscript)) and not free(tree))
+                inner = max(inner, depth(child))
+    return inner + isinstance(tree, (ast.Call, ast.BinOp, ast.Subscript))

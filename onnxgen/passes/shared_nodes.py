@@ -15,16 +15,13 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import ELEMENTWISE, STRIDES
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.views import arranges
 from onnxgen.shapes.info import info, set_info
-
-CHEAP = frozenset(
-    "Add Sub Mul Div Neg Cast Not And Or Equal Less Greater LessOrEqual GreaterOrEqual Where Constant Cos Sin Exp Sqrt "
-    "Pow Abs Clip Unbind".split()
-)
 
 
 def shared_nodes(model: ir.Model, options: Options) -> None:
@@ -105,7 +102,8 @@ def _prepared(graph: ir.Graph) -> set[ir.Node]:
     known = set(graph.inputs)
     found: set[ir.Node] = set()
     for node in graph:
-        if node.domain in ("", DOMAIN) and (_arranges(node) or node.op_type in CHEAP):
+        is_cheap = is_a(node, ELEMENTWISE, STRIDES) or node.op_type in ("Where", "Constant")
+        if node.domain in ("", DOMAIN) and (_arranges(node) or is_cheap):
             if all(v is None or v in known or (v.is_initializer() and not is_trained(v)) for v in node.inputs):
                 known.update(v for v in node.outputs if not is_trained(v))
                 found.add(node)

@@ -163,7 +163,7 @@ class _Nesting:
             return False
         merged = rewrite(outer, put({name: inner}))
         deep, many = _layers(merged)
-        if depth(merged, _is_behind) > deepest or deep > layers or many > MAX_LAYERS:
+        if depth(merged) - _is_behind(merged) > deepest or deep > layers or many > MAX_LAYERS:
             return False
         if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > PAIR:
             return False  # it would be two statements again

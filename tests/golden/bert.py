@@ -147,7 +147,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "590c299c27ab4ccd44f5575a6d0b09f7"
+FINGERPRINT = "9a264bb64f29c06c44f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):
@@ -158,7 +158,7 @@ def bert(pretrained=True, **kwargs):
 def from_pretrained(cls, weights=WEIGHTS, strict=True, device=None, dtype=None, **kwargs):
     """Build the network with the weights of a file; `strict=False`: with those that fit."""
     with torch.device("meta" if strict else "cpu"):  # on meta, no weights are drawn
-        model = cls(**kwargs).to(dtype=dtype or torch.float32)
+        model = cls(**kwargs)
     with safe_open(weights, "pt") as file:
         if Path(weights) == WEIGHTS and FINGERPRINT not in str(file.metadata()):
             raise ValueError(f"{weights} does not belong here: generate both again")
@@ -170,8 +170,9 @@ def from_pretrained(cls, weights=WEIGHTS, strict=True, device=None, dtype=None, 
         warn(f"newly initialised: {', '.join(missing)}; not used: {', '.join(unexpected)}")
     model.to(device=device, dtype=dtype)
     for key, tensor in model.state_dict().items():
-        if tensor.dtype != own[key].dtype:
-            raise TypeError(f"{key} is {tensor.dtype} in {weights}, not {own[key].dtype}")
+        wanted = dtype or torch.float32 if own[key].is_floating_point() else own[key].dtype
+        if tensor.dtype != wanted:
+            raise TypeError(f"{key} is {tensor.dtype} in {weights}, not {wanted}")
     return model
 
 

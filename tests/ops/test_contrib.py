@@ -146,7 +146,7 @@ def test_embed_layer_normalization(segments: bool, positions: bool, mask: bool) 
     ]  # fmt: skip
     stored = {2, 3, 5, 6} | ({4} if segments else set())
     ran = run_node("EmbedLayerNormalization", inputs, {"epsilon": 1e-5}, outputs=2, initializers=stored, dynamic=True)
-    width = "out_features" if segments and positions else "8"  # of a network with several layers, an argument
+    width = "dim" if segments and positions else "8"  # of a network with several layers, an argument
     assert f"nn.Embedding(20, {width})" in ran.source and f"nn.LayerNorm({width})" in ran.source
     run_node("EmbedLayerNormalization", inputs, {"epsilon": 1e-5}, outputs=3, initializers=stored)
 

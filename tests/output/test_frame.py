@@ -18,7 +18,7 @@ from onnxgen.code.copied import helper_names, helpers
 from onnxgen.code.printer import LINE_LENGTH
 from tests.whole.test_golden import FILES
 
-BESIDE = 17  # lines that load weights
+BESIDE = 18  # lines that load weights
 STEPWISE = 3  # more where weights are tied, or constants lie among them
 
 

@@ -76,7 +76,11 @@ def test_heads_are_one_axis_before_the_product(tmp_path: Path) -> None:
     graph = case(text % MATRIX)
     assert hold(graph, tmp_path)
     source = _generate(graph.model, pretty=True).source
-    assert "x.transpose(1, 2).flatten(2)" in source and "reshape(" not in source[: source.index("WEIGHTS =")]
+    assert (
+        "x.transpose(1, 2)" in source
+        and "x.flatten(2) @ self.weight" in source
+        and "reshape(" not in source[: source.index("WEIGHTS =")]
+    )
 
 
 def test_axes_that_the_input_does_not_have_stay_behind_the_layer(tmp_path: Path) -> None:

@@ -148,14 +148,14 @@ def test_what_a_dead_node_asked_for_is_not_there(here: Path) -> None:
 
 def test_what_an_operator_did_not_write_is_not_there(here: Path) -> None:
     """It asked for a function and an import of the file, and then took another way."""
-    body = "    b.helper('spare'), b.imported('acme_pkg', 'missing')\n    return b('f(x)', f=b.helper('used'), x=x)\n"
+    body = "    b.helper('spare'), b.imported('acme_pkg', 'unwanted')\n    return b('f(x)', f=b.helper('used'), x=x)\n"
     more = "def spare(x):\n    return x\n\n\ndef inner(x):\n    return x * 2\n\n\ndef used(x):\n    return inner(x)\n"
     written(
         here / "ops.py", f'import onnxgen\n@onnxgen.op("Swish", domain="com.acme")\ndef swish(b, x):\n{body}\n\n{more}'
     )
     generate(saved(one(), here / "m.onnx"), here / "m.py", Options(plugins=["ops.py"]))
     source = (here / "m.py").read_text()
-    assert "spare" not in source and "missing" not in source
+    assert "spare" not in source and "unwanted" not in source
     x = torch.randn(3, 4)
     assert torch.equal(imported(here / "m.py").Model()(x), 2 * x)
 

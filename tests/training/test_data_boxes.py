@@ -164,7 +164,7 @@ def test_images_of_coco_that_are_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "train").rename(tmp_path / "pictures")
     with pytest.raises(OnnxgenError) as error:
         opened(tmp_path)
-    places = "annotations/, annotations/images/, train/, images/train/, images/, ./"
+    places = f"annotations/, annotations/images/, train/, images/train/, images/, {tmp_path}/"
     count = len(told(tmp_path)["images"])
     said = f"{count} faults in {tmp_path}: annotations/instances_train.json: none of its images is in any of {places}; "
     assert said in str(error.value) and "images[0]: there is no image annotations/train_000.png" in str(error.value)

@@ -1,7 +1,7 @@
 """Generated source does not drift from what authors wrote: its lines, and how surely a classifier tells both apart.
 
-The bounds are what `python -m benchmarks.authors --fresh --classifier` measured, rounded up. Lower them when it measures
-less.
+The bounds are what `python -m benchmarks.authors --fresh --classifier` measured, rounded up. Lower them when it
+measures less.
 """
 
 from __future__ import annotations

@@ -40,12 +40,6 @@ SWIN_FOLDED = ("unsqueeze", "unsqueeze_1", "unsqueeze_4", "unsqueeze_5", "unsque
 SWIN_SHIFTED = ("layers.0.blocks.1", "layers.1.blocks.1")
 LOSSES = (
     Loss(
-        "untouched_encoder",
-        "dynamo-*-eval",
-        "the exporter drops the addition of zeros, which this bias is before training",
-        tuple(f"encoder.layers.{n}.self_attn.out_proj.bias" for n in (0, 1)),
-    ),
-    Loss(
         "sequence_norms",
         "*-eval",
         "weight normalisation is folded into its weight",
