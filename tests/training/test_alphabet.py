@@ -143,6 +143,17 @@ def test_characters_that_the_list_lacks_are_named_with_the_way_out(tmp_path: Pat
     assert str(caught.value.problems[0]).startswith(said)
 
 
+def test_characters_of_the_held_back_part_are_looked_at_too(tmp_path: Path) -> None:
+    """Their texts would drop out of the loss, and none of them could ever be read rightly."""
+    path = reader(tmp_path, character=LISTED)
+    for seed in range(8):  # with some seed it is held back
+        given = {"val": 0.25, "seed": seed}
+        with pytest.raises(OnnxgenError, match="the texts have q, which the model's alphabet of 5 lacks"):
+            planned(path, *["ab"] * 7, "q", **given)
+        with pytest.raises(OnnxgenError, match="the texts have q, which are not among the 2 classes"):
+            planned(path, *["ab"] * 7, "q", **given, classes=("a", "b"))
+
+
 def test_a_run_is_asked_exported_and_trained_again_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, words = reader(tmp_path, character=LISTED), ("ab", "z", "a b", "-")
     fit(path, texts(*words), out=tmp_path / "run", task="ctc", epochs=1, show="nothing", lr=1e-6, **QUIET)

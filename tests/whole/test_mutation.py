@@ -30,7 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("corpus")
     place = made / "pool" / "one"
     place.mkdir(parents=True)
-    onnx.save(spelled("s = Exp(x)  t = Exp(s)  u = Sub(t, s)  v = Sub(s, t)  w = Mul(u, v)  y = Sub(w, x)"), place / "net.onnx")
+    onnx.save(
+        spelled("s = Exp(x)  t = Exp(s)  u = Sub(t, s)  v = Sub(s, t)  w = Mul(u, v)  y = Sub(w, x)"),
+        place / "net.onnx",
+    )
     (place / "options.pickle").write_bytes(pickle.dumps(("one", Options())))
     return made
 

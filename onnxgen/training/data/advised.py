@@ -20,7 +20,7 @@ Sizes: TypeAlias = Collection[tuple[int, ...]]  # channels, height and width of 
 Runs: TypeAlias = Callable[[tuple[int, ...]], bool]  # whether a network runs on an image of a shape
 
 USUAL = 224  # height and width for images of unknown or large sizes
-LARGEST = 640  # sides that are large
+LARGEST = 320  # sides that are large: they cost much more time than they tell
 STEP = 32  # most networks take its multiples
 SIDES = (32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)  # heights that networks have
 LINES = "ctc"  # the purpose of networks that read lines of text

@@ -287,11 +287,10 @@ def converted(sizes: frozenset[tuple[int, ...]], kinds: Mapping[str, int], steps
         return []
     frame, said = steps[0].frame, []
     if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
-        few = [f"{height}x{width}" for height, width in (others if len(others) < 3 else (others[0], others[-1]))]
-        how = _TOLD[steps[0].placing.how]
-        said.append(
-            f"images of {(' and ' if len(others) < 3 else ' to ').join(few)} are {how} to {frame.height}x{frame.width}"
-        )
+        spans = [f"{min(sides)} to {max(sides)}" for sides in zip(*others)]
+        few = " and ".join(f"{height}x{width}" for height, width in others)
+        told = few if len(others) < 3 else "{} high and {} wide".format(*spans)
+        said.append(f"images of {told} are {_TOLD[steps[0].placing.how]} to {frame.height}x{frame.width}")
     kinds = kinds or Counter("gray" if size[0] == 1 else "RGB" for size in sizes)
     coloured = any(count for kind, count in kinds.items() if kind != "gray")
     said += ["colours become gray"] if frame.channels == 1 and coloured else []

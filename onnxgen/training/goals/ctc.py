@@ -166,7 +166,9 @@ def make(found: Situation) -> list[Goal]:
     blank = _blank(found, layout, [] if texts else known, asked, own)
     names = [name for i, name in enumerate(asked) if len(asked) < layout.classes or i != blank]
     characters = names or (own.characters if own is not None else used)
-    _check_characters(characters, layout, used, own, found.settings.task)
+    # The alphabet of the training part is what is learned; any other must have the characters of every part.
+    every = sorted({c for text in texts for c in text}) if texts and (names or own is not None) else used
+    _check_characters(characters, layout, every, own, found.settings.task)
     goal = Reading(layout, column, blank, characters, texts)
     goal.settled = {"blank": blank, "classes": tuple(characters)}
     begins = found.settings.replace_head is not None or found.settings.from_scratch
@@ -259,7 +261,8 @@ def _check_characters(
         way = f"--replace-head {layout.classes + len(lacking)} --keep adds them, and --classes names another alphabet"
         raise OnnxgenError(what, help=way)
     if lacking:
-        raise OnnxgenError(f"the texts have {_spelled(lacking)}, which are not in --classes", help="add them there")
+        what = f"the texts have {_spelled(lacking)}, which are not among the {len(characters)} classes"
+        raise OnnxgenError(what, help="train with --classes that have them, or leave these texts out")
 
 
 def _spelled(characters: Sequence[str]) -> str:
