@@ -66,14 +66,15 @@ def predict_command(
     with progress("predicting", quiet or as_json):
         paths = [Path(name) for name in names]  # a text would be another thing to predict for
         found = learner.predict(paths, skip=True, soft=soft, **given)
+    least = LIKELY_BOX if min_score is None else min_score
     if out is not None:
         _write(out, found, record, top, force)
     if as_json:
         tell_json([_plain(one, top) for one in found])
     elif out is not None and not quiet:
-        tell(f"wrote {out}")
+        tell(f"wrote {out}" + (f": {summary(found, top, least)}" if found[0].answer.boxes is not None else ""))
     elif out is None:
-        _print(found, top, LIKELY_BOX if min_score is None else min_score)
+        _print(found, top, least)
     return _said_of(learner, quiet)
 
 

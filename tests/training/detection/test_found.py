@@ -202,7 +202,8 @@ def test_a_run_predicts_boxes(place: Path, tmp_path: Path, capsys: pytest.Captur
     scores = [box.score for box in boxes]
     assert command(["predict", str(tmp_path / "run"), *map(str, images), "--min-score", "0.999"]) == 0
     assert f"0 objects in 4 images (best score {max(scores):.1%}, below --min-score 0.999)" in capsys.readouterr().out
-    ask("-o", str(tmp_path / "out.csv"))
+    wrote = ask("-o", str(tmp_path / "out.csv"))
+    assert f"wrote {tmp_path / 'out.csv'}: {len(boxes)} objects in 4 images\n" in wrote
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert len(rows) == len(boxes) and float(rows[0]["x1"]) == pytest.approx(surest.corners[0], abs=1e-3)
     ask("-o", str(tmp_path / "out.npz"))
