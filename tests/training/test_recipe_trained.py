@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from onnxgen.training import fit
 from onnxgen.training.config import read_config
 from onnxgen.training.model import note_learned
 from onnxgen.training.recipes.trained import settled
+from onnxgen.training.report.facts import _gentler
+from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.progress import epoch_line
 from onnxgen.training.settings import Settings
 from tests.training.test_fit import Seen
@@ -113,6 +116,15 @@ def test_a_run_says_what_to_do_if_it_made_the_model_worse(capsys: Out) -> None:
             in said
         )
         assert "(best)" not in said
+
+
+def test_a_new_head_is_not_called_worse_than_chance() -> None:
+    plan: Any = SimpleNamespace(settings=Settings(replace_head=3))
+    metrics = Metrics(Path("metrics.csv"), "val_accuracy", gentler=_gentler(plan))
+    metrics.before, metrics.rows = {"val_accuracy": 0.2}, [{"val_accuracy": 0.01}]
+    assert metrics.fell == "" and metrics.brought_nothing.endswith("the best of the epochs")
+    metrics.gentler = " -> --lr 0.1"
+    assert metrics.fell == "after these steps the model is far worse than before training -> --lr 0.1"
 
 
 def test_the_best_of_worse_epochs_is_called_so() -> None:

@@ -140,8 +140,13 @@ def _worded(device: Device, settings: Settings) -> str:
 
 
 def _gentler(plan: Plan) -> str:
-    """Return ` -> --lr 3e-05, or --batch-size 8 (20 steps an epoch), or --freeze the first layers`."""
+    """Return ` -> --lr 3e-05, or --batch-size 8 (20 steps an epoch), or --freeze the first layers`.
+
+    It is "" for a new head: what it scored before training was chance.
+    """
     settings = plan.settings
+    if settings.replace_head is not None:
+        return ""
     if head := max((made.new_head for made in plan.objectives), default=0):
         return f" -> --replace-head {head}: nothing says which characters the model's classes were trained for"
     assert plan.data.train is not None

@@ -39,7 +39,7 @@ class Metrics(lightning.Callback):
         """
         Args:
             patience: end the run after that many epochs without a new best.
-            gentler: " -> " and the settings to try if training makes the model worse.
+            gentler: " -> " and the settings to try if training makes the model worse; "" if that says nothing.
         """
         self.path, self.monitor, self.patience = path, monitor, patience
         self.rows: list[Row] = []
@@ -80,7 +80,7 @@ class Metrics(lightning.Callback):
     def fell(self) -> str:
         """A sentence if the first validation is far worse than that before training; else ""."""
         found = [row.get(self.monitor, math.nan) for row in (self.before, *self.rows[:1])]
-        if len(found) < 2 or not (found[0] > 0 and math.isfinite(found[1])):
+        if len(found) < 2 or not self.gentler or not (found[0] > 0 and math.isfinite(found[1])):
             return ""
         before, now = found
         worse = now > FAR * before if lower_is_better(self.monitor) else now * FAR < before
