@@ -110,7 +110,7 @@ OF_SIZES = {
     ),
     "from one": ("f = Cast <to = 1> (n) y = Range (one, f, one)", "range_tensor(1.0, x.shape[0], 1.0, dtype"),
     "in steps": ("f = Cast <to = 1> (n) y = Range (zero, f, half)", "range_tensor(0.0, x.shape[0], 0.5, dtype"),
-    "of double": ("d = Cast <to = 11> (n) m = Cast <to = 1> (d) y = Mul (x, m)", "return x * h"),
+    "of double": ("d = Cast <to = 11> (n) m = Cast <to = 1> (d) y = Mul (x, m)", "return x * out"),
     "scaled": ("f = Cast <to = 1> (n) g = Sqrt (f) y = Div (x, g)", "x / math.sqrt(x.shape[0])"),
     "sums": ("f = Cast <to = 1> (n) g = Sub (f, half) h = Neg (f) a = Add (x, g) y = Add (a, h)", "x + (n - 0.5) - n"),
     "products": ("f = Cast <to = 1> (n) g = Mul (f, tenth) y = Sub (x, g)", "x - x.shape[0] * 0.10000000149011612"),

@@ -114,7 +114,7 @@ EDITS: dict[str, tuple[Edit, Effect | None]] = {
     "a layer": (_dropout, _same),
     "twice the output": (lambda text: re.sub(r"return (self\.fc.*)", r"return 2 * \1", text, count=1), lambda y: 2 * y),
     "another activation": (lambda text: re.sub(r"F\.relu|torch\.sigmoid", "F.silu", text, count=1), None),
-    "a line less": (lambda text: re.sub(r"\n        x = F\.relu\(x\)(?=\n)", "", text, count=1), None),
+    "a line less": (lambda text: re.sub(r"\n        x = F\.relu\(self\.fc1\(.*\)\)(?=\n)", "", text, count=1), None),
     "black": (lambda text: black.format_str(text, mode=black.Mode(line_length=50)), _same),
     "line ends": (lambda text: text.replace("\n", "\r\n"), _same),
 }  # fmt: skip
