@@ -221,7 +221,7 @@ class Several(nn.Module):
 
 def test_a_class_stands_behind_those_that_its_later_instances_use(tmp_path: Path) -> None:
     source = made(Several, tmp_path, vectors)
-    assert [*classes(source)] == ["Extra", "Block", "Net"] and "self.extra = Extra(dim, 9)" in source
+    assert [*classes(source)] == ["Extra", "Block", "Net"] and "self.extra = Extra(dim, width)" in source
 
 
 def test_what_is_written_plainly_has_no_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

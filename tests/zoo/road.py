@@ -26,19 +26,29 @@ RANDOM = {"Dropout", "RandomUniformLike", "RandomNormalLike", "RandomUniform", "
 
 @dataclass(frozen=True)
 class Loss:
-    """Keys of the original that a file does not know (`missing`), those that stand in for them (`extra`), and why."""
+    """Keys of the original that a file does not know (`missing`), those that stand in for them (`extra`), and why.
+
+    `held`: parameters that the file has no place for, and that are not trained.
+    """
 
     nets: str
     cases: str
     why: str
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 SWIN_BLOCKS = [f"layers.{layer}.blocks.{block}" for layer in (0, 1, 2) for block in (0, 1)]
 SWIN_FOLDED = ("unsqueeze", "unsqueeze_1", "unsqueeze_4", "unsqueeze_5", "unsqueeze_8", "unsqueeze_9")
 SWIN_SHIFTED = ("layers.0.blocks.1", "layers.1.blocks.1")
 LOSSES = (
+    Loss(
+        "untouched_encoder",
+        "dynamo-*-eval",
+        "the exporter drops the addition of zeros, which this bias is before training",
+        held=tuple(f"encoder.layers.{n}.self_attn.out_proj.bias" for n in (0, 1)),
+    ),
     Loss(
         "sequence_norms",
         "*-eval",
@@ -230,11 +240,11 @@ class Road:
         _close(mine, yours)
         before = dict(theirs.named_parameters(remove_duplicate=False))
         frozen = {n for n, p in before.items() if not p.requires_grad}  # what the file cannot know
-        same = [
-            n
-            for n, p in ours.named_parameters(remove_duplicate=False)
-            if n in before and _equal(p, before[n]) and n not in frozen
-        ]
+        mine_of = dict(ours.named_parameters(remove_duplicate=False))
+        held = {n for n, p in mine_of.items() if not p.requires_grad} - frozen
+        assert held == {k for x in self.losses for k in x.held}, f"not trained: {sorted(held)}"
+        frozen |= held
+        same = [n for n, p in mine_of.items() if n in before and _equal(p, before[n]) and n not in frozen]
         lost = {k for x in self.losses for k in x.extra} | self.reshaped | frozen
         assert self.is_folded or set(left) - set(same) <= lost, f"differ: {set(left) - set(same) - lost}"
         for name in same:
