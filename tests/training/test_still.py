@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from onnxgen.cli import say
 from onnxgen.common.still import Still
 from onnxgen.training import fit
 from onnxgen.training.report.shown import Lines
+from onnxgen.training.runs.learner import Learner
 from tests.training.small import network
 from tests.training.test_fit_options import CPU, points
 
@@ -78,6 +80,13 @@ def test_an_evaluation_says_what_goes_on(tmp_path: Path, capsys: Out, monkeypatc
     rows = "\n".join(f"{n},{n % 3}" for n in range(12))
     (tmp_path / "points.csv").write_text(f"x,label\n{rows}\n")
     fit(network(tmp_path, x=("float32", ["n", 1])), tmp_path / "points.csv", epochs=1, out=tmp_path / "run", **CPU)
+    asked = Learner.evaluate
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        time.sleep(0.2)
+        return asked(*given, **named)
+
+    monkeypatch.setattr(Learner, "evaluate", slowly)
     monkeypatch.setattr(say, "Still", lambda what, print_line: Still(what, print_line, 0.02))
     assert cli(["evaluate", str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert "evaluating (0 s)\n" in capsys.readouterr().err
