@@ -32,13 +32,19 @@ def with_parts(classes: Sequence[ClassTree]) -> tuple[list[ClassTree], dict[Size
     spots: dict[Size, int] = {}
     for tree in classes:
         lists = found[tree.name]
-        if len(lists) == 1 and counts[lists[0][1]] == 1:
+        if len(lists) == 1 and counts[lists[0][1]] == 1 and not _has(tree, STORED):
             written, numbers = lists[0]
             sizes = [Spot(one) for one in numbers]
             spots.update((part_of(numbers, i), id(spot)) for i, spot in enumerate(sizes))
             tree = _stored(tree, written, sizes)
         made.append(tree)
     return made, spots
+
+
+def _has(tree: ClassTree, name: str) -> bool:
+    """Return True if a class has an attribute of its own of a name."""
+    nodes = (node for part in (*tree.setup, *tree.body, *tree.own) for node in walk(part))
+    return any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes)
 
 
 def _lists(tree: ClassTree) -> Iterator[tuple[ast.List, tuple[int, ...]]]:

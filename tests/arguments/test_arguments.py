@@ -392,6 +392,27 @@ def test_a_class_stores_the_sizes_of_parts(case: str) -> None:
     torch.testing.assert_close(changed.eval()(IMAGES), original(IMAGES))
 
 
+class Taken(Divided):
+    """The same with a layer that has the name of what would be stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split_sizes = self.both
+        del self.both
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.split_sizes(torch.relu(self.stem(x))).split(self.sizes, 1)
+        return torch.cat([self.box(torch.relu(a)), torch.sigmoid(b)], 1)
+
+
+def test_a_layer_that_is_called_as_the_stored_sizes_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found before the class is written, not only by the check of what was written."""
+    monkeypatch.setenv("ONNXGEN_STRICT", "1")
+    ran = held(Taken().eval(), [IMAGES], "legacy-17")
+    assert "self.split_sizes = nn.Conv2d(" in ran.source and ".split([8, 5], dim=1)" in ran.source
+    assert defaults(ran)["in_channels"] == 3
+
+
 class Inverted(nn.Module):
     def __init__(self, a: int, b: int, stride: int, factor: int) -> None:
         super().__init__()
