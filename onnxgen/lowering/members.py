@@ -79,7 +79,7 @@ class Members:
         """Return the submodule with these tensors, always the same one. `known_home`: see `Builder.module_at`."""
         own = {key: s for key, s in sources.items() if not is_rounding(key)}
         is_layer = bool(own) or not sources  # otherwise it only quantises a layer's input or result
-        home, elsewhere = self._home(scope, own) if known_home is None else (known_home, False)
+        home, elsewhere = self._home(scope, own) if known_home is None else (known_home or None, False)
         labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
         # untrained norms are all equal, and several modules may share a weight, each with its own name
         apart = all(len(s.shape) < 2 for s in sources.values()) or (

@@ -5,7 +5,8 @@ over the whole file (`conv2d_57`), a converter's prefix or the name of a functio
 obeyed them would have a class for each layer, or none. No list of exporters tells one from the other. But true modules
 save source, since they repeat: so each reading is written, and the lengths are compared.
 
-Keys of a PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them.
+Keys of a PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them. Keys of less than
+half of the tensors are none: where an exporter folded norms, the others are `onnx::Conv_110`, and no state dict fits.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 
 _KEY = re.compile(r"weight|bias|running_")
+_SMALLEST = 5  # elements of a tensor that is no operand which the author typed
 LONGER = 1.05  # than without names: what a source may be, since names help its reader
 
 
@@ -40,7 +42,7 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
     """Return what `make` makes of the reading with the shorter source, and leave that reading's scopes in the model."""
     names = _scopes(model)
     made = make()
-    if options.flat or _are_keys(model.graph) or not any(scope for scope, _ in names[0].values()):
+    if options.flat or _are_keys(model) or not any(scope for scope, _ in names[0].values()):
         return made
     obeyed = _scopes(model)
     _set(model, (dict.fromkeys(names[0], ((), False)), {}), nameless=True)
@@ -51,12 +53,22 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
     return made
 
 
-def _are_keys(graph: ir.Graph) -> bool:
-    """True if names are PyTorch's: those of tensors, `layers.0.fc.weight`, or those of nodes, `/layers.0/fc/MatMul`."""
-    paths = [path for name in graph.initializers if (path := param_path(name))]
-    keys = sum(_KEY.match(path[-1]) is not None for path in paths)
-    by_torch = PRODUCER.get(graph) == "pytorch" or any((node.name or "").startswith("/") for node in graph)
-    return by_torch or (keys > 0 and 2 * keys >= len(paths))
+def _are_keys(model: ir.Model) -> bool:
+    """True if names are PyTorch's: of nodes (`/layers.0/fc/MatMul`), or of most tensors (`layers.0.fc.weight`)."""
+    if any((node.name or "").startswith("/") for node in model.graph) or CLASSES.get(model):
+        return True
+    graph = model.graph
+    paths = {name: path for name in graph.initializers if (path := param_path(name))}
+    keys = {name for name, path in paths.items() if _KEY.match(path[-1])}
+    if PRODUCER.get(graph) != "pytorch":
+        return bool(keys) and 2 * len(keys) >= len(paths)
+    weights = {name for name, value in graph.initializers.items() if _is_weight(value)}
+    return 2 * len(weights & paths.keys()) >= len(weights)
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size >= _SMALLEST
 
 
 Scopes = tuple[dict[ir.Node, tuple[ModulePath, bool]], dict[ModulePath, str]]

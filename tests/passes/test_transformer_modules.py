@@ -71,6 +71,29 @@ def test_a_layer_stands_for_every_node_behind_its_attention(tmp_path: Path) -> N
     assert len(named) > 8 and named <= stands, named - stands
 
 
+@pytest.mark.parametrize("model", [nn.TransformerEncoderLayer, nn.MultiheadAttention])
+def test_modules_have_a_place_where_names_are_not_obeyed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxgen.scopes.readings._are_keys", lambda model: False)
+    monkeypatch.setattr("onnxgen.scopes.readings.LONGER", 0.0)
+    made = trained(model(WIDTH, 2, batch_first=True)).eval()
+    whole = Whole(made, {}) if model is nn.TransformerEncoderLayer else Attending(made)
+    proto = exported(whole, [X])
+    feeds = {proto.graph.input[0].name: X.numpy()}
+    ran = run_model(proto, feeds)
+    assert any(isinstance(m, model) for m in ran.model.modules())
+    np.testing.assert_allclose(ran.outputs[0], run_onnxruntime(proto, feeds)[0], atol=1e-5)
+
+
+class Attending(nn.Module):
+    def __init__(self, attn: nn.Module) -> None:
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.attn(x, x, x, need_weights=False)[0]
+        return found
+
+
 @pytest.mark.parametrize("draw,seed", [(attention, 1), (transformer, 0), (transformer, 2)])
 def test_trained_values_go_back(draw: Any, seed: int, tmp_path: Path) -> None:
     hold_back(draw(seed), tmp_path)
