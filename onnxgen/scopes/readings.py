@@ -40,9 +40,9 @@ Made = TypeVar("Made", bound=Readable)
 
 def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Made:
     """Return what `make` makes of the reading with the shorter source, and leave that reading's scopes in the model."""
-    names = _scopes(model)
+    names, are_keys = _scopes(model), _are_keys(model)
     made = make()
-    if options.flat or _are_keys(model) or not any(scope for scope, _ in names[0].values()):
+    if options.flat or are_keys or not any(scope for scope, _ in names[0].values()):
         return made
     obeyed = _scopes(model)
     _set(model, (dict.fromkeys(names[0], ((), False)), {}), nameless=True)
@@ -54,7 +54,7 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
 
 
 def _are_keys(model: ir.Model) -> bool:
-    """True if names are PyTorch's: of nodes (`/layers.0/fc/MatMul`), or of most tensors (`layers.0.fc.weight`)."""
+    """True if names are PyTorch's: of nodes (`/layers.0/fc/MatMul`), of classes, or of most tensors (`fc.weight`)."""
     if any((node.name or "").startswith("/") for node in model.graph) or CLASSES.get(model):
         return True
     graph = model.graph
