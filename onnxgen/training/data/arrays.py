@@ -40,7 +40,7 @@ class Arrays:
         return {name: column.index_select(0, which) for name, column in self.columns.items()}
 
     def column(self, name: str) -> Tensor | None:
-        return self.columns[name]
+        return self.columns.get(name)
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Arrays:
         """Return a copy in which class index `i` of a column becomes `places[i]`, an index into `classes`."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+INNER = "inner"  # beside boxes: where an image lies in the frame
+WHOLE = torch.tensor([0.0, 0.0, 1.0, 1.0])  # the corners of an image as shares of it
 GRAY = 114  # of 255: what is beside the image, as Ultralytics pads it (`LetterBox` in `data/augment.py`)
 
 

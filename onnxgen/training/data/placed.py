@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
+from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, grid
 from onnxgen.training.data.images import Frame, ToInput
-from onnxgen.training.data.letterbox import Fit
+from onnxgen.training.data.letterbox import INNER, WHOLE, Fit
 from onnxgen.training.data.masks import Masked
-from onnxgen.training.data.samples import Field
+from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.model import fixed_batch
@@ -53,6 +54,16 @@ class OnImage:
             return x
         maps = self.augment.maps(indices, seed, self.aspect)
         return moved_boxes(x, maps) if self.boxes else moved_masks(x, maps)
+
+    def beside(self, samples: Samples, indices: Sequence[int]) -> Batch:
+        """Return beside boxes where their images lie in the frame, [n, 4]; {} if they fill it, or may be moved."""
+        if not self.boxes or self.augment is not None:
+            return {}
+        if (each := column_of(samples, INNER)) is not None:
+            return {INNER: each[torch.as_tensor(indices)]}
+        if self.fit is None or not self.fit.moves:
+            return {}
+        return {INNER: self.fit.into_frame(WHOLE).expand(len(indices), 4)}
 
 
 def moved_masks(x: Tensor, maps: NDArray[np.float64]) -> Tensor:

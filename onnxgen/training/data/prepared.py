@@ -33,7 +33,10 @@ class Prepared:
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         batch = self.samples.take(indices, seed)
-        return {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
+        made = {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
+        for step in self.steps.values():
+            made |= step.beside(self.samples, indices) if hasattr(step, "beside") else {}
+        return made
 
     def column(self, name: str) -> Tensor | None:
         """Return the column as it is stored, before the step."""

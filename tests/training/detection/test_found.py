@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from onnxgen.training.data.folder import decoded, size_of
 from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.goals.detection.found import boxes_of
 from onnxgen.training.prepare import prepare
+from onnxgen.training.runs.answers import Box
 from onnxgen.training.runs.record import Target
 from onnxgen.training.settings import Settings
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
@@ -213,6 +215,58 @@ def test_a_run_predicts_boxes(place: Path, tmp_path: Path, capsys: pytest.Captur
     drawn = sorted((tmp_path / "pictures").iterdir())
     assert [path.name for path in drawn] == [path.name for path in images] and size_of(drawn[0]) == (48, 64)
     assert (np.asarray(Image.open(drawn[0])) != np.asarray(Image.open(images[0]))).any()
+
+
+def by_coco(run: Path, images: list[Path], truth: list[tuple[int, Box]]) -> float:
+    """Return the mAP of what a run predicts, computed by faster-coco-eval from the boxes alone."""
+    coco = pytest.importorskip("faster_coco_eval")
+    found = [(n, box) for n, one in enumerate(load(run).predict(images, min_score=0)) for box in one.answer.boxes or ()]
+    names = sorted({box.label for _, box in (*found, *truth)})
+
+    def row(number: int, image: int, box: Box) -> dict[str, Any]:
+        x1, y1, x2, y2 = box.corners
+        whole = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1), "iscrowd": 0, "score": box.score}
+        return {"id": number + 1, "image_id": image, "category_id": names.index(box.label), **whole}
+
+    right = coco.COCO(
+        {
+            "images": [{"id": n} for n in range(len(images))],
+            "categories": [{"id": n, "name": name} for n, name in enumerate(names)],
+            "annotations": [row(n, *one) for n, one in enumerate(truth)],
+        }
+    )
+    score = coco.COCOeval_faster(right, right.loadRes([row(n, *one) for n, one in enumerate(found)]), "bbox")
+    score.evaluate()
+    score.accumulate()
+    score.summarize()
+    return float(score.stats_as_dict["AP_all"])
+
+
+@pytest.mark.parametrize("resize", ["letterbox", "stretch"])
+def test_an_evaluation_scores_what_is_predicted(place: Path, tmp_path: Path, resize: str) -> None:
+    """The labels are boxes that the run finds itself, moved a little; many of them end at an edge of the picture."""
+    run = tmp_path / "run"
+    fit(place / "net.py", place / "data", out=run, resize=resize, **GIVEN)
+    images = sorted((place / "data" / "images" / "val").iterdir())
+    said = load(run).predict(images, min_score=0)
+    found = [(n, box) for n, one in enumerate(said) for box in (one.answer.boxes or ())[:9]]
+    large = [(n, b) for n, b in found if b.corners[2] - b.corners[0] > 4 and b.corners[3] - b.corners[1] > 4]
+    truth = [(n, replace(b, corners=(*b.corners[:2], b.corners[2] - 1.0, b.corners[3]))) for n, b in large]
+    assert any(b.corners[0] == 0 or b.corners[1] == 0 or b.corners[3] == 48 for _, b in truth)
+    names = {name: n for n, name in enumerate(load(run).record.classes)}
+    for n, path in enumerate(images):
+        lines = []
+        for box in (b for image, b in truth if image == n):
+            x1, y1, x2, y2 = (corner / side for corner, side in zip(box.corners, (64, 48, 64, 48)))
+            lines.append(f"{names[box.label]} {(x1 + x2) / 2} {(y1 + y2) / 2} {x2 - x1} {y2 - y1}")
+        (tmp_path / "new" / "labels").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "new" / "images").mkdir(exist_ok=True)
+        (tmp_path / "new" / "images" / path.name).write_bytes(path.read_bytes())
+        (tmp_path / "new" / "labels" / f"{path.stem}.txt").write_text("\n".join(lines))
+    (tmp_path / "new" / "data.yaml").write_text(f"train: images\nnames: {list(names)}\n")
+    wanted = by_coco(run, images, truth)
+    assert 0 < wanted < 1
+    assert load(run).evaluate(tmp_path / "new")["map"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_turned_photo_counts_upright(tmp_path: Path) -> None:

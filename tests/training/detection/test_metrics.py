@@ -46,3 +46,20 @@ def test_the_metric_of_maps() -> None:
     assert found["map50"] == pytest.approx(0.5)  # of class 2, and not of class 0, whose box is elsewhere
     metric.reset()
     assert metric.compute()["map"] == -1
+
+
+def test_boxes_end_at_the_edges_of_their_image() -> None:
+    """A box found from -4 to 12 is that from 0 to 12, or from 2 on if its image begins there."""
+    tail = heads.distances(bins=1)
+    maps = [m.detach() * 0 - 9 * (i % 2) for i, m in enumerate(heads.maps(tail))]
+    maps[0] += 1
+    maps[1][0, 2, 0, 0], maps[1][1, 2, 0, 0] = 9, 9
+    targets = torch.tensor([[[2.0, 0, 0, 12, 12], [-1] * 5], [[2, 2, 0, 12, 12], [-1] * 5]])
+    targets[..., 1:] /= 32
+    metric = MeanAveragePrecision(Decoder(tail))
+    metric.update([m[:1] for m in maps], {"boxes": targets[:1]})
+    assert metric.compute()["map"] == pytest.approx(1)
+    metric.reset()
+    inner = torch.tensor([[0.0, 0, 1, 1], [2 / 32, 0, 1, 1]])
+    metric.update(maps, {"boxes": targets, "inner": inner})
+    assert metric.compute()["map"] == pytest.approx(1)

@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files
-from onnxgen.training.data.letterbox import STRETCHED, Placing
+from onnxgen.training.data.letterbox import INNER, STRETCHED, WHOLE, Placing
 from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
@@ -64,19 +64,26 @@ class Boxed(Files):
 
     Attributes:
         sizes: height and width of each image in its file.
+        inner: of images that keep their proportions, where each lies in the frame: float32 [n, 4], corners as shares.
     """
 
     target: str = BOXES
     sizes: tuple[tuple[int, int], ...] = ()
+    inner: Tensor | None = None
+
+    def column(self, name: str) -> Tensor | None:
+        return self.inner if name == INNER else super().column(name)
 
     def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Boxed:
         """See `Files.sized`."""
         assert self.labels is not None and not self.placing.moves
-        labels = self.labels.clone()
+        labels, inner = self.labels.clone(), []
         for rows, size in zip(labels, self.sizes) if placing.moves else ():
-            real = rows[:, 0] >= 0
-            rows[real, 1:] = placing.fit(size, (height, width)).into_frame(rows[real, 1:].double()).float()
-        return replace(self, size=(channels, height, width), labels=labels, placing=placing)
+            real, fit = rows[:, 0] >= 0, placing.fit(size, (height, width))
+            rows[real, 1:] = fit.into_frame(rows[real, 1:].double()).float()
+            inner.append(fit.into_frame(WHOLE))
+        lies = torch.stack(inner) if inner else None
+        return replace(self, size=(channels, height, width), labels=labels, placing=placing, inner=lies)
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Boxed:
         """See `Arrays.renumbered`."""

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.letterbox import INNER, WHOLE
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.targets import COLUMN
@@ -56,14 +57,16 @@ class MeanAveragePrecision(Metric):
 
     @torch.no_grad()
     def update(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor]) -> None:
-        """Take a batch: the raw maps of the head, and the column of targets."""
+        """Take a batch: the raw maps of the head, and the column of targets. Boxes end at the edges of their image."""
         decoded = self.decoder(outputs)
         scores, targets = decoded.scores, batch[self.column]
         size = targets.new_tensor([*decoded.size, *decoded.size])
-        for boxes, score, target in zip(decoded.boxes, scores, targets):
+        edges = batch.get(INNER, WHOLE.expand(len(targets), 4)).to(size) * size
+        for boxes, score, target, edge in zip(decoded.boxes, scores, targets, edges):
             kept = suppress(boxes, score, self.most_overlap, most=self.most)
             points, classes = kept.unbind(1)
-            rows = torch.cat((classes[:, None], boxes[points], score[points, classes, None]), 1).double()
+            inside = boxes[points].clamp(edge[:2].repeat(2), edge[2:].repeat(2))
+            rows = torch.cat((classes[:, None], inside, score[points, classes, None]), 1).double()
             real = target[target[:, 0] >= 0].double()
             self.found.append(rows)
             self.truth.append(torch.cat((real[:, :1], real[:, 1:] * size.double()), 1))
