@@ -45,6 +45,7 @@ class Known:
 
 
 UNKNOWN = Known()
+NO_CARD = Operator("", "", 0, lambda b: None)
 
 
 def known(node: ir.Node) -> Known:
@@ -55,6 +56,11 @@ def known(node: ir.Node) -> Known:
 def of(domain: str, name: str) -> Known | None:
     """Return the declared facts of one of onnxgen's own operators, or None."""
     return _own().get((domain, name))
+
+
+def card(domain: str, name: str) -> Operator:
+    """Return all that onnxgen knows of an operator of its own; an empty card if it has none of that name."""
+    return _cards().get(("" if domain == "ai.onnx" else domain, name), NO_CARD)
 
 
 def is_a(node: ir.Node, *traits: Trait) -> bool:
@@ -69,8 +75,13 @@ def having(*traits: Trait) -> frozenset[str]:
 
 
 @cache
+def _cards() -> dict[tuple[str, str], Operator]:
+    return {key: versions[-1] for key, versions in operators().items()}
+
+
+@cache
 def _own() -> dict[tuple[str, str], Known]:
-    return {key: _facts(versions[-1]) for key, versions in operators().items()}
+    return {key: _facts(known) for key, known in _cards().items()}
 
 
 def _of_plugins(node: ir.Node) -> Known | None:

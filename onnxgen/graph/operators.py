@@ -37,9 +37,31 @@ BUNDLED = ("onnxgen.classical",)  # plugins in this tree; generations need not n
 NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What the rooms around lowering know of an operator. A rule that is None follows from its traits, or is unknown.
+
+    Attributes:
+        numbers: computes it in numpy, on arrays of numbers: of one input, or of two, which also folds several. That of
+            a reduction takes `axis` and `keepdims`, too.
+        dims: the same of single dims. A reduction joins two.
+        elements: `elements(NodeFacts, *arrays)` returns the elements of the outputs, of numbers and dims alike; `reads`
+            is the number of inputs whose elements it takes (None: all).
+        kernel: computes it for the check of each generation (`shapes.usual`), apart from `elements`.
+        batch: says where the samples of a batch are in its outputs (`passes.batch`).
+    """
+
+    numbers: Lowering | None = None
+    dims: Lowering | None = None
+    elements: Lowering | None = None
+    reads: int | None = None
+    kernel: Lowering | None = None
+    batch: Lowering | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One registered function.
+    """The card of an operator: all that onnxgen knows of it, with the function that writes it.
 
     Attributes:
         name, domain: the operator (`domain` is "" for ai.onnx).
@@ -66,6 +88,7 @@ class Operator:
     still: str = ""
     chosen: str = ""
     least: float | None = None
+    rules: Rules = Rules()
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -98,6 +121,7 @@ def op(
     chosen: str = "",
     least: float | None = None,
     tables: tuple[str, ...] = (),
+    **rules: Any,
 ) -> Callable[[Lowering], Lowering]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
@@ -125,6 +149,7 @@ def op(
         least: a lower bound of the first output's elements.
         tables: attributes whose numbers are weights. Each becomes a stored tensor and another input of the node. The
             function takes it by the attribute's name, and it is trained and written back like any weight.
+        rules: further rules of onnxgen's own operators (`Rules`).
     """
 
     def register(function: Lowering) -> Lowering:
@@ -134,7 +159,7 @@ def op(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
                 weights=weights or ("" if STANDARDISES in traits else " ".join(tables)), still=still, chosen=chosen,
-                least=least,
+                least=least, rules=Rules(**rules),
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
                 noted[:] = [o for o in noted if o.key != made.key]

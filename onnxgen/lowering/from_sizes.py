@@ -21,10 +21,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import SizeOf, literal, quote
-from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.catalogue import card, is_a, known
 from onnxgen.graph.traits import FILLS, MOVES
-from onnxgen.shapes import evaluate_layout
 from onnxgen.shapes.dims import Dim
+from onnxgen.shapes.evaluate import operation_of
 from onnxgen.shapes.float_sizes import one_axis
 from onnxgen.shapes.info import info
 from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
@@ -118,7 +118,7 @@ def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] 
     """Return the outputs of a node that only moves elements which are computed from sizes; None for other nodes."""
     if not is_a(node, MOVES) or is_a(node, FILLS) or not any(arg is not None and arg.is_sized for arg in args):
         return None
-    rule = evaluate_layout.TABLE.get(node.op_type) if node.domain == "" else None
+    rule = operation_of(card("", node.op_type)) if node.domain == "" else None
     given = [None if arg is None else arg.sized for arg in args]
     data = known(node).data
     if rule is None or any(s is None or s.elements is None for i, s in enumerate(given) if i in data):

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
-from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER, SIGMOID, SOFTMAX
+from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER, SIGMOID, SOFTMAX, Trait
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
+from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import shown_axis
 from onnxgen.ops.wide import WIDER
+from onnxgen.shapes import usual
+from onnxgen.shapes.dims import dim_max
 
-# Operators with one input, no attribute and the same meaning at every opset: a trait, and a lower bound of the result.
-UNARY = {
-    "Relu": ("F.relu(x)", RECTIFIER, 0.0),
-    "Sigmoid": ("torch.sigmoid(x)", SIGMOID, 0.0),
-    "Tanh": ("torch.tanh(x)", ACTIVATION, -1.0),
-    "Softsign": ("F.softsign(x)", RECTIFIER, -1.0),
-    "HardSwish": ("F.hardswish(x)", RECTIFIER, -0.375),
-    "Mish": ("F.mish(x)", RECTIFIER, -0.309),
+# Operators with one input, no attribute and the same meaning at every opset: a trait, a lower bound of the result, and
+# what numpy computes.
+UNARY: dict[str, tuple[str, Trait, float, Callable[..., Any]]] = {
+    "Relu": ("F.relu(x)", RECTIFIER, 0.0, lambda x: np.maximum(x, x.dtype.type(0))),
+    "Sigmoid": ("torch.sigmoid(x)", SIGMOID, 0.0, usual.sigmoid),
+    "Tanh": ("torch.tanh(x)", ACTIVATION, -1.0, np.tanh),
+    "Softsign": ("F.softsign(x)", RECTIFIER, -1.0, lambda x: x / (1 + np.abs(x))),
+    "HardSwish": ("F.hardswish(x)", RECTIFIER, -0.375, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "Mish": ("F.mish(x)", RECTIFIER, -0.309, lambda x: x * np.tanh(np.logaddexp(0, x))),
 }
 
 
-for _name, (_template, _trait, _least) in UNARY.items():
-    op(_name, renames={"input": "X"}, traits=[_trait], least=_least)(unary(_template))
+for _name, (_template, _trait, _least, _numbers) in UNARY.items():
+    op(
+        _name, renames={"input": "X"}, traits=[_trait], least=_least, numbers=_numbers,
+        dims=(lambda d: dim_max(d, 0)) if _name == "Relu" else None,
+    )(unary(_template))  # fmt: skip
 
 
-@op("Softplus", traits=[RECTIFIER], least=0.0)
+@op("Softplus", traits=[RECTIFIER], least=0.0, numbers=lambda x: np.logaddexp(0, x))
 def softplus(b: Builder, X: Arg) -> ast.expr:
     # F.softplus is linear above its threshold; the default, 20, is too low for float64
     return b.call("F.softplus", X, threshold=OMIT if _is_narrow(X) else 40)
@@ -82,7 +93,7 @@ def selu(
     return b("gamma * F.elu(x, alpha=alpha)", x=X, alpha=shortest(alpha, X.dtype), gamma=shortest(gamma, X.dtype))
 
 
-@op("LeakyRelu", traits=[RECTIFIER])
+@op("LeakyRelu", traits=[RECTIFIER], **rules("leaky_relu"))
 def leaky_relu(b: Builder, X: Arg, *, alpha: float = 0.01) -> ast.expr:
     return b.call("F.leaky_relu", X, unless(shortest(alpha, X.dtype), 0.01))
 
@@ -92,14 +103,14 @@ def thresholded_relu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
     return b("torch.where(x > alpha, x, 0.0)", x=X, alpha=shortest(alpha, X.dtype))
 
 
-@op("HardSigmoid", traits=[RECTIFIER, SIGMOID], least=0.0)
+@op("HardSigmoid", traits=[RECTIFIER, SIGMOID], least=0.0, **rules("hard_sigmoid"))
 def hard_sigmoid(b: Builder, X: Arg, *, alpha: float = 0.2, beta: float = 0.5) -> ast.expr:
     if abs(alpha - 1 / 6) < 1e-6 and beta == 0.5:
         return b("F.hardsigmoid(x)", x=X)
     return b("(alpha * x + beta).clamp(0.0, 1.0)", x=X, alpha=shortest(alpha, X.dtype), beta=shortest(beta, X.dtype))
 
 
-@op("Gelu", since=20, traits=[RECTIFIER], least=-0.17)
+@op("Gelu", since=20, traits=[RECTIFIER], least=-0.17, **rules("gelu"))
 def gelu(b: Builder, X: Arg, *, approximate: str = "none") -> ast.expr:
     return b.call("F.gelu", X, approximate=unless(approximate, "none"))
 
@@ -168,5 +179,5 @@ def _softmax(function: str) -> tuple[Lowering, Lowering]:
 
 for _name, _function in (("Softmax", "softmax"), ("LogSoftmax", "log_softmax")):
     _new, _old = _softmax(_function)
-    op(_name, since=13, traits=[SOFTMAX], least=0.0 if _name == "Softmax" else None)(_new)
+    op(_name, since=13, traits=[SOFTMAX], least=0.0 if _name == "Softmax" else None, **rules(_function))(_new)
     op(_name, since=1, traits=[SOFTMAX])(_old)

@@ -14,6 +14,7 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.rules import rules
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import MAX_CHAIN, arranges
 from onnxgen.shapes.dims import Dim, floordiv, known_less
@@ -51,7 +52,7 @@ def _heads(value: ir.Value | None, given: int | None) -> Dim | None:
     return None if shape is None else shape[1] if len(shape) == 4 else given or None
 
 
-@op("Attention", since=23, takes=_is_plain)
+@op("Attention", since=23, takes=_is_plain, **rules("attention"))
 def attention(
     b: Builder,
     Q: Arg,

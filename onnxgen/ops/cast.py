@@ -14,6 +14,7 @@ from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, as_float, formula
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import SIGNED
 
 T = ir.DataType
@@ -96,7 +97,7 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
     return b(template, x=x, mask=(1 << bits) - 1, sign=sign, d=target)
 
 
-@op("Cast", traits=[ELEMENTWISE, SAME, PASSES_ON, KEEPS_SIGN])
+@op("Cast", traits=[ELEMENTWISE, SAME, PASSES_ON, KEEPS_SIGN], **rules("cast"))
 def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr | Sized:
     """Convert to another type; floats are truncated to integers.
 
@@ -119,7 +120,7 @@ def _from_sizes(b: Builder, x: Arg, to: T) -> ast.expr | Sized | None:
     return sizes
 
 
-@op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN])
+@op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN], **rules("cast_like", reads=1))
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
         raise b.error("the type to cast to is unknown", INFER)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import literal
@@ -15,10 +17,23 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, formula
 from onnxgen.ops.math import aligned, binary
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import computed
+from onnxgen.shapes.evaluate_math import equal as equal_dims
+from onnxgen.shapes.evaluate_math import less
 
-LOGIC = {"And": ("x & y", "x and y"), "Or": ("x | y", "x or y"), "Xor": ("x ^ y", "x != y")}
-ORDER = {"Less": "x < y", "LessOrEqual": "x <= y", "Greater": "x > y", "GreaterOrEqual": "x >= y"}
+# in torch, of numbers that Python computes from sizes, in numpy, and of dims
+LOGIC: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any]]] = {
+    "And": ("x & y", "x and y", np.logical_and, lambda a, b: a and b),
+    "Or": ("x | y", "x or y", np.logical_or, lambda a, b: a or b),
+    "Xor": ("x ^ y", "x != y", np.logical_xor, operator.ne),
+}
+ORDER: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+    "Less": ("x < y", np.less, less),
+    "LessOrEqual": ("x <= y", np.less_equal, lambda a, b: not less(b, a)),
+    "Greater": ("x > y", np.greater, lambda a, b: less(b, a)),
+    "GreaterOrEqual": ("x >= y", np.greater_equal, lambda a, b: not less(a, b)),
+}
 
 
 def _order(template: str) -> Callable[..., ast.expr | Sized]:
@@ -41,13 +56,13 @@ def _logic(template: str, of_sizes: str) -> Callable[..., ast.expr | Sized]:
     return of_either
 
 
-for _name, (_template, _of_sizes) in LOGIC.items():
-    op(_name, traits=[BROADCASTS])(_logic(_template, _of_sizes))
-for _name, _template in ORDER.items():
-    op(_name, traits=[COMPARISON])(_order(_template))
+for _name, (_template, _of_sizes, _numbers, _dims) in LOGIC.items():
+    op(_name, traits=[BROADCASTS], numbers=_numbers, dims=_dims)(_logic(_template, _of_sizes))
+for _name, (_template, _numbers, _dims) in ORDER.items():
+    op(_name, traits=[COMPARISON], numbers=_numbers, dims=_dims)(_order(_template))
 
 
-@op("Equal", traits=[COMPARISON])
+@op("Equal", traits=[COMPARISON], numbers=np.equal, dims=equal_dims)
 def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     if axis is None and (sized := formula("x == y", A, B)) is not None:
         return sized
@@ -59,7 +74,7 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
     return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
 
 
-@op("Not", traits=[ELEMENTWISE])
+@op("Not", traits=[ELEMENTWISE], numbers=np.logical_not)
 def not_(b: Builder, X: Arg) -> ast.expr | Sized:
     sized = formula("not x", X)  # the opposite of a comparison of sizes is a comparison: `x.dim() != 2`
     return b("~x", x=X) if sized is None else sized.map(_opposite)
@@ -77,7 +92,7 @@ def _opposite(tree: ast.expr) -> ast.expr:
     return tree
 
 
-@op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition")
+@op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition", **rules("where"))
 def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
     """Pick elements of X where the condition is true, else of Y; all three broadcast."""
     if X.dtype == ir.DataType.STRING:

@@ -17,6 +17,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
 from onnxgen.ops.pad import f_pad, halved, padded, resolve_pads
+from onnxgen.ops.rules import rules
 from onnxgen.passes.places import is_buffer_name, slots
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, Sym, dim_max
@@ -96,7 +97,7 @@ def conv_options(strides: list[int], padding: list[int], dilations: list[int], g
     }
 
 
-@op("ConvTranspose", traits=[SAMPLES], matrix="W", weights="W B")
+@op("ConvTranspose", traits=[SAMPLES], matrix="W", weights="W B", **rules("conv_transpose"))
 def conv_transpose(
     b: Builder,
     X: Arg,

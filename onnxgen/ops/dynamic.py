@@ -19,12 +19,13 @@ from onnxgen.ops.conv import conv_options
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.passes.match import uniform
 from onnxgen.scopes.origin import param_path
+from onnxgen.shapes import infer_conv, infer_math
 
 STILL = "x scale zero"
 QUANTISED = re.compile("weight(_Transposed)?_quantized")  # how onnxruntime's quantiser calls a layer's weight
 
 
-@op("DynamicLinear", domain=DOMAIN, matrix="weight", still=STILL)
+@op("DynamicLinear", domain=DOMAIN, matrix="weight", still=STILL, infer=infer_math.of_integers)
 def dynamic_linear(
     b: Builder, x: Arg, weight: Arg, scale: Arg, zero: Arg | None = None, bias: Arg | None = None
 ) -> ast.expr:
@@ -45,7 +46,10 @@ def dynamic_linear(
     return b.call("dynamic_linear", x, weight, scale, **given)
 
 
-@op("DynamicConv", domain=DOMAIN, traits=[CONVOLUTION, SAMPLES], matrix="weight", still=STILL)
+@op(
+    "DynamicConv", domain=DOMAIN, traits=[CONVOLUTION, SAMPLES], matrix="weight", still=STILL,
+    infer=infer_conv.of_integers,
+)  # fmt: skip
 def dynamic_conv(
     b: Builder, x: Arg, weight: Arg, scale: Arg, zero: Arg | None = None, bias: Arg | None = None, *,
     dilations: list[int] | None = None, group: int = 1, pads: list[int] | None = None,

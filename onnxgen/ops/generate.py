@@ -17,8 +17,10 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized
 from onnxgen.ops.cast import converted
 from onnxgen.ops.index import positions
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import WIDER, computed
 from onnxgen.shapes.dims import nonnegative
+from onnxgen.shapes.infer_elementwise import like, same
 
 T = ir.DataType
 
@@ -40,7 +42,7 @@ def constant(
     raise b.error("a sparse Constant is not handled", "store it as a dense tensor")
 
 
-@op("ConstantOfShape")
+@op("ConstantOfShape", **rules("constant_of_shape"))
 def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     dtype = T.FLOAT if value is None else value.dtype
     item = 0.0 if value is None else value.numpy().reshape(-1)[0].item()
@@ -52,7 +54,7 @@ def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
 
 
-@op("Range", still="start limit delta")
+@op("Range", still="start limit delta", **rules("ranged"))
 def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 1) -> ast.expr:
     """start, start + delta, ... up to limit, exclusive; empty if limit is in the other direction."""
     dtype = start.dtype
@@ -84,7 +86,7 @@ def _dtype_or(dtype: int | None, default: T | None) -> T | None:
     return T(dtype) if dtype else default
 
 
-@op("EyeLike")
+@op("EyeLike", **rules("eye_like", infer=like, reads=0))
 def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) -> ast.expr:
     """Ones on the k-th diagonal, in the shape of the input."""
     wanted = _dtype_or(dtype, input.dtype)
@@ -95,7 +97,7 @@ def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) ->
     return b("x.triu(k).tril(k)" if k else "x.triu().tril()", x=made, k=k)
 
 
-@op("Trilu", traits=[FILLS])
+@op("Trilu", traits=[FILLS], **rules("trilu", infer=same))
 def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> ast.expr:
     """The upper (or lower) triangle, zeros elsewhere."""
     diagonal: Any = OMIT if k is None else k.as_int()
@@ -109,14 +111,14 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
     return computed(b, input.dtype, formula, input)
 
 
-@op("Shape", traits=[SIZES], least=0.0)
+@op("Shape", traits=[SIZES], least=0.0, **rules("shape", reads=0))
 def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> Sized:
     """Only for a tensor of unknown rank: other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
     return Sized(None, whole=b(f"x.shape{cut}", x=data, start=start, end=end))
 
 
-@op("Size", traits=[SIZES], least=0.0)
+@op("Size", traits=[SIZES], least=0.0, **rules("size", reads=0))
 def size(b: Builder, data: Arg) -> Sized:
     """The number of elements; of a shape, that is the rank."""
     shape = b.sized(data.value)
@@ -126,7 +128,7 @@ def size(b: Builder, data: Arg) -> Sized:
     return Sized.of(b("x.dim()", x=of.value) if isinstance(of, ast.Attribute) else b("len(s)", s=of))
 
 
-@op("OneHot", traits=[MOVES], data="values", still="values")
+@op("OneHot", traits=[MOVES], data="values", still="values", **rules("one_hot"))
 def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1) -> ast.expr:
     """`values` is [off, on]. Indices from -depth to depth - 1 switch one element on, others none."""
     count = depth.as_int()
@@ -145,7 +147,7 @@ def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1
     return b("torch.where(p, v[1], v[0])", p=places, v=values)
 
 
-@op("NonZero", traits=[SELECTS], least=0.0)
+@op("NonZero", traits=[SELECTS], least=0.0, **rules("non_zero"))
 def non_zero(b: Builder, X: Arg) -> ast.expr:
     """The positions of non-zero elements, in row-major order: one row per axis, one column per element."""
     return b("x.T", x=positions(b, X))
@@ -188,7 +190,7 @@ def random_uniform(
     return _drawn(b, _empty(b, shape, dtype), "uniform_", low, high, seed)
 
 
-@op("RandomNormalLike", traits=[RANDOM, ELEMENTWISE])
+@op("RandomNormalLike", traits=[RANDOM, ELEMENTWISE], infer=like)
 def random_normal_like(
     b: Builder,
     input: Arg,
@@ -203,7 +205,7 @@ def random_normal_like(
     return _drawn(b, _like(b, "torch.empty_like", input, dtype), "normal_", mean, scale, seed)
 
 
-@op("RandomUniformLike", traits=[RANDOM, ELEMENTWISE])
+@op("RandomUniformLike", traits=[RANDOM, ELEMENTWISE], infer=like)
 def random_uniform_like(
     b: Builder, input: Arg, *, dtype: int | None = None, low: float = 0.0, high: float = 1.0, seed: float | None = None
 ) -> ast.expr:
@@ -212,7 +214,7 @@ def random_uniform_like(
     return _drawn(b, _like(b, "torch.empty_like", input, dtype), "uniform_", low, high, seed)
 
 
-@op("Bernoulli", traits=[RANDOM, ELEMENTWISE])
+@op("Bernoulli", traits=[RANDOM, ELEMENTWISE], infer=like)
 def bernoulli(b: Builder, input: Arg, *, dtype: int | None = None, seed: float | None = None) -> ast.expr:
     """1 with the probability in the input, else 0."""
     made = b.call("torch.bernoulli", input, generator=_generator(b, seed))

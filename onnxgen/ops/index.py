@@ -21,12 +21,14 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, each
 from onnxgen.ops.fake_quant import layer
+from onnxgen.ops.rules import rules
 from onnxgen.ops.sign import never_negative
 from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, computed, flipped, moved
 from onnxgen.passes.exporters import padding_row
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim, dim_min
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
@@ -37,7 +39,7 @@ _IDS = re.compile(r"(token_type|position|segment)_ids?")  # inputs beside those 
 # ------------------------------------------------------------------------------------------------------- Gather
 
 
-@op("Gather", traits=[STRIDES], matrix="data")
+@op("Gather", traits=[STRIDES], matrix="data", **rules("gather"))
 def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr | Sized:
     """`nn.Embedding` for a trained table, else indexing."""
     if axis < 0 or data.rank is not None:
@@ -127,7 +129,7 @@ def _run(ints: list[Dim], size: Dim | None) -> ast.Slice | None:
     return piece(start or None, None if end == size else end, step)
 
 
-@op("GatherElements", traits=[MOVES])
+@op("GatherElements", traits=[MOVES], **rules("gather_elements"))
 def gather_elements(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr:
     """`x.gather`, which takes no negative indices."""
     index = _from_front(b, data.expr, indices, axis)
@@ -141,7 +143,7 @@ def _from_front(b: Builder, x: ast.expr, indices: Arg, axis: int) -> Any:
     return indices if indices.dtype == ir.DataType.INT64 else b("i.long()", i=indices)
 
 
-@op("GatherND", traits=[MOVES])
+@op("GatherND", traits=[MOVES], **rules("gather_nd"))
 def gather_nd(b: Builder, data: Arg, indices: Arg, *, batch_dims: int = 0) -> ast.expr:
     if batch_dims:
         return b("gather_batched(x, i, n)", x=data, i=indices, n=batch_dims)
@@ -165,7 +167,7 @@ def chosen(b: Builder, data: Arg, mask: Arg) -> ast.expr:
 REDUCTIONS = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
-@op("ScatterElements", "Scatter", traits=[MOVES], data="data updates")
+@op("ScatterElements", "Scatter", traits=[MOVES], data="data updates", **rules("scatter_elements", infer=same))
 def scatter_elements(
     b: Builder, data: Arg, indices: Arg, updates: Arg, *, axis: int = 0, reduction: str = "none"
 ) -> ast.expr:
@@ -176,7 +178,7 @@ def scatter_elements(
     return _scatter(b, method, data, index, updates, reduction, axis)
 
 
-@op("ScatterND", traits=[MOVES], data="data updates")
+@op("ScatterND", traits=[MOVES], data="data updates", **rules("scatter_nd", infer=same))
 def scatter_nd(b: Builder, data: Arg, indices: Arg, updates: Arg, *, reduction: str = "none") -> ast.expr:
     method = {"none": "x.index_put(i.unbind(-1), u)", "add": "x.index_put(i.unbind(-1), u, accumulate=True)"}.get(
         reduction, "scatter_nd_reduce(x, i, u, how)"
@@ -201,7 +203,7 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
     return b("y.to(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
 
 
-@op("TensorScatter", traits=[MOVES], data="past_cache update")
+@op("TensorScatter", traits=[MOVES], data="past_cache update", infer=same)
 def tensor_scatter(
     b: Builder, past_cache: Arg, update: Arg, write_indices: Arg | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> ast.expr:
@@ -216,7 +218,7 @@ def tensor_scatter(
 # -------------------------------------------------------------------------------------------------------- Slice
 
 
-@op("Slice", traits=[STRIDES, PASSES_ON])
+@op("Slice", traits=[STRIDES, PASSES_ON], **rules("slices"))
 def slice_(
     b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None = None, steps: Arg | None = None
 ) -> ast.expr:
@@ -301,7 +303,7 @@ def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None)
     return subscript(input, {axis: chosen}, input.rank)
 
 
-@op("ReverseSequence", traits=[MOVES])
+@op("ReverseSequence", traits=[MOVES], infer=same)
 def reverse_sequence(
     b: Builder, input: Arg, sequence_lens: Arg, *, batch_axis: int = 1, time_axis: int = 0
 ) -> ast.expr:

@@ -13,6 +13,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import QuantizedLayer, layer
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.dequantised import DequantisedTensor
@@ -20,7 +21,7 @@ from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import viewed_from
 
 
-@op("MatMul", matrix="B")
+@op("MatMul", matrix="B", **rules("matmul"))
 def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b("x @ y", x=x, y=y), A, B)
 
@@ -88,7 +89,7 @@ def linear_module(b: Builder, bias: Source | None, made: QuantizedLayer) -> Memb
     return b.module("fc", build, **made.keys, bias=bias)
 
 
-@op("Gemm", since=1, matrix="B", weights="A B C")
+@op("Gemm", since=1, matrix="B", weights="A B C", **rules("gemm"))
 def gemm(
     b: Builder,
     A: Arg,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
@@ -17,20 +19,25 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, formula
 from onnxgen.ops.cast import FLOAT8_MAX
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
+from onnxgen.shapes import evaluate_math, usual
+from onnxgen.shapes.dims import dim_max, dim_min, int_div
+from onnxgen.shapes.infer_elementwise import same, same_bool
 
 MAX_TERMS = 32  # of a sum in one expression
 
 # Operators with one input, no attribute and the same meaning at every opset; these take floats only.
-FLOAT_UNARY = "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Sin Sinh Sqrt Tan".split()
-UNARY = {
-    "Reciprocal": "1 / x",
-    "Ceil": "torch.ceil(x)",
-    "Floor": "torch.floor(x)",
-    "Round": "torch.round(x)",
-    "Neg": "-x",
-    "BitwiseNot": "~x",
-    **{name: f"torch.{name.lower()}(x)" for name in FLOAT_UNARY},
+FLOAT_UNARY: dict[str, Callable[..., Any]] = {
+    "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,
+    "Atanh": np.arctanh, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh, "Erf": usual.erf, "Exp": np.exp,
+    "Floor": np.floor, "Log": np.log, "Round": np.rint, "Sin": np.sin, "Sinh": np.sinh, "Sqrt": np.sqrt, "Tan": np.tan,
+}  # fmt: skip
+UNARY: dict[str, tuple[str, Callable[..., Any]]] = {  # in torch, and in numpy
+    "Reciprocal": ("1 / x", np.reciprocal),
+    "Neg": ("-x", np.negative),
+    "BitwiseNot": ("~x", np.invert),
+    **{name: (f"torch.{name.lower()}(x)", numbers) for name, numbers in FLOAT_UNARY.items()},
 }
 # of numbers that Python computes from sizes, which are not negative; each rounds once
 OF_SIZES = {"Neg": "-x", "Sqrt": "math.sqrt(x)"}
@@ -48,22 +55,23 @@ def unary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]:
     return lower
 
 
-for _name, _template in UNARY.items():
-    op(_name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name))(
-        unary(_template, OF_SIZES.get(_name, ""))
-    )
+for _name, (_template, _numbers) in UNARY.items():
+    op(
+        _name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name), numbers=_numbers,
+        dims=operator.neg if _name == "Neg" else None,
+    )(unary(_template, OF_SIZES.get(_name, "")))  # fmt: skip
 
 
 for _name in ("Rsqrt", "Log10", "Log2"):
     op(_name, domain=DOMAIN, traits=[ELEMENTWISE])(unary(f"torch.{_name.lower()}(x)"))
 
 
-@op("Abs", traits=[ELEMENTWISE], least=0.0)
+@op("Abs", traits=[ELEMENTWISE], least=0.0, numbers=np.abs, dims=evaluate_math.absolute)
 def abs_(b: Builder, X: Arg) -> ast.expr:
     return X.expr if X.dtype in WIDER else b("torch.abs(x)", x=X)
 
 
-@op("Sign", traits=[ELEMENTWISE])
+@op("Sign", traits=[ELEMENTWISE], numbers=np.sign, dims=evaluate_math.sign)
 def sign(b: Builder, input: Arg) -> ast.expr:
     """torch.sign gives 0 for NaN, ONNX gives NaN."""
     if input.is_float:
@@ -92,7 +100,7 @@ def _add(b: Builder, x: Any, y: Any) -> ast.expr:
     return b("x - y", x=x, y=y.operand) if is_negative else b("x + y", x=x, y=y)
 
 
-@op("Add", traits=[ADDS, KEEPS_SIGN])
+@op("Add", traits=[ADDS, KEEPS_SIGN], numbers=np.add, dims=operator.add)
 def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     if (sized := floats("x + y", A, B, axis)) is not None:
         return sized
@@ -115,17 +123,13 @@ def binary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]
     return lower
 
 
-ARITHMETIC = {
-    "Sub": "x - y",
-    "BitwiseAnd": "x & y",
-    "BitwiseOr": "x | y",
-    "BitwiseXor": "x ^ y",
-}
-for _name, _template in ARITHMETIC.items():
-    op(_name, traits=[ADDS if _name == "Sub" else BROADCASTS])(binary(_template, "x - y" if _name == "Sub" else ""))
+op("Sub", traits=[ADDS], numbers=np.subtract, dims=operator.sub)(binary("x - y", "x - y"))
+op("BitwiseAnd", traits=[BROADCASTS], numbers=np.bitwise_and)(binary("x & y"))
+op("BitwiseOr", traits=[BROADCASTS], numbers=np.bitwise_or)(binary("x | y"))
+op("BitwiseXor", traits=[BROADCASTS], numbers=np.bitwise_xor)(binary("x ^ y"))
 
 
-@op("Mul", traits=[SCALES])
+@op("Mul", traits=[SCALES], numbers=np.multiply, dims=operator.mul)
 def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """A number is the first factor, `2 * x`."""
     if (sized := floats("x * y", A, B, axis)) is not None:
@@ -137,7 +141,7 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
     return computed(b, A.dtype, lambda x, y: b("x * y", x=x, y=y), x, y)
 
 
-@op("Div", traits=[SCALES])
+@op("Div", traits=[SCALES], numbers=usual.divide, elements=evaluate_math.folded(evaluate_math.quotient, int_div))
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """Integers are divided with truncation toward zero."""
     nonzero = B.constant is not None and bool(B.constant.all())  # Python refuses to divide by a size that is 0
@@ -151,7 +155,7 @@ def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
     return computed(b, A.dtype, lambda x, y: b("torch.div(x, y, rounding_mode='trunc')", x=x, y=y), A, y)
 
 
-@op("Mod", traits=[BROADCASTS])
+@op("Mod", traits=[BROADCASTS], **rules("mod"))
 def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
     """The remainder has the divisor's sign, or the dividend's if `fmod`; they differ for signed numbers only."""
     if A.dtype == ir.DataType.UINT64:
@@ -161,7 +165,7 @@ def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), A, y)
 
 
-@op("Pow", traits=[BROADCASTS], chosen="Y")
+@op("Pow", traits=[BROADCASTS], chosen="Y", numbers=usual.power, **rules("power", kernel=None))
 def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """The result has the base's type: an integer to a fractional power is truncated."""
     integer = is_integer(b, X)
@@ -211,7 +215,7 @@ def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], a
     return made
 
 
-@op("Sum", traits=[ADDS, KEEPS_SIGN])
+@op("Sum", traits=[ADDS, KEEPS_SIGN], numbers=np.add, dims=operator.add)
 def sum_(b: Builder, *data_0: Arg) -> ast.expr:
     return data_0[0].expr if len(data_0) == 1 else _sum(b, data_0)
 
@@ -240,11 +244,11 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("Max", traits=[BROADCASTS, PICKS])(_extreme("maximum", "min"))
-op("Min", traits=[BROADCASTS, PICKS])(_extreme("minimum", "max"))
+op("Max", traits=[BROADCASTS, PICKS], numbers=np.maximum, dims=dim_max)(_extreme("maximum", "min"))
+op("Min", traits=[BROADCASTS, PICKS], numbers=np.minimum, dims=dim_min)(_extreme("minimum", "max"))
 
 
-@op("Clip", traits=[RECTIFIER], chosen="min max")
+@op("Clip", traits=[RECTIFIER], chosen="min max", **rules("clip"))
 def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None) -> ast.expr:
     """If the bounds cross, `max` wins.
 
@@ -302,11 +306,11 @@ def _cumulative(name: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("CumSum", traits=[KEEPS_SIGN])(_cumulative("cumsum"))
-op("CumProd", traits=[KEEPS_SIGN])(_cumulative("cumprod"))
+op("CumSum", traits=[KEEPS_SIGN], **rules("cumsum"))(_cumulative("cumsum"))
+op("CumProd", traits=[KEEPS_SIGN], infer=same)(_cumulative("cumprod"))
 
 
-@op("Einsum")
+@op("Einsum", **rules("einsum"))
 def einsum(b: Builder, *Inputs: Arg, equation: str) -> ast.expr:
     dtype, equation = Inputs[0].dtype, equation.replace(" ", "")
     if dtype in SIGNED - {ir.DataType.INT64} or dtype == ir.DataType.UINT8:  # sums over one operand are of int64
@@ -329,12 +333,12 @@ def _without_float8(b: Builder, x: Arg) -> ast.expr:
     return b("x.float()", x=x) if x.dtype in FLOAT8_MAX else x.expr
 
 
-@op("IsNaN", traits=[ELEMENTWISE])
+@op("IsNaN", traits=[ELEMENTWISE], infer=same_bool, numbers=np.isnan)
 def is_nan(b: Builder, X: Arg) -> ast.expr:
     return b("torch.isnan(x)", x=_without_float8(b, X))
 
 
-@op("IsInf", traits=[ELEMENTWISE])
+@op("IsInf", traits=[ELEMENTWISE], infer=same_bool)
 def is_inf(b: Builder, X: Arg, *, detect_negative: int = 1, detect_positive: int = 1) -> ast.expr:
     if not detect_negative and not detect_positive:
         return b("torch.zeros_like(x, dtype=torch.bool)", x=X)

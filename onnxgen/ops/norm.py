@@ -16,6 +16,7 @@ from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import shown_axis
 
 
@@ -37,6 +38,7 @@ def is_plain(scale: Arg, bias: Arg | None) -> bool:
     traits=[NORM, SAMPLES],
     weights="scale B",
     still="input_mean input_var",
+    **rules("batch_norm"),
 )
 def batch_normalization(
     b: Builder,
@@ -120,7 +122,7 @@ def _batch_norm(
     return module
 
 
-@op("InstanceNormalization", traits=[NORM, SAMPLES], weights="scale B")
+@op("InstanceNormalization", traits=[NORM, SAMPLES], weights="scale B", **rules("instance_norm"))
 def instance_normalization(b: Builder, input: Arg, scale: Arg, B: Arg, *, epsilon: float = 1e-5) -> ast.expr:
     """`nn.InstanceNormNd`. torch refuses a single element per channel, for which the result is the bias."""
     _check_channels(b, input, scale, B)
@@ -146,7 +148,7 @@ def _of_single_elements(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
     return b("F.layer_norm(x, s) * w + b", x=x, s=ones, w=weights[0], b=weights[1])
 
 
-@op("GroupNormalization", since=18, traits=[NORM, SAMPLES], weights="scale bias")
+@op("GroupNormalization", since=18, traits=[NORM, SAMPLES], weights="scale bias", **rules("group_norm"))
 def group_normalization(
     b: Builder, X: Arg, scale: Arg, bias: Arg, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> ast.expr:
@@ -169,7 +171,7 @@ def group_normalization(
     return b.call("F.group_norm", X, num_groups, scale, bias, eps=eps)
 
 
-@op("LayerNormalization", since=1, traits=[NORM], weights="Scale B")
+@op("LayerNormalization", since=1, traits=[NORM], weights="Scale B", **rules("layer_norm"))
 def layer_normalization(
     b: Builder, X: Arg, Scale: Arg, B: Arg | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
@@ -238,7 +240,10 @@ def _own_parameter(b: Builder, weight: Arg, shape: Any) -> ast.expr:
     return b.parameter(weight, shape=shape[-1:])
 
 
-@op("Dropout", renames={"is_test": "_"}, traits=[ELEMENTWISE, SAME, KEEPS_SIGN], still="ratio training_mode")
+@op(
+    "Dropout", renames={"is_test": "_"}, traits=[ELEMENTWISE, SAME, KEEPS_SIGN], still="ratio training_mode",
+    **rules("dropout"),
+)  # fmt: skip
 def dropout(
     b: Builder,
     data: Arg,
@@ -264,7 +269,7 @@ def dropout(
     return [y, b(f"torch.{'ones' if b.opset >= 12 else 'zeros'}_like(x, dtype=torch.bool)", x=data)]
 
 
-@op("RMSNormalization", since=1, traits=[NORM], weights="scale")
+@op("RMSNormalization", since=1, traits=[NORM], weights="scale", **rules("rms_norm"))
 def rms_normalization(
     b: Builder, X: Arg, scale: Arg, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> ast.expr:
@@ -295,7 +300,7 @@ def stochastic_depth(b: Builder, x: Arg, *, p: float, mode: str) -> ast.expr:
     return b("stochastic_depth(x, p, mode, self.training)", x=x, p=shortest(p), mode=mode)
 
 
-@op("Standardize", domain=DOMAIN, traits=[NORM], weights="scale B")
+@op("Standardize", domain=DOMAIN, traits=[NORM], weights="scale B", **rules("standardize"))
 def standardize(
     b: Builder,
     X: Arg,

@@ -12,6 +12,7 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import FILLS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.rules import rules
 from onnxgen.shapes.dims import Dim, Sym, dim_max
 
 MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -19,8 +20,7 @@ MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 @op(
     "Pad", renames={"paddings": "pads", "value": "constant_value"}, traits=[FILLS], data="data constant_value",
-    still="pads constant_value axes",
-)  # fmt: skip
+    still="pads constant_value axes", **rules("pad"))  # fmt: skip
 def pad(
     b: Builder,
     data: Arg,

@@ -18,6 +18,7 @@ from onnxgen.lowering.parameter import role_in_integers
 from onnxgen.ops.cast import as_float32, converted
 from onnxgen.ops.conv import conv_options, kernel_sizes
 from onnxgen.ops.pad import padded, resolve_pads
+from onnxgen.ops.rules import rules
 
 T = ir.DataType
 LIMITS = {
@@ -61,7 +62,7 @@ def _number(value: Arg | None) -> float | int | None:
     return int(item)
 
 
-@op("QuantizeLinear", traits=[SAME])
+@op("QuantizeLinear", traits=[SAME], **rules("quantize"))
 def quantize_linear(
     b: Builder, x: Arg, y_scale: Arg, y_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
@@ -81,7 +82,7 @@ def quantize_linear(
     return b("x.clamp(low, high).to(d)", x=made, low=low, high=high, d=target)
 
 
-@op("DequantizeLinear", traits=[SAME], still="x_scale x_zero_point")
+@op("DequantizeLinear", traits=[SAME], still="x_scale x_zero_point", **rules("dequantize"))
 def dequantize_linear(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0,
@@ -99,7 +100,7 @@ def dequantize_linear(
     return converted(b, made, T.FLOAT, target)
 
 
-@op("DynamicQuantizeLinear", still="x")
+@op("DynamicQuantizeLinear", still="x", **rules("dynamic_quantize"))
 def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
     return b.unpack(b("dynamic_quantize(x)", x=x), 3)
 
@@ -115,7 +116,7 @@ def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
     return b("z.reshape(shape).double()" if _is_vector(zero) else "z.double()", z=zero, shape=shape)
 
 
-@op("MatMulInteger", matrix="B")
+@op("MatMulInteger", matrix="B", **rules("matmul_integer"))
 def matmul_integer(
     b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
 ) -> ast.expr:
@@ -135,7 +136,7 @@ def _integer_matmul(b: Builder, A: Arg, B: Arg, a_zero: Arg | None, b_zero: Arg 
     return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
 
 
-@op("QLinearMatMul", matrix="b")
+@op("QLinearMatMul", matrix="b", **rules("qlinear_matmul"))
 def qlinear_matmul(
     builder: Builder, a: Arg, a_scale: Arg, a_zero_point: Arg, b: Arg, b_scale: Arg, b_zero_point: Arg,
     y_scale: Arg, y_zero_point: Arg,
@@ -182,7 +183,7 @@ def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shap
     return b("requantize(t, s, z, d)", t=total, s=scale, z=offset, d=target)
 
 
-@op("ConvInteger", traits=[CONVOLUTION, SAMPLES], matrix="w")
+@op("ConvInteger", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("conv_integer"))
 def conv_integer(
     b: Builder, x: Arg, w: Arg, x_zero_point: Arg | None = None, w_zero_point: Arg | None = None, *,
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
@@ -195,7 +196,7 @@ def conv_integer(
     return b("x.long().int()", x=total)
 
 
-@op("QLinearConv", traits=[CONVOLUTION, SAMPLES], matrix="w")
+@op("QLinearConv", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("qlinear_conv"))
 def qlinear_conv(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg, w: Arg, w_scale: Arg, w_zero_point: Arg,
     y_scale: Arg, y_zero_point: Arg, B: Arg | None = None, *,

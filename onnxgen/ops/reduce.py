@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION, SELECTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import WIDER, computed, is_integer
-from onnxgen.shapes.dims import Dim, dim_max, product, symbols
+from onnxgen.shapes import evaluate_math, usual
+from onnxgen.shapes.dims import Dim, dim_max, dim_min, product, symbols
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 EMPTY_IS_NONE = ("any", "all", "logsumexp")  # for these an empty `dim` does not mean all axes
@@ -89,24 +92,25 @@ class Reduction:
         return self.b.call(self.b(f"x.{name}", x=x), **options, dtype=dtype)
 
 
-# What to compute before the reduction, the reduction, and what to compute of the reduced tensor `r`.
-REDUCTIONS = {
-    "ReduceSum": ("x", "sum", "r"),
-    "ReduceMean": ("x", "mean", "r"),
-    "ReduceProd": ("x", "prod", "r"),
-    "ReduceMax": ("x", "amax", "r"),
-    "ReduceMin": ("x", "amin", "r"),
-    "ReduceL1": ("torch.abs(x)", "sum", "r"),
-    "ReduceL2": ("x.square()", "sum", "torch.sqrt(r)"),
-    "ReduceLogSum": ("x", "sum", "torch.log(r)"),
-    "ReduceLogSumExp": ("x", "logsumexp", "r"),
-    "ReduceSumSquare": ("x.square()", "sum", "r"),
+# What to compute before the reduction, the reduction, and what to compute of the reduced tensor `r`. All of it in
+# numpy, and of two dims (None: constants are not folded, either).
+REDUCTIONS: dict[str, tuple[str, str, str, Callable[..., Any], Callable[..., Any] | None]] = {
+    "ReduceSum": ("x", "sum", "r", np.sum, operator.add),
+    "ReduceMean": ("x", "mean", "r", np.mean, evaluate_math.undefined),
+    "ReduceProd": ("x", "prod", "r", np.prod, operator.mul),
+    "ReduceMax": ("x", "amax", "r", np.max, dim_max),
+    "ReduceMin": ("x", "amin", "r", np.min, dim_min),
+    "ReduceL1": ("torch.abs(x)", "sum", "r", lambda x, **how: np.abs(x).sum(**how), None),
+    "ReduceL2": ("x.square()", "sum", "torch.sqrt(r)", lambda x, **how: np.sqrt((x * x).sum(**how)), None),
+    "ReduceLogSum": ("x", "sum", "torch.log(r)", lambda x, **how: np.log(x.sum(**how)), None),
+    "ReduceLogSumExp": ("x", "logsumexp", "r", lambda x, **how: np.log(np.exp(x).sum(**how)), None),
+    "ReduceSumSquare": ("x.square()", "sum", "r", lambda x, **how: (x * x).sum(**how), None),
 }
 FRACTIONAL = {"ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}  # computed in float64 if the elements are integers
 
 
 def _reduce(name: str) -> Callable[..., ast.expr]:
-    before, how, after = REDUCTIONS[name]
+    before, how, after, *_ = REDUCTIONS[name]
 
     def lower(
         b: Builder, data: Arg, axes: Arg | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
@@ -135,8 +139,11 @@ TRAITS = {"ReduceMean": AVERAGES, "ReduceMax": PICKS, "ReduceMin": PICKS} | dict
     ("ReduceSum", "ReduceProd"), KEEPS_SIGN
 )
 
-for _name in REDUCTIONS:
-    op(_name, traits=[REDUCTION, TRAITS.get(_name, REDUCTION)], least=LEAST.get(_name))(_reduce(_name))
+for _name, (*_, _numbers, _dims) in REDUCTIONS.items():
+    op(
+        _name, traits=[REDUCTION, TRAITS.get(_name, REDUCTION)], least=LEAST.get(_name), numbers=_numbers, dims=_dims,
+        kernel=usual.reducing(_numbers, 13) if _name == "ReduceSum" else None,
+    )(_reduce(_name))  # fmt: skip
 
 
 def _reduces_nothing(axes: Arg | None, noop: int) -> bool | None:
@@ -222,11 +229,12 @@ def _position(function: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("ArgMax", traits=[SELECTS], least=0.0)(_position("argmax"))
-op("ArgMin", traits=[SELECTS], least=0.0)(_position("argmin"))
+for _name, _numbers in (("ArgMax", np.argmax), ("ArgMin", np.argmin)):
+    _rules = rules("position", elements=evaluate_math.position(_numbers))
+    op(_name, traits=[SELECTS], least=0.0, **_rules)(_position(_name.lower()))
 
 
-@op("Hardmax", since=13)
+@op("Hardmax", since=13, **rules("hardmax"))
 def hardmax(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
     """1 at the first greatest element along the axis, 0 elsewhere."""
     if input.rank == 0:
@@ -253,7 +261,7 @@ def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
 TINY = {ir.DataType.FLOAT16: 6e-8, ir.DataType.BFLOAT16: 1e-40, ir.DataType.DOUBLE: 5e-324}
 
 
-@op("LpNormalization", traits=[NORMALISES])
+@op("LpNormalization", traits=[NORMALISES], **rules("lp_norm"))
 def lp_normalization(b: Builder, input: Arg, *, axis: int = -1, p: int = 2) -> ast.expr:
     """Divided by the norm along the axis; zeros stay zeros."""
     eps = TINY.get(input.dtype or ir.DataType.FLOAT, 1e-45)
@@ -271,7 +279,7 @@ def mean_variance_normalization(b: Builder, X: Arg, *, axes: list[int] | tuple[i
 # --------------------------------------------------------------------------------------------------------- sorting
 
 
-@op("TopK", traits=[SELECTS], renames={"k": "K"})
+@op("TopK", traits=[SELECTS], renames={"k": "K"}, **rules("top_k"))
 def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Unpack | list[Any]:
     """Values and their positions. Equal elements are in the order of the input, which torch.topk does not promise."""
 

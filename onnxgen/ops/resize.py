@@ -18,6 +18,7 @@ from onnxgen.graph.traits import RESAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
+from onnxgen.ops.rules import rules
 from onnxgen.shapes.dims import Dim, evaluate, exact_div, scale_size, symbols
 from onnxgen.shapes.info import Info
 
@@ -47,7 +48,7 @@ class Request:
     whole: bool = True
 
 
-@op("Resize", since=11, traits=[RESAMPLES], still="roi scales sizes")
+@op("Resize", since=11, traits=[RESAMPLES], still="roi scales sizes", **rules("resize"))
 def resize(
     b: Builder,
     X: Arg,
@@ -101,7 +102,7 @@ def resize(
     return _resize(b, X, request, scales, sizes, special)
 
 
-@op("Resize", "Upsample", since=7, traits=[RESAMPLES])
+@op("Resize", "Upsample", since=7, traits=[RESAMPLES], **rules("resize"))
 def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> ast.expr:
     """Before opset 11, output point i is at i / scale, and the rounding is not defined."""
     known = _scales(scales)

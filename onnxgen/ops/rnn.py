@@ -18,6 +18,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.ops.rules import rules
 from onnxgen.weights.provenance import Source, concat
 
 # The position of each of torch's gates among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n.
@@ -235,7 +236,10 @@ def _onnx_layer(
 # ------------------------------------------------------------------------------------------------- ONNX's own
 
 
-@op("LSTM", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B P")
+RULES = rules("recurrent")
+
+
+@op("LSTM", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B P", **RULES)
 def lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, initial_c: Arg | None = None, P: Arg | None = None, *,
@@ -249,7 +253,7 @@ def lstm(
     return b.unpack(b.call("onnx_lstm", X, W, R, *_trimmed(B, sequence_lens, initial_h, initial_c, P), **options), 3)
 
 
-@op("GRU", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B")
+@op("GRU", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B", **RULES)
 def gru(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, *,
@@ -263,7 +267,7 @@ def gru(
     return b.unpack(b.call("onnx_gru", X, W, R, *_trimmed(B, sequence_lens, initial_h), **options), 2)
 
 
-@op("RNN", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B")
+@op("RNN", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B", **RULES)
 def rnn(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, *,

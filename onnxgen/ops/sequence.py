@@ -13,6 +13,7 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.rules import rules
 from onnxgen.shapes.info import info
 
 
@@ -26,7 +27,7 @@ def sequence_empty(b: Builder, *, dtype: int = 1) -> ast.expr:
     return literal([])
 
 
-@op("SequenceAt")
+@op("SequenceAt", **rules("sequence_at"))
 def sequence_at(b: Builder, input_sequence: Arg, position: Arg) -> ast.expr:
     return b("s[i]", s=input_sequence, i=position.as_int())
 

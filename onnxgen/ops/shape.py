@@ -13,12 +13,13 @@ from onnxgen.graph.traits import ELEMENTWISE, JOINS, MOVES, PASSES_ON, RESHAPE, 
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
+from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import subscript
 from onnxgen.shapes.dims import Dim, Sym, is_symbol, product, symbols
 from onnxgen.shapes.infer_layout import equal_parts
 
 
-@op("Identity", traits=[VIEW, ELEMENTWISE, SAME])
+@op("Identity", traits=[VIEW, ELEMENTWISE, SAME], **rules("unchanged", numbers=lambda x: x, dims=lambda d: d))
 def identity(b: Builder, input: Arg) -> ast.expr:
     """Written as nothing. But a trained tensor that gets another name here becomes a parameter of that name."""
     output = b.node.outputs[0]
@@ -27,7 +28,7 @@ def identity(b: Builder, input: Arg) -> ast.expr:
     return input.expr
 
 
-@op("Flatten", traits=[RESHAPE])
+@op("Flatten", traits=[RESHAPE], **rules("flatten"))
 def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     """To rank 2: the axes before `axis`, and the others."""
     rank = input.known_rank
@@ -41,7 +42,7 @@ def flatten(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     return b("x.flatten(axis).flatten(0, last)", x=input, axis=axis, last=axis - 1)
 
 
-@op("Reshape", traits=[RESHAPE])
+@op("Reshape", traits=[RESHAPE], **rules("reshape"))
 def reshape(b: Builder, data: Arg, shape: Arg, *, allowzero: int = 0) -> ast.expr:
     wanted = shape.ints
     if wanted is None:
@@ -168,7 +169,7 @@ def _one_free(out: list[Dim], sizes: list[Any]) -> list[Any]:
     return sizes if -1 in sizes else out
 
 
-@op("Transpose", traits=[VIEW, STRIDES])
+@op("Transpose", traits=[VIEW, STRIDES], **rules("transpose"))
 def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.expr:
     if perm is None and data.rank is None:
         return b("x.permute(*reversed(range(x.dim())))", x=data)
@@ -187,7 +188,7 @@ def transpose(b: Builder, data: Arg, *, perm: list[int] | None = None) -> ast.ex
     return b.call(b("x.permute", x=data), *order)
 
 
-@op("Unsqueeze", traits=[RESHAPE])
+@op("Unsqueeze", traits=[RESHAPE], **rules("unsqueeze"))
 def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
     if axes.constant is None or data.rank is None:
         return b("unsqueeze_at(x, axes)", x=data, axes=axes.as_ints())
@@ -196,7 +197,7 @@ def unsqueeze(b: Builder, data: Arg, axes: Arg) -> ast.expr:
     return with_axes(b, data, sorted(a % rank for a in known), rank) if known else data.expr
 
 
-@op("Squeeze", traits=[RESHAPE])
+@op("Squeeze", traits=[RESHAPE], **rules("squeeze"))
 def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
     if axes is None:
         if data.shape is not None and all(isinstance(d, int) for d in data.shape):
@@ -211,14 +212,14 @@ def squeeze(b: Builder, data: Arg, axes: Arg | None = None) -> ast.expr:
     return b("x.squeeze(i)", x=data, i=known[0] if len(known) == 1 else tuple(known))
 
 
-@op("Concat", since=1, traits=[JOINS, PASSES_ON], data="inputs")
+@op("Concat", since=1, traits=[JOINS, PASSES_ON], data="inputs", **rules("concat"))
 def concat(b: Builder, *inputs: Arg, axis: int = 1) -> ast.expr:
     if len(inputs) == 1:
         return inputs[0].expr
     return b.call("torch.cat", [a.expr for a in inputs], dim=unless(axis, 0))
 
 
-@op("Split", traits=[STRIDES, PASSES_ON])
+@op("Split", traits=[STRIDES, PASSES_ON], **rules("split"))
 def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, num_outputs: int | None = None) -> Any:
     """Into the given sizes, or into equal parts of which the last may be smaller (opset 18).
 
@@ -252,7 +253,7 @@ def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
     return b.unpack(b("x.unbind(axis)", x=x, axis=_from_end(x, axis)))
 
 
-@op("Expand", traits=[STRIDES, PASSES_ON])
+@op("Expand", traits=[STRIDES, PASSES_ON], **rules("expand"))
 def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
     """Broadcasts in both directions: an axis of the input may also be larger than the given size."""
     out, asked = b.out().shape, shape.ints

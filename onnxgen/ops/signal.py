@@ -11,9 +11,10 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import converted
+from onnxgen.ops.rules import rules
 
 
-@op("DFT", still="dft_length axis")
+@op("DFT", still="dft_length axis", **rules("dft"))
 def dft(
     b: Builder,
     input: Arg,
@@ -34,7 +35,7 @@ def dft(
     )
 
 
-@op("STFT", still="frame_step window frame_length")
+@op("STFT", still="frame_step window frame_length", **rules("stft"))
 def stft(
     b: Builder,
     signal: Arg,

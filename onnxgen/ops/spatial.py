@@ -12,6 +12,7 @@ from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES, SELECT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
+from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import moved
 from onnxgen.shapes.node_facts import MAX_RANK
 
@@ -19,7 +20,7 @@ from onnxgen.shapes.node_facts import MAX_RANK
 SAMPLING_MODES = {"linear": "bilinear", "cubic": "bicubic"} | {m: m for m in ("bilinear", "bicubic", "nearest")}
 
 
-@op("GridSample")
+@op("GridSample", **rules("grid_sample"))
 def grid_sample(
     b: Builder, X: Arg, grid: Arg, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> ast.expr:
@@ -46,7 +47,7 @@ def affine_grid(b: Builder, theta: Arg, size: Arg, *, align_corners: int = 0) ->
     return b("F.affine_grid(t, size, align_corners=a)", t=theta, size=size.as_ints(), a=bool(align_corners))
 
 
-@op("DepthToSpace", traits=[SHUFFLES, SAMPLES])
+@op("DepthToSpace", traits=[SHUFFLES, SAMPLES], **rules("depth_to_space"))
 def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """`F.pixel_shuffle` is the mode CRD. DCR has the position in the block before the channel instead of after it."""
 
@@ -58,7 +59,7 @@ def depth_to_space(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
     return moved(b, input, input.dtype, move)
 
 
-@op("SpaceToDepth", traits=[SHUFFLES, SAMPLES])
+@op("SpaceToDepth", traits=[SHUFFLES, SAMPLES], **rules("space_to_depth"))
 def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR") -> ast.expr:
     """The inverse of DepthToSpace."""
     back = ".unflatten(1, (-1, n)).transpose(1, 2).flatten(1, 2)" if mode == "DCR" else ""
@@ -66,7 +67,7 @@ def space_to_depth(b: Builder, input: Arg, *, blocksize: int, mode: str = "DCR")
     return moved(b, input, input.dtype, lambda x: b(form, x=x, size=blocksize, n=blocksize**2))
 
 
-@op("Tile", since=6, traits=[MOVES])
+@op("Tile", since=6, traits=[MOVES], **rules("tile"))
 def tile(b: Builder, input: Arg, repeats: Arg) -> ast.expr:
     known = repeats.ints
     if known is None:

@@ -4,40 +4,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.shapes import evaluate_layout, evaluate_math
+from onnxgen.graph.catalogue import card
+from onnxgen.graph.operators import Operator
 from onnxgen.shapes.dims import Sym
+from onnxgen.shapes.evaluate_math import Operation, of_kind
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, numbers_if_possible
 from onnxgen.shapes.wrapping import fits
-
-TABLE = {**evaluate_math.TABLE, **evaluate_layout.TABLE}
 
 MAX_EVALUATED_ELEMENTS = 65_536  # a result with more elements is not computed
 
 
 def evaluate(n: NodeFacts, limit: int) -> list[Info]:
     """Return `n.inferred` with the elements that can be computed, at most `limit` of them. Never raises."""
-    operation = TABLE.get(n.op)
+    known = card(n.node.domain, n.op)
+    operation = operation_of(known)
     if operation is None or n.node.domain not in STANDARD:
         return n.inferred
-    from_shape = n.op in evaluate_layout.FROM_SHAPE
-    asked = n.inputs[:1] if n.op in evaluate_layout.FROM_FIRST else n.inputs
-    if not from_shape and any(i is not None and i.data is None for i in asked):
+    asked = n.inputs[: known.rules.reads]
+    if any(i is not None and i.data is None for i in asked):
         return n.inferred
     if not all(_small(facts, min(limit, MAX_EVALUATED_ELEMENTS)) for facts in n.inferred[:1]):
         return n.inferred
     try:
         with np.errstate(all="ignore"):
-            inputs = [] if from_shape else [None if i is None else i.data for i in asked]
+            inputs = [None if i is None else i.data for i in asked]
             found = [_with_data(f, np.asarray(d)) for f, d in zip(n.inferred, operation(n, *inputs), strict=False)]
     except NONSENSE:
         return n.inferred
     return found + n.inferred[len(found) :]
+
+
+@cache
+def operation_of(known: Operator) -> Operation | None:
+    """Return what computes the elements of an operator's outputs; None if nothing does."""
+    if known.rules.elements is not None or known.rules.numbers is None:
+        return known.rules.elements
+    return of_kind(known.traits, known.rules.numbers, known.rules.dims)
 
 
 def _small(facts: Info, limit: int) -> bool:

@@ -29,11 +29,11 @@ def _ints(array: Array) -> Array:
     return array.astype(np.int64)
 
 
-def _shape(n: NodeFacts, *_: Array) -> list[Array]:
+def shape(n: NodeFacts, *_: Array) -> list[Array]:
     return [_array(list(n.shape(0)[shape_slice(n)]))]
 
 
-def _size(n: NodeFacts, *_: Array) -> list[Array]:
+def size(n: NodeFacts, *_: Array) -> list[Array]:
     maker = n.node.inputs[0].producer() if n.node.inputs[0] is not None else None
     if maker is not None and maker.op_type == "Shape" and isinstance(n.shape(0)[0], Sym):
         raise Unknown("the rank of a tensor, which is the size of no axis")
@@ -48,15 +48,18 @@ def _output_shape(n: NodeFacts, output: int = 0) -> list[int]:
     return [d for d in shape if isinstance(d, int)]
 
 
-def _to_output_shape(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+def reshape(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     return [a.reshape(_output_shape(n))]
 
 
-def _expand(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+flatten = squeeze = unsqueeze = reshape
+
+
+def expand(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     return [np.broadcast_to(a, _output_shape(n))]
 
 
-def _cast(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+def cast(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     to = n.inferred[0].dtype
     if to is None or to in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         raise Unknown("the new type")
@@ -73,22 +76,25 @@ def _cast(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     return [a.astype(to.numpy())]
 
 
+cast_like = cast
+
+
 def _fits(a: Array, to: ir.DataType) -> bool:
     limits = np.iinfo(to.numpy())
     return bool(np.isfinite(a).all() and (a > float(limits.min) - 1).all() and (a < float(limits.max)).all())
 
 
-def _transpose(n: NodeFacts, a: Array) -> list[Array]:
+def transpose(n: NodeFacts, a: Array) -> list[Array]:
     return [a.transpose(n.ints("perm"))]
 
 
-def _concat(n: NodeFacts, *arrays: Array) -> list[Array]:
+def concat(n: NodeFacts, *arrays: Array) -> list[Array]:
     if any(a.dtype == object for a in arrays):
         arrays = tuple(map(as_objects, arrays))
     return [np.concatenate(arrays, axis=n.int_("axis", 1))]
 
 
-def _split(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+def split(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     axis = n.axis(a.ndim)
     sizes = [_output_shape(n, i)[axis] for i in range(len(n.inferred))]
     if sum(sizes) != a.shape[axis]:
@@ -96,7 +102,7 @@ def _split(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     return np.split(a, np.cumsum(sizes)[:-1], axis)
 
 
-def _slice(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
+def slices(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     index: list[slice] = [slice(None)] * a.ndim
     for start, end, axis, step in zip(*slice_bounds(n), strict=True):
         if isinstance(start, Sym) or isinstance(end, Sym):
@@ -107,7 +113,7 @@ def _slice(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
     return [a[tuple(index)]]
 
 
-def _gather(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
+def gather(n: NodeFacts, a: Array, indices: Array) -> list[Array]:
     axis = n.axis(a.ndim)
     wanted = _ints(indices)
     return [np.take(a, np.where(wanted < 0, wanted + a.shape[axis], wanted), axis)]
@@ -143,13 +149,17 @@ def _scattering(where: Operation) -> Operation:
     return run
 
 
-def _where(n: NodeFacts, condition: Array, a: Array, b: Array) -> list[Array]:
+gather_elements, gather_nd = _gathering(_along_axis), _gathering(_by_rows)
+scatter_elements, scatter_nd = _scattering(_along_axis), _scattering(_by_rows)
+
+
+def where(n: NodeFacts, condition: Array, a: Array, b: Array) -> list[Array]:
     if a.dtype == object or b.dtype == object:
         a, b = as_objects(a), as_objects(b)
     return [np.where(condition, a, b)]
 
 
-def _range(n: NodeFacts, start: Array, limit: Array, delta: Array) -> list[Array]:
+def ranged(n: NodeFacts, start: Array, limit: Array, delta: Array) -> list[Array]:
     (length,) = _output_shape(n)
     if start.dtype != object and delta.dtype != object:
         steps = np.arange(length, dtype=start.dtype)
@@ -158,24 +168,24 @@ def _range(n: NodeFacts, start: Array, limit: Array, delta: Array) -> list[Array
     return [_array([first + i * step for i in range(length)])]
 
 
-def _constant_of_shape(n: NodeFacts, *_: Array) -> list[Array]:
+def constant_of_shape(n: NodeFacts, *_: Array) -> list[Array]:
     value = n.node.attributes.get("value")
     fill = np.zeros(1, np.float32) if value is None else value.as_tensor().numpy().reshape(-1)
     return [np.full(_output_shape(n), fill[0], fill.dtype)]
 
 
-def _tile(n: NodeFacts, a: Array, repeats: Array) -> list[Array]:
+def tile(n: NodeFacts, a: Array, repeats: Array) -> list[Array]:
     _output_shape(n)  # small enough
     return [np.tile(a, _ints(repeats))]
 
 
-def _trilu(n: NodeFacts, a: Array, *k: Array) -> list[Array]:
+def trilu(n: NodeFacts, a: Array, *k: Array) -> list[Array]:
     if a.dtype == object:
         raise Unknown("dims")
     return [(np.triu if n.int_("upper", 1) else np.tril)(a, int(_ints(k[0]).flat[0]) if k else 0)]
 
 
-def _eye_like(n: NodeFacts, *_: Array) -> list[Array]:
+def eye_like(n: NodeFacts, *_: Array) -> list[Array]:
     dtype = n.inferred[0].dtype
     if dtype is None:
         raise Unknown("the dtype")
@@ -183,47 +193,16 @@ def _eye_like(n: NodeFacts, *_: Array) -> list[Array]:
     return [np.eye(rows, columns, n.int_("k"), dtype.numpy())]
 
 
-def _non_zero(n: NodeFacts, a: Array) -> list[Array]:
+def non_zero(n: NodeFacts, a: Array) -> list[Array]:
     if a.dtype == object:
         raise Unknown("which dims are 0")
     return [np.array(np.nonzero(np.atleast_1d(a)), np.int64)]
 
 
-def _one_hot(n: NodeFacts, indices: Array, depth: Array, values: Array) -> list[Array]:
+def one_hot(n: NodeFacts, indices: Array, depth: Array, values: Array) -> list[Array]:
     _output_shape(n)  # small enough
     size = int(_ints(depth).item())
     wanted = _ints(indices)
     wanted = np.where(wanted < 0, wanted + size, wanted)
     hot = np.expand_dims(wanted, -1) == np.arange(size)
     return [np.moveaxis(np.where(hot, values[1], values[0]), -1, n.axis(indices.ndim + 1, -1))]
-
-
-TABLE: dict[str, Operation] = {
-    **dict.fromkeys("Reshape Flatten Squeeze Unsqueeze".split(), _to_output_shape),
-    "Shape": _shape,
-    "Size": _size,
-    "Identity": lambda n, a: [a],
-    "Cast": _cast,
-    "CastLike": _cast,
-    "Transpose": _transpose,
-    "Concat": _concat,
-    "Split": _split,
-    "Slice": _slice,
-    "Gather": _gather,
-    "GatherElements": _gathering(_along_axis),
-    "GatherND": _gathering(_by_rows),
-    "ScatterElements": _scattering(_along_axis),
-    "ScatterND": _scattering(_by_rows),
-    "Where": _where,
-    "Range": _range,
-    "ConstantOfShape": _constant_of_shape,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Trilu": _trilu,
-    "EyeLike": _eye_like,
-    "NonZero": _non_zero,
-    "OneHot": _one_hot,
-}
-
-FROM_FIRST = ("CastLike",)  # these use only the type of their other inputs
-FROM_SHAPE = ("Shape", "Size", "EyeLike")  # these use only the shape of their input

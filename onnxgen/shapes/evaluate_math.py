@@ -7,15 +7,15 @@ that dims cannot express raises `Unknown`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
+from onnxgen.graph.traits import BROADCASTS, COMPARISON, REDUCTION, Trait
 from onnxgen.shapes.dims import (
     dim_max,
     dim_min,
-    int_div,
     known_different,
     known_less,
     modulo,
@@ -32,7 +32,16 @@ def objects(function: Operation, *arrays: Array) -> Array:
     return np.asarray(np.frompyfunc(function, len(arrays), 1)(*map(as_objects, arrays)), object)
 
 
-def _folded(number: Operation, dims: Operation) -> Operation:
+def of_kind(traits: Collection[Trait], number: Operation, dims: Operation | None) -> Operation | None:
+    """Make the evaluator of an operator from what it computes of numbers, and of dims (None: it cannot)."""
+    if REDUCTION in traits and dims is None:
+        return None
+    kinds = {COMPARISON: _comparing, BROADCASTS: folded, REDUCTION: _reducing}
+    make = next((make for trait, make in kinds.items() if trait in traits), _unary)
+    return make(number, dims or undefined)
+
+
+def folded(number: Operation, dims: Operation) -> Operation:
     """Make the evaluator of an operator with one or more inputs: `number` for numeric arrays, `dims` for elements."""
 
     def run(n: NodeFacts, first: Array, *rest: Array) -> list[Array]:
@@ -46,7 +55,7 @@ def _folded(number: Operation, dims: Operation) -> Operation:
     return run
 
 
-def _div(a: Array, b: Array) -> Array:
+def quotient(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
         return np.asarray(a / b)
     if not b.all():
@@ -55,7 +64,7 @@ def _div(a: Array, b: Array) -> Array:
     return np.asarray(quotient + ((a - quotient * b != 0) & ((a < 0) != (b < 0))).astype(a.dtype), a.dtype)
 
 
-def _mod(n: NodeFacts, a: Array, b: Array) -> list[Array]:
+def mod(n: NodeFacts, a: Array, b: Array) -> list[Array]:
     fmod = n.int_("fmod")
     if a.dtype == object or b.dtype == object:
         if fmod and not all(nonnegative(d) for d in (*as_objects(a).flat, *as_objects(b).flat)):
@@ -66,7 +75,7 @@ def _mod(n: NodeFacts, a: Array, b: Array) -> list[Array]:
     return [np.asarray(np.fmod(a, b) if fmod else np.mod(a, b))]
 
 
-def _pow(n: NodeFacts, a: Array, b: Array) -> list[Array]:
+def power(n: NodeFacts, a: Array, b: Array) -> list[Array]:
     if b.dtype == object or (a.dtype.kind in "iu" and (b < 0).any()):
         raise Unknown("the exponent")
     if a.dtype == object:
@@ -76,7 +85,7 @@ def _pow(n: NodeFacts, a: Array, b: Array) -> list[Array]:
     return [np.power(a, b.astype(a.dtype) if b.dtype.kind == a.dtype.kind else b).astype(a.dtype)]
 
 
-def _less(a: Any, b: Any) -> bool:
+def less(a: Any, b: Any) -> bool:
     if known_less(a, b):
         return True
     if nonnegative(a - b):
@@ -84,7 +93,7 @@ def _less(a: Any, b: Any) -> bool:
     raise Unknown("which dim is the smaller one")
 
 
-def _equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     if a == b:
         return True
     if known_different(a, b):
@@ -101,28 +110,25 @@ def _comparing(number: Operation, dims: Operation) -> Operation:
     return run
 
 
-def _unary(number: Operation, dims: Operation | None = None) -> Operation:
-    """Make the evaluator of an operator with one input; `dims` is None if dims cannot express it."""
-
+def _unary(number: Operation, dims: Operation) -> Operation:
     def run(n: NodeFacts, a: Array) -> list[Array]:
         if a.dtype == object:
-            if dims is None:
-                raise Unknown("a function of a dim")
             return [objects(dims, a)]
-        return [np.asarray(number(a), a.dtype)]
+        found = np.asarray(number(a))
+        return [found if found.dtype == bool else found.astype(a.dtype)]
 
     return run
 
 
-def _abs(d: Any) -> Any:
+def absolute(d: Any) -> Any:
     return abs(d) if isinstance(d, int) else d if nonnegative(d) else dim_max(d, -d)
 
 
-def _sign(d: Any) -> int:
-    return (d > 0) - (d < 0) if isinstance(d, int) else int(_less(0, d))
+def sign(d: Any) -> int:
+    return (d > 0) - (d < 0) if isinstance(d, int) else int(less(0, d))
 
 
-def _clip(n: NodeFacts, a: Array, *bounds: Array | None) -> list[Array]:
+def clip(n: NodeFacts, a: Array, *bounds: Array | None) -> list[Array]:
     if len(bounds) > 2 or n.opset < 11:
         raise Unknown("bounds")
     for bound, number, dims in zip(bounds, (np.maximum, np.minimum), (dim_max, dim_min), strict=False):
@@ -136,7 +142,10 @@ def _reducing(number: Operation, dims: Operation) -> Operation:
     def run(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
         axes, keep = tuple(reduced_axes(n, a.ndim)), bool(n.int_("keepdims", 1))
         if a.dtype != object:
-            return [np.asarray(number(a, axis=axes, keepdims=keep), a.dtype)]
+            found = np.asarray(number(a, axis=axes, keepdims=keep))
+            if found.dtype.kind != a.dtype.kind:
+                raise Unknown("a float of integers")
+            return [found.astype(a.dtype)]
         for axis in sorted(axes, reverse=True):
             a = np.asarray(np.frompyfunc(dims, 2, 1).reduce(a, axis=axis, keepdims=keep), object)
         return [a]
@@ -144,13 +153,7 @@ def _reducing(number: Operation, dims: Operation) -> Operation:
     return run
 
 
-def _mean(a: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    if a.dtype.kind != "f":
-        raise Unknown("the mean of integers")
-    return np.asarray(np.mean(a, axis=axis, keepdims=keepdims))
-
-
-def _arg(function: Operation) -> Operation:
+def position(function: Operation) -> Operation:
     def run(n: NodeFacts, a: Array) -> list[Array]:
         if a.dtype == object:
             raise Unknown("the greatest of several dims")
@@ -162,7 +165,7 @@ def _arg(function: Operation) -> Operation:
     return run
 
 
-def _cumsum(n: NodeFacts, a: Array, axis: Array) -> list[Array]:
+def cumsum(n: NodeFacts, a: Array, axis: Array) -> list[Array]:
     if axis.dtype == object or axis.size != 1:
         raise Unknown("the axis")
     (along,) = n.axes([int(axis.flat[0])], a.ndim)
@@ -174,56 +177,6 @@ def _cumsum(n: NodeFacts, a: Array, axis: Array) -> list[Array]:
     return [np.flip(total, along) if n.int_("reverse") else total]
 
 
-def _undefined(a: Any, b: Any) -> Any:
+def undefined(*dims: Any) -> Any:
+    """What operators compute that have no meaning for dims."""
     raise Unknown("dims have no such function")
-
-
-_ERF = np.frompyfunc(math.erf, 1, 1)
-
-TABLE: dict[str, Operation] = {
-    "Add": _folded(np.add, lambda a, b: a + b),
-    "Sub": _folded(np.subtract, lambda a, b: a - b),
-    "Mul": _folded(np.multiply, lambda a, b: a * b),
-    "Div": _folded(_div, int_div),
-    "Sum": _folded(np.add, lambda a, b: a + b),
-    "Min": _folded(np.minimum, dim_min),
-    "Max": _folded(np.maximum, dim_max),
-    "Mod": _mod,
-    "Pow": _pow,
-    "And": _folded(np.logical_and, lambda a, b: a and b),
-    "Or": _folded(np.logical_or, lambda a, b: a or b),
-    "Xor": _folded(np.logical_xor, lambda a, b: a != b),
-    "BitwiseAnd": _folded(np.bitwise_and, _undefined),
-    "BitwiseOr": _folded(np.bitwise_or, _undefined),
-    "BitwiseXor": _folded(np.bitwise_xor, _undefined),
-    "Equal": _comparing(np.equal, _equal),
-    "Less": _comparing(np.less, _less),
-    "Greater": _comparing(np.greater, lambda a, b: _less(b, a)),
-    "LessOrEqual": _comparing(np.less_equal, lambda a, b: not _less(b, a)),
-    "GreaterOrEqual": _comparing(np.greater_equal, lambda a, b: not _less(a, b)),
-    "Not": _unary(np.logical_not),
-    "Neg": _unary(np.negative, lambda d: -d),
-    "Abs": _unary(np.abs, _abs),
-    "Sign": _unary(np.sign, _sign),
-    "Ceil": _unary(np.ceil),
-    "Floor": _unary(np.floor),
-    "Round": _unary(np.rint),
-    "Sqrt": _unary(np.sqrt),
-    "Reciprocal": _unary(np.reciprocal),
-    "Exp": _unary(np.exp),
-    "Log": _unary(np.log),
-    "Sin": _unary(np.sin),
-    "Cos": _unary(np.cos),
-    "Tanh": _unary(np.tanh),
-    "Erf": _unary(lambda a: np.asarray(_ERF(a), a.dtype)),
-    "Relu": _unary(lambda a: np.maximum(a, a.dtype.type(0)), lambda d: dim_max(d, 0)),
-    "Clip": _clip,
-    "ReduceSum": _reducing(np.sum, lambda a, b: a + b),
-    "ReduceProd": _reducing(np.prod, lambda a, b: a * b),
-    "ReduceMin": _reducing(np.min, dim_min),
-    "ReduceMax": _reducing(np.max, dim_max),
-    "ReduceMean": _reducing(_mean, _undefined),
-    "ArgMax": _arg(np.argmax),
-    "ArgMin": _arg(np.argmin),
-    "CumSum": _cumsum,
-}

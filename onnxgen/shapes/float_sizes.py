@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.shapes import evaluate_layout
+from onnxgen.graph.catalogue import card, is_a
+from onnxgen.graph.traits import JOINS, STRIDES, VIEW
 from onnxgen.shapes.dims import Dim, Sym, dim_max, nonnegative, scale_size
+from onnxgen.shapes.evaluate import operation_of
+from onnxgen.shapes.evaluate_math import Operation
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, Unknown, integer, numbers_if_possible
 from onnxgen.shapes.wrapping import bound
 
 FLOAT = ir.DataType.FLOAT
 EXACT = 2.0**24  # float32 holds every integer up to here
-ARRANGING = ("Floor", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Concat", "Gather", "Slice", "Split")
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ class FloatSizes:
                 return self._range(n, found)
             if n.op == "Mul":
                 self._known[n.node.outputs[0]] = self._scaled(n)
-            elif n.op in ARRANGING:
-                self._arranged(n)
+            elif n.op == "Floor" and (floored := self._input(n, 0)) is not None:
+                self._known[n.node.outputs[0]] = floored
+            elif is_a(n.node, VIEW, STRIDES, JOINS) and (arrange := operation_of(card("", n.op))) is not None:
+                self._arranged(n, arrange)
         except NONSENSE:
             pass
         return found
@@ -100,15 +104,13 @@ class FloatSizes:
             raise Unknown("two factors: each product is rounded")
         return np.asarray(np.frompyfunc(lambda e, f: Scaled(e.size, float(f)), 2, 1)(known, numbers), object)
 
-    def _arranged(self, n: NodeFacts) -> None:
+    def _arranged(self, n: NodeFacts, arrange: Operation) -> None:
         arrays = [
             known if (known := self._input(n, i)) is not None else n.data(i) for i in range(len(n.inputs)) if n.has(i)
         ]
         if n.op == "Concat" and len(arrays) != sum(self._input(n, i) is not None for i in range(len(n.inputs))):
             raise Unknown("a plain number among sizes")
-        for value, array in zip(
-            n.node.outputs, evaluate_layout.TABLE["Identity" if n.op == "Floor" else n.op](n, *arrays), strict=False
-        ):
+        for value, array in zip(n.node.outputs, arrange(n, *arrays), strict=False):
             box = np.empty((), object)
             box[()] = array
             self._known[value] = array if isinstance(array, np.ndarray) else box

@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.operators import of_plugins, own
 from onnxgen.graph.schemas import schema
-from onnxgen.shapes import infer_conv, infer_elementwise, infer_layout, infer_math, infer_microsoft, infer_slice
+from onnxgen.graph.traits import (
+    BROADCASTS,
+    COMPARISON,
+    CONVOLUTION,
+    ELEMENTWISE,
+    GLOBAL_POOL,
+    NORMALISES,
+    POOL,
+    REDUCTION,
+    SOFTMAX,
+    Trait,
+)  # fmt: skip
+from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.dims import TooComplex
+from onnxgen.shapes.infer_conv import conv, global_pool, pool
+from onnxgen.shapes.infer_elementwise import arithmetic, comparison, same
 from onnxgen.shapes.infer_fallback import infer_with_onnx
+from onnxgen.shapes.infer_math import reduce
 from onnxgen.shapes.info import UNKNOWN, Info
 from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Rule, Symbols, Unknown
 
-RULES: dict[str, Rule] = {
-    **infer_elementwise.RULES,
-    **infer_layout.RULES,
-    **infer_slice.RULES,
-    **infer_conv.RULES,
-    **infer_math.RULES,
-    **infer_microsoft.DROPPED_RULES,
+# the rules of operators whose cards name none, by the first trait that they have
+OF_KIND: dict[Trait, Rule] = {
+    COMPARISON: comparison,
+    BROADCASTS: arithmetic,
+    ELEMENTWISE: same,
+    REDUCTION: reduce,
+    GLOBAL_POOL: global_pool,
+    POOL: pool,
+    CONVOLUTION: conv,
+    NORMALISES: same,
+    SOFTMAX: same,
 }
 
 STANDARD = ("", "ai.onnx")
-OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators of other domains
+OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators without a function
+    "": infer_microsoft.DROPPED_RULES,
     "com.microsoft": infer_microsoft.RULES,
     "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
-    DOMAIN: {  # operators that passes create before the last propagation
-        "SummedPool": infer_conv.RULES["AveragePool"],
-        "DynamicConv": infer_conv.of_integers,
-        "DynamicLinear": infer_math.of_integers,
-        **dict.fromkeys(("FakeQuantize", "FakeQuantizeDynamic", "WeightNorm", "SpectralNorm"), lambda n: [n.input(0)]),
-    },
 }
 
 
@@ -63,9 +77,7 @@ def infer(n: NodeFacts) -> list[Info]:
     if operator is not None and operator.infer is not None:
         return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
-    rule = RULES.get(n.op) or infer_elementwise.of_kind(n.node) if standard else OTHERS.get(n.node.domain, {}).get(n.op)
-    operator = own(n.node.domain, n.op, n.opset)
-    rule = rule or (operator.infer if operator is not None else None)
+    rule = OTHERS.get(n.node.domain, {}).get(n.op) or rule_of(n.node)
     try:
         found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):
@@ -73,6 +85,13 @@ def infer(n: NodeFacts) -> list[Info]:
     except NONSENSE:
         found = []
     return (found + [UNKNOWN] * count)[:count]
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    """Return the rule of one of onnxgen's own operators, or of its kind; None if it has none."""
+    known = card(node.domain, node.op_type)
+    of_kind = (rule for trait, rule in OF_KIND.items() if trait in known.traits)
+    return known.infer or next(of_kind, None)
 
 
 def declared(value: ir.Value, facts: Info, symbols: Symbols) -> Info:

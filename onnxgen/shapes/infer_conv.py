@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.shapes.dims import Dim, Sym, dim_min, floordiv, nonnegative
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Unknown, tensor
 
 
 def ceildiv(a: Dim, b: int) -> Dim:
@@ -72,8 +72,16 @@ def _conv_shape(n: NodeFacts, weight: int) -> list[Dim] | None:
     return [x[0], w[0], *window_sizes(n, x[2:], n.ints("kernel_shape") or w[2:])]
 
 
-def _conv(n: NodeFacts) -> list[Info]:
+def conv(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 1), _conv_shape(n, 1))]
+
+
+def conv_integer(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.INT32, _conv_shape(n, 1))]
+
+
+def qlinear_conv(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(7), _conv_shape(n, 3))]
 
 
 def of_integers(n: NodeFacts) -> list[Info]:
@@ -81,7 +89,7 @@ def of_integers(n: NodeFacts) -> list[Info]:
     return [tensor(n.input(0).dtype, _conv_shape(n, 1))]
 
 
-def _conv_transpose(n: NodeFacts) -> list[Info]:
+def conv_transpose(n: NodeFacts) -> list[Info]:
     dtype = n.dtype(0, 1)
     x, w = n.input(0).shape, n.input(1).shape
     if x is None or w is None:
@@ -111,7 +119,7 @@ def _transposed_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim]) -> list
     ]
 
 
-def _pool(n: NodeFacts) -> list[Info]:
+def pool(n: NodeFacts) -> list[Info]:
     x = n.input(0).shape
     shape: list[Dim] | None = None
     if x is not None:
@@ -124,18 +132,18 @@ def _pool(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), shape), tensor(ir.DataType.INT64, shape)]
 
 
-def _global_pool(n: NodeFacts) -> list[Info]:
+def global_pool(n: NodeFacts) -> list[Info]:
     x = n.input(0).shape
     return [tensor(n.dtype(0), None if x is None else [*x[:2], *[1] * (len(x) - 2)])]
 
 
-def _depth_to_space(n: NodeFacts) -> list[Info]:
+def depth_to_space(n: NodeFacts) -> list[Info]:
     b, c, h, w = _rank4(n)
     k = n.int_("blocksize", 1)
     return [tensor(n.dtype(0), [b, floordiv(c, k * k), h * k, w * k])]
 
 
-def _space_to_depth(n: NodeFacts) -> list[Info]:
+def space_to_depth(n: NodeFacts) -> list[Info]:
     b, c, h, w = _rank4(n)
     k = n.int_("blocksize", 1)
     return [tensor(n.dtype(0), [b, c * k * k, floordiv(h, k), floordiv(w, k)])]
@@ -147,22 +155,9 @@ def _rank4(n: NodeFacts) -> Shape:
     return n.shape(0)
 
 
-def _grid_sample(n: NodeFacts) -> list[Info]:
+def grid_sample(n: NodeFacts) -> list[Info]:
     x, grid = n.input(0).shape, n.input(1).shape
     if x is None or grid is None:
         raise Unknown("shapes")
     batch: Dim = grid[0] if isinstance(x[0], Sym) and isinstance(grid[0], int) else x[0]
     return [tensor(n.dtype(0), [batch, x[1], *grid[1:-1]])]
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Conv", "DeformConv"), _conv),
-    "ConvInteger": lambda n: [tensor(ir.DataType.INT32, _conv_shape(n, 1))],
-    "QLinearConv": lambda n: [tensor(n.dtype(7), _conv_shape(n, 3))],
-    "ConvTranspose": _conv_transpose,
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool),
-    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), _global_pool),
-    "DepthToSpace": _depth_to_space,
-    "SpaceToDepth": _space_to_depth,
-    "GridSample": _grid_sample,
-}

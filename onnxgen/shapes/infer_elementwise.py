@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import known
-from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE
 from onnxgen.shapes.dims import Call, Dim, Sym, atoms, known_less
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Unknown, tensor
 
 BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -65,28 +63,48 @@ def _guarded(n: NodeFacts) -> Shape | None:
         return None
 
 
-def _arithmetic(n: NodeFacts) -> list[Info]:
+def arithmetic(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(*range(len(n.inputs))), _guarded(n))]
 
 
-def _comparison(n: NodeFacts) -> list[Info]:
+def comparison(n: NodeFacts) -> list[Info]:
     return [tensor(BOOL, _guarded(n))]
+
+
+def power(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), _guarded(n))]
+
+
+def where(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1, 2), _guarded(n))]
+
+
+def cast(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType(n.int_("to")), n.input(0).shape)]
+
+
+def cast_like(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(0).shape)]
+
+
+def unchanged(n: NodeFacts) -> list[Info]:
+    return [n.input(0)]
 
 
 def same(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), n.input(0).shape)]
 
 
-def _same_bool(n: NodeFacts) -> list[Info]:
+def same_bool(n: NodeFacts) -> list[Info]:
     return [tensor(BOOL, n.input(0).shape)]
 
 
-def _dropout(n: NodeFacts) -> list[Info]:
+def dropout(n: NodeFacts) -> list[Info]:
     mask = BOOL if n.opset >= 10 else n.dtype(0)
     return [tensor(n.dtype(0), n.input(0).shape), tensor(mask, n.input(0).shape)]
 
 
-def _batch_norm(n: NodeFacts) -> list[Info]:
+def batch_norm(n: NodeFacts) -> list[Info]:
     channels = n.input(1).shape
     if n.opset >= 14:
         statistics = [tensor(n.dtype(i), channels) for i in (3, 4)]
@@ -95,7 +113,7 @@ def _batch_norm(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), n.input(0).shape), *statistics]
 
 
-def _layer_norm(n: NodeFacts) -> list[Info]:
+def layer_norm(n: NodeFacts) -> list[Info]:
     shape = n.input(0).shape
     stash = ir.DataType(n.int_("stash_type", FLOAT.value))
     statistics = None
@@ -105,56 +123,30 @@ def _layer_norm(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), shape), tensor(stash, statistics), tensor(stash, statistics)]
 
 
-def _like(n: NodeFacts) -> list[Info]:
+def standardize(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.ints("shape") or n.input(0).shape)]
+
+
+def like(n: NodeFacts) -> list[Info]:
     """Infer EyeLike, RandomNormalLike, ...: the shape of the input, and the dtype of the attribute or the input."""
     default = n.dtype(0)
     dtype = ir.DataType(n.int_("dtype")) if n.int_("dtype") else default
     return [tensor(dtype, n.input(0).shape)]
 
 
-def _quantize(n: NodeFacts) -> list[Info]:
+def quantize(n: NodeFacts) -> list[Info]:
     chosen = n.int_("output_dtype")
     dtype = n.dtype(2) if n.has(2) else ir.DataType(chosen) if chosen else ir.DataType.UINT8
     return [tensor(dtype, n.input(0).shape)]
 
 
-def _dequantize(n: NodeFacts) -> list[Info]:
+def dequantize(n: NodeFacts) -> list[Info]:
     chosen = n.int_("output_dtype")
     return [tensor(ir.DataType(chosen) if chosen else n.dtype(1), n.input(0).shape)]
 
 
-def _dynamic_quantize(n: NodeFacts) -> list[Info]:
+def dynamic_quantize(n: NodeFacts) -> list[Info]:
     return [tensor(ir.DataType.UINT8, n.input(0).shape), tensor(FLOAT, ()), tensor(ir.DataType.UINT8, ())]
 
 
-SAME = (  # in addition to operators with the trait ELEMENTWISE
-    "CumSum CumProd GroupNormalization Hardmax InstanceNormalization LRN LogSoftmax LpNormalization"
-    " MeanVarianceNormalization RMSNormalization ReverseSequence RotaryEmbedding Scatter ScatterElements ScatterND"
-    " Shrink Softmax TensorScatter Trilu"
-)
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(SAME.split(), same),
-    **dict.fromkeys("EyeLike RandomNormalLike RandomUniformLike Bernoulli".split(), _like),
-    "Pow": lambda n: [tensor(n.dtype(0), _guarded(n))],
-    "Where": lambda n: [tensor(n.dtype(1, 2), _guarded(n))],
-    "Identity": lambda n: [n.input(0)],
-    "IsNaN": _same_bool,
-    "IsInf": _same_bool,
-    "Cast": lambda n: [tensor(ir.DataType(n.int_("to")), n.input(0).shape)],
-    "CastLike": lambda n: [tensor(n.dtype(1), n.input(0).shape)],
-    "Dropout": _dropout,
-    "BatchNormalization": _batch_norm,
-    "LayerNormalization": _layer_norm,
-    "QuantizeLinear": _quantize,
-    "DequantizeLinear": _dequantize,
-    "DynamicQuantizeLinear": _dynamic_quantize,
-}
-
-
-def of_kind(node: ir.Node) -> Rule | None:
-    """Return the rule of an operator that has the trait ELEMENTWISE, else None."""
-    traits = known(node).traits
-    if ELEMENTWISE not in traits:
-        return None
-    return _comparison if COMPARISON in traits else _arithmetic if BROADCASTS in traits else same
+hardmax = cumsum = same

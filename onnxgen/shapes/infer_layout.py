@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxgen.shapes.dims import Dim, Sym, dim_max, dim_min, exact_div, floordiv, known_different, product, symbols
 from onnxgen.shapes.infer_elementwise import broadcast
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Unknown, tensor
 
 
 def _length(n: NodeFacts, i: int) -> int:
@@ -18,7 +18,7 @@ def _length(n: NodeFacts, i: int) -> int:
     return length
 
 
-def _reshape(n: NodeFacts) -> list[Info]:
+def reshape(n: NodeFacts) -> list[Info]:
     old = n.ints("shape")  # opset 1
     try:
         target: list[Dim] = list(old) if old is not None else n.dims(1)
@@ -51,7 +51,7 @@ def _quotient(total: Dim, known: Dim) -> Dim:
     return floordiv(total, known) if exact is None else exact
 
 
-def _flatten(n: NodeFacts) -> list[Info]:
+def flatten(n: NodeFacts) -> list[Info]:
     shape = n.input(0).shape
     if shape is None:
         return [tensor(n.dtype(), n.fresh_shape(2))]
@@ -60,7 +60,7 @@ def _flatten(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [product(shape[:axis]), product(shape[axis:])])]
 
 
-def _transpose(n: NodeFacts) -> list[Info]:
+def transpose(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     perm = n.ints("perm")
     if perm is None:
@@ -70,7 +70,7 @@ def _transpose(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [shape[p] for p in perm])]
 
 
-def _concat(n: NodeFacts) -> list[Info]:
+def concat(n: NodeFacts) -> list[Info]:
     count = len(n.inputs)
     dtype = n.dtype(*range(count))
     shapes = [s for i in range(count) if (s := n.input(i).shape) is not None]
@@ -96,7 +96,7 @@ def _plainest(dims: list[Dim]) -> Dim:
     return numbers.pop() if numbers else dims[0]
 
 
-def _split(n: NodeFacts) -> list[Info]:
+def split(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     axis = n.axis(len(shape))
     count = len(n.node.outputs)
@@ -124,7 +124,7 @@ def equal_parts(size: Dim, count: int) -> list[Dim]:
     return [dim_max(0, dim_min(part, size - part * i)) for i in range(count)]
 
 
-def _squeeze(n: NodeFacts) -> list[Info]:
+def squeeze(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     axes = n.ints_or_input("axes", 1)
     if axes is None:
@@ -137,7 +137,7 @@ def _squeeze(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [d for i, d in enumerate(shape) if i not in gone])]
 
 
-def _unsqueeze(n: NodeFacts) -> list[Info]:
+def unsqueeze(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     try:
         axes = n.ints_or_input("axes", 1) or []
@@ -151,7 +151,7 @@ def _unsqueeze(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [1 if i in new else next(old) for i in range(rank)])]
 
 
-def _expand(n: NodeFacts) -> list[Info]:
+def expand(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     try:
         target: Shape = tuple(n.dims(1))
@@ -167,7 +167,7 @@ def _at_least(n: NodeFacts, shape: Shape, rank: int) -> list[Dim]:
     return [d if isinstance(d, int) and d > 1 else n.fresh(i) for i, d in enumerate(padded)]
 
 
-def _tile(n: NodeFacts) -> list[Info]:
+def tile(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     if n.opset < 6:
         return [tensor(n.dtype(0), n.fresh_shape(len(shape)))]
@@ -180,7 +180,7 @@ def _tile(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [d * r for d, r in zip(shape, repeats, strict=True)])]
 
 
-def _pad(n: NodeFacts) -> list[Info]:
+def pad(n: NodeFacts) -> list[Info]:
     shape = list(n.shape(0))
     old = n.ints("pads") or n.ints("paddings")
     try:
@@ -195,13 +195,17 @@ def _pad(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), shape)]
 
 
-def _gather(n: NodeFacts) -> list[Info]:
+def gather(n: NodeFacts) -> list[Info]:
     shape, indices = n.shape(0), n.shape(1)
     axis = n.axis(len(shape))
     return [tensor(n.dtype(0), [*shape[:axis], *indices, *shape[axis + 1 :]])]
 
 
-def _gather_nd(n: NodeFacts) -> list[Info]:
+def gather_elements(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.input(1).shape)]
+
+
+def gather_nd(n: NodeFacts) -> list[Info]:
     shape, indices = n.shape(0), n.shape(1)
     if not indices or isinstance(indices[-1], Sym):
         raise Unknown("how many axes GatherND indexes")
@@ -211,7 +215,7 @@ def _gather_nd(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*indices[:-1], *shape[first:]])]
 
 
-def _constant_of_shape(n: NodeFacts) -> list[Info]:
+def constant_of_shape(n: NodeFacts) -> list[Info]:
     value = n.node.attributes.get("value")
     dtype = ir.DataType.FLOAT if value is None else value.as_tensor().dtype
     try:
@@ -220,7 +224,7 @@ def _constant_of_shape(n: NodeFacts) -> list[Info]:
         return [tensor(dtype, n.fresh_shape(_length(n, 0)))]
 
 
-def _one_hot(n: NodeFacts) -> list[Info]:
+def one_hot(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     axis = n.axis(len(shape) + 1, -1)
     try:
@@ -230,11 +234,15 @@ def _one_hot(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(2), [*shape[:axis], depth, *shape[axis:]])]
 
 
-def _shape(n: NodeFacts) -> list[Info]:
+def shape(n: NodeFacts) -> list[Info]:
     rank = n.input(0).rank
     if rank is None:
         return [tensor(ir.DataType.INT64, n.fresh_shape(1))]
     return [tensor(ir.DataType.INT64, [len(range(rank)[shape_slice(n)])])]
+
+
+def size(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.INT64, ())]
 
 
 def shape_slice(n: NodeFacts) -> slice:
@@ -242,36 +250,13 @@ def shape_slice(n: NodeFacts) -> slice:
     return slice(n.int_("start"), n.int_("end") if "end" in n.node.attributes else None)
 
 
-def _non_zero(n: NodeFacts) -> list[Info]:
+def non_zero(n: NodeFacts) -> list[Info]:
     rank = n.input(0).rank
     return [tensor(ir.DataType.INT64, [n.fresh(0) if rank is None else max(rank, 1), n.fresh(1)])]
 
 
-def _sequence_at(n: NodeFacts) -> list[Info]:
+def sequence_at(n: NodeFacts) -> list[Info]:
     """Infer SequenceAt. Dims that the file declares only for the list become new dims of this element."""
     dims = enumerate(n.shape(0))
     own = [n.fresh(axis) if n.symbols.elements.intersection(symbols(d)) else d for axis, d in dims]
     return [tensor(n.dtype(0), own)]
-
-
-RULES: dict[str, Rule] = {
-    "Reshape": _reshape,
-    "Flatten": _flatten,
-    "Transpose": _transpose,
-    "Concat": _concat,
-    "Split": _split,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Expand": _expand,
-    "Tile": _tile,
-    "Pad": _pad,
-    "Gather": _gather,
-    "GatherElements": lambda n: [tensor(n.dtype(0), n.input(1).shape)],
-    "GatherND": _gather_nd,
-    "ConstantOfShape": _constant_of_shape,
-    "OneHot": _one_hot,
-    "Shape": _shape,
-    "Size": lambda n: [tensor(ir.DataType.INT64, ())],
-    "NonZero": _non_zero,
-    "SequenceAt": _sequence_at,
-}

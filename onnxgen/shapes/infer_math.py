@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxgen.shapes.dims import Dim, floordiv
 from onnxgen.shapes.infer_elementwise import broadcast
 from onnxgen.shapes.info import Info, Shape
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, tensor
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Unknown, tensor
 
 INT32 = ir.DataType.INT32
 
@@ -26,7 +26,19 @@ def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
     return [*batch, *x[-2:-1], *(y[-1:] if len(y) > 1 else ())]
 
 
-def _gemm(n: NodeFacts) -> list[Info]:
+def matmul(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))]
+
+
+def matmul_integer(n: NodeFacts) -> list[Info]:
+    return [tensor(INT32, _product_shape(n, 0, 1))]
+
+
+def qlinear_matmul(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(7), _product_shape(n, 0, 3))]
+
+
+def gemm(n: NodeFacts) -> list[Info]:
     shape: list[Dim] = []
     for i, name, axis in ((0, "transA", 0), (1, "transB", 1)):
         matrix = n.input(i).shape
@@ -38,7 +50,7 @@ def _gemm(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 1), shape)]
 
 
-def _einsum(n: NodeFacts) -> list[Info]:
+def einsum(n: NodeFacts) -> list[Info]:
     left, _, right = n.str_("equation").replace(" ", "").partition("->")
     terms = left.split(",")
     sizes: dict[str, list[Dim]] = {}
@@ -80,7 +92,7 @@ def _without(shape: Shape, axes: list[int], keep: bool) -> list[Dim]:
     return [d for i, d in enumerate(shape) if i not in axes]
 
 
-def _reduce(n: NodeFacts) -> list[Info]:
+def reduce(n: NodeFacts) -> list[Info]:
     keep = bool(n.int_("keepdims", 1))
     shape = n.input(0).shape
     if shape is None:
@@ -94,7 +106,7 @@ def _reduce(n: NodeFacts) -> list[Info]:
         return [tensor(n.dtype(0), n.fresh_shape(len(shape)))]
 
 
-def _stft(n: NodeFacts) -> list[Info]:
+def stft(n: NodeFacts) -> list[Info]:
     """Infer STFT here: onnx's inference takes it to be two-sided where the attribute is left out."""
     shape, window = n.input(0).shape, n.input(2).shape
     if shape is None:
@@ -114,7 +126,7 @@ def _size(n: NodeFacts, i: int) -> Dim | None:
     return n.dims(i)[0] if n.has(i) and n.input(i).data is not None else None
 
 
-def _dft(n: NodeFacts) -> list[Info]:
+def dft(n: NodeFacts) -> list[Info]:
     """Infer DFT here: onnx's inference differs between 1.16 and 1.23, and gets the one-sided inverse wrong before that.
 
     The length changes along one axis, which may be known at run time only. The last axis has one or two parts.
@@ -142,7 +154,7 @@ def _dft(n: NodeFacts) -> list[Info]:
 # ---------------------------------------------------------------------------------------- recurrence, attention
 
 
-def _recurrent(n: NodeFacts) -> list[Info]:
+def recurrent(n: NodeFacts) -> list[Info]:
     x, r = n.input(0).shape, n.input(2).shape
     if x is not None and len(x) != 3:
         raise Contradiction("a recurrent layer needs three axes")
@@ -158,7 +170,7 @@ def _recurrent(n: NodeFacts) -> list[Info]:
     return [tensor(dtype, every), tensor(dtype, last), tensor(dtype, last)]
 
 
-def _attention(n: NodeFacts) -> list[Info]:
+def attention(n: NodeFacts) -> list[Info]:
     """Infer Attention-23, with inputs of (batch, heads, length, size), or three axes with the heads packed."""
     dtype = n.dtype(0)
     if any(n.input(i).shape is None for i in range(3)):  # onnx's inference takes the products to be scalars then
@@ -185,23 +197,6 @@ def _heads(n: NodeFacts, i: int) -> tuple[Dim, Dim, Dim, Dim]:
     return shape[0], heads, shape[1], floordiv(shape[2], heads)
 
 
-REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
-
-
 def of_integers(n: NodeFacts) -> list[Info]:
     """A product of floats with a matrix of integers."""
     return [tensor(n.input(0).dtype, _product_shape(n, 0, 1))]
-
-
-RULES: dict[str, Rule] = {
-    **{f"Reduce{name}": _reduce for name in REDUCE.split()},
-    "MatMul": lambda n: [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))],
-    "MatMulInteger": lambda n: [tensor(INT32, _product_shape(n, 0, 1))],
-    "QLinearMatMul": lambda n: [tensor(n.dtype(7), _product_shape(n, 0, 3))],
-    "Gemm": _gemm,
-    "Einsum": _einsum,
-    **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
-    "Attention": _attention,
-    "DFT": _dft,
-    "STFT": _stft,
-}

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.shapes import infer_attention, infer_conv, infer_layout, infer_math
+from onnxgen.shapes import infer_attention, infer_conv, infer_elementwise, infer_layout, infer_math
 from onnxgen.shapes.dims import floordiv
-from onnxgen.shapes.infer_elementwise import RULES as STANDARD_RULES
 from onnxgen.shapes.infer_elementwise import broadcast, same
 from onnxgen.shapes.info import Info, Shape, info
 from onnxgen.shapes.node_facts import NodeFacts, Rule, Unknown, tensor
@@ -100,7 +99,7 @@ def _qlinear_binary(n: NodeFacts) -> list[Info]:
 
 def _qlinear_concat(n: NodeFacts) -> list[Info]:
     parts = NodeFacts(n.node, n.opset, n.inputs[2::3], n.symbols)
-    return [tensor(n.dtype(1), infer_layout.RULES["Concat"](parts)[0].shape)]
+    return [tensor(n.dtype(1), infer_layout.concat(parts)[0].shape)]
 
 
 def _unique(n: NodeFacts) -> list[Info]:
@@ -241,13 +240,13 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     **dict.fromkeys("SkipGroupNorm LinearAttentionGate EngramGate".split(), _pairs),
     "BiasSplitGelu": _split_gelu,
     **dict.fromkeys("EmbedLayerNormalization QEmbedLayerNormalization".split(), _embed),
-    "FusedConv": infer_conv.RULES["Conv"],
-    "NhwcConv": _nhwc(infer_conv.RULES["Conv"]),
-    "NhwcFusedConv": _nhwc(infer_conv.RULES["Conv"]),
-    "FusedGemm": infer_math.RULES["Gemm"],
+    "FusedConv": infer_conv.conv,
+    "NhwcConv": _nhwc(infer_conv.conv),
+    "NhwcFusedConv": _nhwc(infer_conv.conv),
+    "FusedGemm": infer_math.gemm,
     **dict.fromkeys("FusedMatMul TransposeMatMul FusedMatMulActivation".split(), _fused_matmul),
     "SparseToDenseMatMul": _sparse_matmul,
-    "GridSample": infer_conv.RULES["GridSample"],
+    "GridSample": infer_conv.grid_sample,
     **dict.fromkeys("DynamicQuantizeLSTM AttnLSTM".split(), _lstm),
     **dict.fromkeys("MatMulNBits MatMulNBitsQLoRA MatMulPacked MatMulBnb4".split(), _blocked_product),
     "MatMulNBitsQkv": _blocked_qkv,
@@ -255,20 +254,20 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "MatMulFpQ4": lambda n: [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])],
     **dict.fromkeys("MatMulIntegerToFloat DynamicQuantizeMatMul".split(), _float_product),
     "QGemm": _qgemm,
-    "QuantizeLinear": STANDARD_RULES["QuantizeLinear"],
-    "DequantizeLinear": STANDARD_RULES["DequantizeLinear"],
+    "QuantizeLinear": infer_elementwise.quantize,
+    "DequantizeLinear": infer_elementwise.dequantize,
     **dict.fromkeys("QLinearAdd QLinearMul".split(), _qlinear_binary),
     "QLinearWhere": lambda n: [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))],
     "QLinearConcat": _qlinear_concat,
-    "QLinearConv": _nhwc(infer_conv.RULES["QLinearConv"]),
-    "QLinearAveragePool": _nhwc(infer_conv.RULES["AveragePool"]),
-    "QLinearGlobalAveragePool": _nhwc(infer_conv.RULES["GlobalAveragePool"]),
+    "QLinearConv": _nhwc(infer_conv.qlinear_conv),
+    "QLinearAveragePool": _nhwc(infer_conv.pool),
+    "QLinearGlobalAveragePool": _nhwc(infer_conv.global_pool),
     "Unique": _unique,
     "CDist": lambda n: [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])],
     "Rfft": _rfft,
     "Irfft": _irfft,
     "GatherPacked": _gather_packed,
-    "MaxpoolWithMask": infer_conv.RULES["MaxPool"],
+    "MaxpoolWithMask": infer_conv.pool,
     "WordConvEmbedding": lambda n: [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])],
     "Tokenizer": _tokens,
     "NGramRepeatBlock": lambda n: [tensor(n.dtype(1), n.input(1).shape)],
@@ -286,11 +285,15 @@ RULES: dict[str, Rule] = {  # of the domain com.microsoft
     "MoEGroupRouter": _routed,
     "HyperConnectionPreMix": _pre_mix,
 }
-DROPPED_RULES: dict[str, Rule] = {**dict.fromkeys(DROPPED.split(), same), "SimplifiedLayerNormalization": _layer_norm}
-POOLS = "MaxPool AveragePool GlobalMaxPool GlobalAveragePool"
+DROPPED_RULES: dict[str, Rule] = {  # of the standard
+    **dict.fromkeys(("RotaryEmbedding", "Shrink"), same),
+    **dict.fromkeys(DROPPED.split(), same),
+    "SimplifiedLayerNormalization": _layer_norm,
+}
 NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc; shapes are as for channels first
-    **{name: infer_conv.RULES[name] for name in POOLS.split()},
-    "Conv": infer_conv.RULES["Conv"],
+    **dict.fromkeys(("MaxPool", "AveragePool"), infer_conv.pool),
+    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), infer_conv.global_pool),
+    "Conv": infer_conv.conv,
     "Upsample": _upsample,
     "ReorderInput": _reorder_input,
     "ReorderOutput": _reorder_output,

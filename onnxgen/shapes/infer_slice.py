@@ -19,7 +19,7 @@ from onnxgen.shapes.dims import (
     scale_size,
 )
 from onnxgen.shapes.info import Info
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Rule, Unknown, integer, tensor
+from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Unknown, integer, tensor
 
 OPEN_END = 2**31 - 1  # exporters write an open end as INT32_MAX, INT64_MAX or their negatives
 MEMORY = 2**50  # bits: what a program can address, so an end past it is open, too
@@ -45,7 +45,7 @@ def slice_bounds(n: NodeFacts) -> tuple[list[Dim], list[Dim], list[int], list[in
     return starts, ends, axes, steps
 
 
-def _slice(n: NodeFacts) -> list[Info]:
+def slices(n: NodeFacts) -> list[Info]:
     shape = list(n.shape(0))
     try:
         bounds = slice_bounds(n)
@@ -118,7 +118,7 @@ def _backward(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     return None
 
 
-def _range(n: NodeFacts) -> list[Info]:
+def ranged(n: NodeFacts) -> list[Info]:
     dtype = n.dtype(0, 1, 2)
     try:
         return [tensor(dtype, [_range_length(n, dtype)])]
@@ -142,7 +142,7 @@ def _range_length(n: NodeFacts, dtype: ir.DataType | None) -> Dim:
     return dim_max(floordiv(distance + (abs(delta) - 1), abs(delta)), 0)
 
 
-def _top_k(n: NodeFacts) -> list[Info]:
+def top_k(n: NodeFacts) -> list[Info]:
     shape = list(n.shape(0))
     axis = n.axis(len(shape), -1)
     try:
@@ -156,7 +156,7 @@ def _top_k(n: NodeFacts) -> list[Info]:
 # -------------------------------------------------------------------------------------------------------- Resize
 
 
-def _resize(n: NodeFacts) -> list[Info]:
+def resize(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     try:
         return [tensor(n.dtype(0), _resized(n))]
@@ -204,12 +204,3 @@ def _keep_ratio(sizes: list[Dim], wanted: list[Dim], policy: str) -> list[Dim]:
     ratios = [float32(w / o) for o, w in zip(old, new, strict=True)]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
     return [int(np.floor(float32(scale * o) + 0.5)) for o in old]
-
-
-RULES: dict[str, Rule] = {
-    "Slice": _slice,
-    "Range": _range,
-    "TopK": _top_k,
-    "Resize": _resize,
-    "Upsample": _resize,
-}

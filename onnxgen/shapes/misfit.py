@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.shapes.dims import Dim, TooComplex, substitute, symbols
 from onnxgen.shapes.expression import symbol
-from onnxgen.shapes.infer import RULES, STANDARD
+from onnxgen.shapes.infer import STANDARD, rule_of
 from onnxgen.shapes.info import Info, info
 from onnxgen.shapes.node_facts import NONSENSE, Contradiction, NodeFacts, Symbols
 
@@ -19,7 +19,7 @@ def misfit(node: ir.Node, opset: int) -> str:
 
     Sizes that are not known count as 1 or more: of nothing, a network may make anything.
     """
-    rule = RULES.get(node.op_type) if node.domain in STANDARD else None
+    rule = rule_of(node) if node.domain in STANDARD else None
     if rule is None:
         return ""
     try:

@@ -19,17 +19,17 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.graph.annotations import FREED
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.nodes import has_subgraphs, opset_of, subgraphs
-from onnxgen.graph.traits import ELEMENTWISE, RANDOM, SIZES
+from onnxgen.graph.traits import ELEMENTWISE, RANDOM, REDUCTION, SAMPLES, SIZES, Trait
 from onnxgen.options import Options
-from onnxgen.passes.batch import arithmetic, layout
+from onnxgen.passes.batch.arithmetic import elementwise, reduction, rows
 from onnxgen.passes.batch.stack import Batch, Refusal, Rule, RuleNode, Stack
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import symbol, symbols
 from onnxgen.shapes.info import info
 
-RULES: dict[str, Rule] = {**arithmetic.RULES, **layout.RULES}
+OF_KIND: dict[Trait, Rule] = {ELEMENTWISE: elementwise, SAMPLES: rows, REDUCTION: reduction}
 DEFAULT_NAME = "batch"  # of the symbolic dim
 WAY_OUT = "name the axes of the inputs with --batch-axis, export with a dynamic batch, or leave --dynamic-batch out"
 
@@ -181,8 +181,8 @@ def _prove(n: RuleNode, used: set[ir.Value]) -> None:
 
 
 def _rule(node: ir.Node) -> Rule | None:
-    of_kind = (rule for trait, rule in arithmetic.OF_KIND.items() if is_a(node, trait))
-    return RULES.get(node.op_type) or next(of_kind, None)
+    of_kind = (rule for trait, rule in OF_KIND.items() if is_a(node, trait))
+    return card("", node.op_type).rules.batch or next(of_kind, None)
 
 
 def _used(node: ir.Node) -> Iterator[ir.Value]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from onnxgen.graph.traits import ELEMENTWISE, REDUCTION, SAMPLES, Trait
-from onnxgen.passes.batch.stack import Refusal, Rule, RuleNode, Stack
+from onnxgen.passes.batch.stack import Refusal, RuleNode, Stack
 
 
 def elementwise(n: RuleNode) -> Stack:
@@ -42,6 +41,9 @@ def quantize(n: RuleNode) -> Stack:
     return stack
 
 
+dequantize = quantize
+
+
 # ---- along axes ------------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +64,7 @@ def reduction(n: RuleNode) -> Stack:
     return _reduce(n, [axis % rank for axis in axes], bool(n.attribute("keepdims", 1)))
 
 
-def arg_reduction(n: RuleNode) -> Stack:
+def position(n: RuleNode) -> Stack:
     return _reduce(n, [n.attribute("axis", 0) % len(n.shape(0))], bool(n.attribute("keepdims", 1)))
 
 
@@ -81,9 +83,15 @@ def softmax(n: RuleNode) -> Stack:
     return _along(n, axis)
 
 
-def along_axis(n: RuleNode) -> Stack:
+hardmax = log_softmax = softmax
+
+
+def top_k(n: RuleNode) -> Stack:
     """TopK and LpNormalization work along one axis, by default the last."""
     return _along(n, n.attribute("axis", -1))
+
+
+lp_norm = top_k
 
 
 def cumsum(n: RuleNode) -> Stack:
@@ -97,7 +105,7 @@ def trilu(n: RuleNode) -> Stack:
     return stack
 
 
-def last_axes(n: RuleNode) -> Stack:
+def layer_norm(n: RuleNode) -> Stack:
     """LayerNormalization and RMSNormalization normalise over all axes from `axis` on."""
     stack, rank = n.only_stack(), len(n.shape(0))
     if stack.axis >= n.attribute("axis", -1) % rank:
@@ -105,6 +113,9 @@ def last_axes(n: RuleNode) -> Stack:
     for i in n.given[1:]:
         n.broadcast(i, stack, rank)
     return stack
+
+
+rms_norm = layer_norm
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -133,6 +144,9 @@ def matmul(n: RuleNode) -> Stack:
         if n.stack(i) is None:
             n.broadcast(i, stack, rank)
     return stack
+
+
+matmul_integer = matmul
 
 
 def _outer(n: RuleNode, i: int, stack: Stack) -> Stack:
@@ -197,26 +211,3 @@ def attention(n: RuleNode) -> Stack:
     elif n.has(3) and (n.need(3) != stack or len(n.shape(3)) != 4):
         raise Refusal("the mask does not have the batch first")
     return stack
-
-
-OF_KIND: dict[Trait, Rule] = {ELEMENTWISE: elementwise, SAMPLES: rows, REDUCTION: reduction}
-RULES: dict[str, Rule] = {
-    "ArgMax": arg_reduction,
-    "ArgMin": arg_reduction,
-    "Attention": attention,
-    "CumSum": cumsum,
-    "DequantizeLinear": quantize,
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "Hardmax": softmax,
-    "LayerNormalization": last_axes,
-    "LogSoftmax": softmax,
-    "LpNormalization": along_axis,
-    "MatMul": matmul,
-    "MatMulInteger": matmul,
-    "QuantizeLinear": quantize,
-    "RMSNormalization": last_axes,
-    "Softmax": softmax,
-    "TopK": along_axis,
-    "Trilu": trilu,
-}

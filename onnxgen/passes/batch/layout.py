@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.passes.batch.stack import Refusal, Rule, RuleNode, Stack
+from onnxgen.passes.batch.stack import Refusal, RuleNode, Stack
 from onnxgen.shapes.dims import Dim, exact_div, product
 from onnxgen.shapes.info import Shape, info
 
@@ -56,6 +56,9 @@ def reshape(n: RuleNode) -> Stack:
     else:  # Flatten, and opset 1, where the shape is an attribute
         n.into_reshape(stack)
     return stack
+
+
+flatten = reshape
 
 
 def _axes(n: RuleNode, rank: int) -> list[int] | None:
@@ -326,27 +329,3 @@ def grid_sample(n: RuleNode) -> Stack:
         elif n.stack(i) != Stack(0):
             raise Refusal("the inputs do not have the batch first")
     return Stack(0)
-
-
-RULES: dict[str, Rule] = {
-    "Concat": concat,
-    "Expand": expand,
-    "Flatten": reshape,
-    "GRU": recurrent,
-    "Gather": gather,
-    "GatherElements": gather_elements,
-    "GridSample": grid_sample,
-    "LSTM": recurrent,
-    "OneHot": one_hot,
-    "Pad": pad,
-    "RNN": recurrent,
-    "Reshape": reshape,
-    "Resize": resize,
-    "Slice": slices,
-    "Split": split,
-    "Squeeze": squeeze,
-    "Tile": tile,
-    "Transpose": transpose,
-    "Unsqueeze": unsqueeze,
-    "Upsample": resize,
-}

@@ -1,0 +1,35 @@
+"""The rules of an operator in other rooms: `@op("Transpose", **rules("transpose"))` takes those of that name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxgen.passes.batch import arithmetic, layout
+from onnxgen.shapes import (
+    evaluate_layout,
+    evaluate_math,
+    infer_conv,
+    infer_elementwise,
+    infer_layout,
+    infer_math,
+    infer_slice,
+    usual,
+)  # fmt: skip
+
+ROOMS = {
+    "infer": (infer_elementwise, infer_layout, infer_slice, infer_conv, infer_math),
+    "elements": (evaluate_layout, evaluate_math),
+    "kernel": (usual,),
+    "batch": (arithmetic, layout),
+}
+
+
+def rules(name: str, **others: Any) -> dict[str, Any]:
+    """Return the functions of a name in the rooms of rules, by what they are rules of, and other rules beside them."""
+    found = {
+        rule: function
+        for rule, rooms in ROOMS.items()
+        for room in rooms
+        if (function := vars(room).get(name)) is not None and function.__module__ == room.__name__
+    }
+    return {**found, **others}
