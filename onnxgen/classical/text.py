@@ -12,6 +12,7 @@ from onnxgen.errors import WRITER, OnnxgenError
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.shapes import infer_microsoft
 
 # Languages with their own case rules, and locales that know only ASCII.
 SPECIAL_CASE_RULES, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
@@ -61,7 +62,7 @@ def _untranslated(b: Builder, error: NotRe) -> OnnxgenError:
     return b.error(f"the pattern can't be translated to Python's `re`: {error}", way_out)
 
 
-@op("Tokenizer", domain=MICROSOFT)
+@op("Tokenizer", domain=MICROSOFT, infer=infer_microsoft.tokens)
 def tokenizer(
     b: Builder, X: Arg, *, mark: int, mincharnum: int, pad_value: str, separators: list[str] | None = None,
     tokenexp: str | None = None,

@@ -13,7 +13,7 @@ from functools import cache
 import onnx_ir as ir
 
 from onnxgen.graph.gradients import BY_INPUT, key
-from onnxgen.graph.operators import Operator, of_plugins, operators
+from onnxgen.graph.operators import Operator, of_plugins, operators, written_out
 from onnxgen.graph.traits import BROADCASTS, Trait
 
 Positions = Collection[int]
@@ -76,12 +76,12 @@ def having(*traits: Trait) -> frozenset[str]:
 
 @cache
 def _cards() -> dict[tuple[str, str], Operator]:
-    return {key: versions[-1] for key, versions in operators().items()}
+    return {key: versions[-1] for key, versions in {**written_out(), **operators()}.items()}
 
 
 @cache
 def _own() -> dict[tuple[str, str], Known]:
-    return {key: _facts(known) for key, known in _cards().items()}
+    return {key: _facts(versions[-1]) for key, versions in operators().items()}
 
 
 def _of_plugins(node: ir.Node) -> Known | None:

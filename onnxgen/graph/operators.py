@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
+BODIES = ("onnxgen.passes.contrib", "onnxgen.passes.standard")  # of operators without a function
 BUNDLED = ("onnxgen.classical",)  # plugins in this tree; generations need not name them
 NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
@@ -191,8 +192,18 @@ def layer(operators: Iterable[Operator]) -> OperatorTable:
 @cache
 def _own() -> OperatorTable:
     """Return onnxgen's own operators."""
+    return _noted("onnxgen.ops", *BUNDLED)
+
+
+@cache
+def written_out() -> OperatorTable:
+    """Return the operators that passes write as others, with these bodies as functions. `find` does not return them."""
+    return _noted(*BODIES)
+
+
+def _noted(*packages: str) -> OperatorTable:
     with stage(IMPORTS):
-        modules = [module for name in ("onnxgen.ops", *BUNDLED) for module in _modules(name)]
+        modules = [module for name in packages for module in _modules(name)]
     return layer(operator for module in modules for operator in noted_in(module))
 
 

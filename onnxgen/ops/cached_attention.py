@@ -14,6 +14,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.shapes import infer_attention
 
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 
@@ -21,6 +22,7 @@ QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 @op(
     "GroupQueryAttention", domain=MICROSOFT,
     still="seqlens_k total_sequence_length cos_cache sin_cache position_ids query_seqlens",
+    infer=infer_attention.group_query_attention,
 )  # fmt: skip
 def group_query_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
@@ -81,6 +83,7 @@ def _before(
 @op(
     "SparseAttention", domain=MICROSOFT,
     still="block_row_indices block_col_indices total_sequence_length key_total_sequence_lengths cos_cache sin_cache",
+    infer=infer_attention.sparse_attention,
 )  # fmt: skip
 def sparse_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg, past_value: Arg,

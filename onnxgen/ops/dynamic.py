@@ -19,7 +19,7 @@ from onnxgen.ops.conv import conv_options
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.passes.match import uniform
 from onnxgen.scopes.origin import param_path
-from onnxgen.shapes import infer_conv, infer_math
+from onnxgen.shapes import infer_conv, infer_math, infer_microsoft
 
 STILL = "x scale zero"
 QUANTISED = re.compile("weight(_Transposed)?_quantized")  # how onnxruntime's quantiser calls a layer's weight
@@ -102,7 +102,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 DEFAULT_ACTIVATIONS = ["Sigmoid", "Tanh", "Tanh"]
 
 
-@op("DynamicQuantizeLSTM", domain=MICROSOFT, traits=[RECURRENT])
+@op("DynamicQuantizeLSTM", domain=MICROSOFT, traits=[RECURRENT], infer=infer_microsoft.lstm)
 def dynamic_quantize_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, W_scale: Arg, W_zero_point: Arg, R_scale: Arg, R_zero_point: Arg, *,

@@ -14,6 +14,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.shapes import infer_attention
 
 # Update rules with a decay, and those with an update rate (beta).
 DECAYING, LEARNING = ("gated", "gated_delta"), ("delta", "gated_delta")
@@ -33,7 +34,7 @@ def terms(b: Builder, update_rule: str, decay: Arg | None, beta: Arg | None) -> 
 
 
 @op("LinearAttention", since=27)
-@op("LinearAttention", domain=MICROSOFT)
+@op("LinearAttention", domain=MICROSOFT, infer=infer_attention.linear_attention)
 def linear_attention(
     b: Builder, query: Arg, key: Arg, value: Arg, past_state: Arg | None = None, decay: Arg | None = None,
     beta: Arg | None = None, *, q_num_heads: int, kv_num_heads: int, update_rule: str = "gated_delta",
@@ -55,7 +56,7 @@ def linear_attention(
     return b.unpack(made, 2)
 
 
-@op("GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias")
+@op("GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer_attention.gated_delta_net)
 def gated_delta_net(
     b: Builder, query: Arg, key: Arg | None = None, value: Arg | None = None, cu_seqlens: Arg | None = None,
     decay: Arg | None = None, beta: Arg | None = None, initial_state: Arg | None = None, a_log: Arg | None = None,
@@ -149,7 +150,7 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
     ]
 
 
-@op("Mamba2Verify", domain=MICROSOFT)
+@op("Mamba2Verify", domain=MICROSOFT, infer=infer_attention.mamba)
 def mamba2_verify(
     b: Builder, projection: Arg, conv_state: Arg, ssm_state: Arg, conv_weight: Arg, conv_bias: Arg, dt_bias: Arg,
     A_negative: Arg, D: Arg, norm_weight: Arg, state_row: Arg, *, heads: int, n_groups: int, head_dim: int = 64,
@@ -169,7 +170,7 @@ def mamba2_verify(
     return b.unpack(made, 5)
 
 
-@op("VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias")
+@op("VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_attention.packed_conv)
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,
     capture_count: Arg | None = None, kernel_delta: Arg | None = None, previous_mask: Arg | None = None, *,

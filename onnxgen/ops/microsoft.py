@@ -13,19 +13,21 @@ from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.weights.dequantised import BNB_TABLES
 
 MICROSOFT = "com.microsoft"
 
 
-@op("Inverse", domain=MICROSOFT)
+@op("Inverse", domain=MICROSOFT, infer=same)
 def inverse(b: Builder, X: Arg) -> ast.expr:
     if X.dtype == ir.DataType.FLOAT16:
         return b("torch.linalg.inv(x.float()).half()", x=X)
     return b("torch.linalg.inv(x)", x=X)
 
 
-@op("CDist", domain=MICROSOFT)
+@op("CDist", domain=MICROSOFT, infer=infer_microsoft.cdist)
 def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.expr:
     """Distances of rows to rows, or their squares."""
     if metric not in ("euclidean", "sqeuclidean"):
@@ -35,7 +37,7 @@ def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.exp
     return b("torch.cdist(x, y, compute_mode=m)", x=A, y=B, m="donot_use_mm_for_euclid_dist")
 
 
-@op("Rfft", domain=MICROSOFT)
+@op("Rfft", domain=MICROSOFT, infer=infer_microsoft.rfft)
 def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int = 1) -> ast.expr:
     """Over the last axes, as pairs of real and imaginary parts. A normalized transform is refused."""
     function = "rfftn" if onesided else "fftn"
@@ -48,7 +50,7 @@ def _fft_axes(b: Builder, normalized: int, signal_ndim: int) -> tuple[int, ...]:
     return tuple(range(-signal_ndim, 0))
 
 
-@op("Irfft", domain=MICROSOFT)
+@op("Irfft", domain=MICROSOFT, infer=infer_microsoft.irfft)
 def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int) -> ast.expr:
     """The inverse of Rfft; one-sided transforms give an even number of elements."""
     axes = _fft_axes(b, normalized, signal_ndim)
@@ -61,7 +63,7 @@ def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_
 # ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
-@op("MatMulNBits", domain=MICROSOFT, still="B scales zero_points g_idx")
+@op("MatMulNBits", domain=MICROSOFT, still="B scales zero_points g_idx", infer=infer_microsoft.blocked_product)
 def matmul_nbits(
     b: Builder, A: Arg, B: Arg, scales: Arg, zero_points: Arg | None = None, g_idx: Arg | None = None,
     bias: Arg | None = None, *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
@@ -78,7 +80,7 @@ def matmul_nbits(
     return b.call("F.linear", A, weight, unless(bias, None))
 
 
-@op("MatMulBnb4", domain=MICROSOFT, still="B absmax")
+@op("MatMulBnb4", domain=MICROSOFT, still="B absmax", infer=infer_microsoft.blocked_product)
 def matmul_bnb4(
     b: Builder, A: Arg, B: Arg, absmax: Arg, *, K: int, N: int, block_size: int, quant_type: int,
     training_mode: int = 0, transB: int = 1,
@@ -94,7 +96,7 @@ def matmul_bnb4(
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
 
 
-@op("MatMulFpQ4", domain=MICROSOFT)
+@op("MatMulFpQ4", domain=MICROSOFT, infer=infer_microsoft.matmul_fp_q4)
 def matmul_fp_q4(b: Builder, A: Arg, B: Arg, B_shape: Arg, *, blk_quant_type: int = 1) -> ast.expr:
     """A linear layer whose weights, scales and zero points are one blob. The kernel reads all types but 0 as 1."""
     sizes = B_shape.known_ints("B_shape")
@@ -166,7 +168,7 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, np.floating) else value
 
 
-@op("QLinearAdd", domain=MICROSOFT)
+@op("QLinearAdd", domain=MICROSOFT, infer=infer_microsoft.qlinear_binary)
 def qlinear_add(
     b: Builder, A: Arg, A_scale: Arg, A_zero_point: Arg | None, B: Arg, B_scale: Arg, B_zero_point: Arg | None,
     C_scale: Arg, C_zero_point: Arg | None = None,
@@ -185,7 +187,7 @@ def qlinear_add(
     return b.call("quantized_sum", A, _plain(first), B, _plain(second), _plain(offset))
 
 
-@op("QLinearSoftmax", domain=MICROSOFT)
+@op("QLinearSoftmax", domain=MICROSOFT, infer=same)
 def qlinear_softmax(
     b: Builder, X: Arg, X_scale: Arg, x_zero_point: Arg | None, y_scale: Arg, y_zero_point: Arg | None = None, *,
     opset: int, axis: int = -1,

@@ -18,6 +18,8 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import Info
 
 ExpertLinear = Callable[[ast.expr, Ref], ast.expr]  # from rows of tokens and the expert's number to a layer's result
@@ -28,6 +30,7 @@ ACTIVATIONS = {"relu": "F.relu(x)", "gelu": 'F.gelu(x, approximate="tanh")', "si
     "MoE", domain=MICROSOFT,
     weights="fc1_experts_weights fc1_experts_bias fc2_experts_weights fc2_experts_bias fc3_experts_weights "
     "fc3_experts_bias",
+    infer=same,
 )  # fmt: skip
 def moe(
     b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_experts_bias: Arg | None,
@@ -156,7 +159,7 @@ def mixture(
     return total if input.known_rank == 2 else b("y.view_as(x)", y=total, x=input)
 
 
-@op("MoEGroupRouter", domain=MICROSOFT)
+@op("MoEGroupRouter", domain=MICROSOFT, infer=infer_microsoft.routed)
 def moe_group_router(
     b: Builder, logits: Arg, expert_bias: Arg, projection_weight: Arg | None = None, *, top_k: int,
     group_topk: int = 2, n_group: int = 1, router_sentinel: float = -10000.0, topk_group: int = 1,
@@ -190,7 +193,7 @@ def moe_group_router(
 # ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
-@op("QMoE", domain=MICROSOFT)
+@op("QMoE", domain=MICROSOFT, infer=same)
 def qmoe(
     b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_scales: Arg | None,
     fc1_experts_bias: Arg | None, fc2_experts_weights: Arg, fc2_scales: Arg | None = None,

@@ -15,6 +15,8 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.moe import ExpertLinear, Gate, experts, mixture, pair
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 
 # By GGML's number of a format: the numbers in a block, its bytes, and the helper that unpacks rows.
 BLOCKS = {
@@ -34,7 +36,7 @@ OTHERS = "pack the weights as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
 EPILOGUES = {"none": "y", "silu": "F.silu(y)"} | dict.fromkeys(("relu2", "relu_squared"), "F.relu(y).square()")
 
 
-@op("GatherPacked", domain=MICROSOFT)
+@op("GatherPacked", domain=MICROSOFT, infer=infer_microsoft.gather_packed)
 def gather_packed(
     b: Builder, data: Arg, indices: Arg, *, packed_type: int, K: int, output_dtype: int = ir.DataType.BFLOAT16.value
 ) -> ast.expr:
@@ -65,7 +67,7 @@ def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | Non
     return b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
 
 
-@op("MatMulPacked", domain=MICROSOFT)
+@op("MatMulPacked", domain=MICROSOFT, infer=infer_microsoft.blocked_product)
 def matmul_packed(
     b: Builder, A: Arg, B: Arg, global_scale: Arg | None = None, *, packed_type: int, N: int, K: int,
     activation_type: str = "none",
@@ -85,7 +87,7 @@ def _weight(b: Builder, rows: Any, like: Arg, packed_type: int, data: Arg, size:
     return made if like.dtype == ir.DataType.FLOAT else b("w.to(x.dtype)", w=made, x=like)
 
 
-@op("MoEPacked", domain=MICROSOFT)
+@op("MoEPacked", domain=MICROSOFT, infer=same)
 def moe_packed(
     b: Builder, input: Arg, router_probs: Arg, gate_experts_weights: Arg, up_experts_weights: Arg | None,
     down_experts_weights: Arg, router_weights: Arg | None = None, *, gate_type: int, down_type: int, up_type: int = -1,

@@ -19,6 +19,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.cached_attention import Quantised, appended, normalized, read, rotated, split, stored
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.shapes import infer_attention
 
 CACHE_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
 FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]
@@ -28,6 +29,7 @@ MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for
 @op(
     "PagedAttention", domain=MICROSOFT,
     still="cumulative_sequence_length past_seqlens block_table cos_cache sin_cache slot_mapping attention_metadata",
+    infer=infer_attention.paged_attention,
 )  # fmt: skip
 def paged_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg | None,
@@ -69,6 +71,7 @@ def paged_attention(
     "SparsePagedAttention", domain=MICROSOFT,
     still="cumulative_sequence_length past_seqlens block_table slot_mapping selected_indices selected_counts "
     "auxiliary_lengths cos_cache sin_cache attention_metadata",
+    infer=infer_attention.paged_attention,
 )  # fmt: skip
 def sparse_paged_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg,
@@ -210,6 +213,7 @@ def _shown(
     "DynamicSparseAttention", domain=MICROSOFT,
     still="selected_indices selected_counts seqlens_k total_sequence_length cos_cache sin_cache position_ids "
     "committed_length",
+    infer=infer_attention.dynamic_sparse_attention,
 )  # fmt: skip
 def dynamic_sparse_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
@@ -279,7 +283,7 @@ def _joined(
     return [*(b.let(b("torch.cat([x, y], 2)", x=x, y=y), n) for x, y, n in zip(caches, others, "kv")), shown]
 
 
-@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT)
+@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT, infer=infer_attention.merged_selections)
 def packed_sparse_attention_indexer_merge(
     b: Builder, base_indices: Arg, base_counts: Arg, base_row_indices: Arg, range_starts: Arg | None = None,
     range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,

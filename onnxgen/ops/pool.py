@@ -19,6 +19,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.pad import f_pad, resolve_pads
+from onnxgen.shapes import infer_conv
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
 
@@ -202,7 +203,7 @@ def max_pool(
     return made if back is None else b("y.to(d)", y=made, d=back)
 
 
-@op("MaxpoolWithMask", domain=MICROSOFT)
+@op("MaxpoolWithMask", domain=MICROSOFT, infer=infer_conv.pool)
 def maxpool_with_mask(
     b: Builder, X: Arg, M: Arg, *, auto_pad: str = "NOTSET", kernel_shape: list[int], pads: list[int] | None = None,
     storage_order: int = 0, strides: list[int] | None = None,

@@ -19,6 +19,7 @@ from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
+from onnxgen.shapes import infer_microsoft
 from onnxgen.weights.provenance import Source, concat
 
 # The position of each of torch's gates among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n.
@@ -281,7 +282,7 @@ def rnn(
     return b.unpack(b.call("onnx_rnn", X, W, R, *args, **options, layout=unless(layout, 0)), 2)
 
 
-@op("AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW")
+@op("AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer_microsoft.lstm)
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, QW: Arg, MW: Arg, V: Arg, M: Arg, memory_seq_lens: Arg | None = None,

@@ -13,16 +13,17 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
+from onnxgen.shapes import infer_microsoft
 
 
-@op("NGramRepeatBlock", domain=MICROSOFT)
+@op("NGramRepeatBlock", domain=MICROSOFT, infer=infer_microsoft.ngram_repeat_block)
 def ngram_repeat_block(b: Builder, input_ids: Arg, scores: Arg, *, ngram_size: int) -> ast.expr:
     if ngram_size < 1:
         raise b.error(f"attribute 'ngram_size' must be at least 1, not {ngram_size}", WRITER)
     return b.call("block_repeated_ngrams", input_ids, scores, ngram_size)
 
 
-@op("BifurcationDetector", domain=MICROSOFT)
+@op("BifurcationDetector", domain=MICROSOFT, infer=infer_microsoft.bifurcation)
 def bifurcation_detector(
     b: Builder, src_tokens: Arg, cur_tokens: Arg, prev_suffix_match_idx: Arg, pred_tokens: Arg | None = None, *,
     max_ngram_size: int = 3, min_ngram_size: int = 1,
@@ -37,7 +38,7 @@ def bifurcation_detector(
     return b.unpack(made, 2)
 
 
-@op("DynamicTimeWarping", domain=MICROSOFT)
+@op("DynamicTimeWarping", domain=MICROSOFT, infer=infer_microsoft.time_warping)
 def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     shape = input.shape
     if shape is not None and len(shape) != 2 and (len(shape) != 3 or isinstance(shape[0], int) and shape[0] != 1):
@@ -45,7 +46,7 @@ def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     return b.call("dynamic_time_warping", input)
 
 
-@op("MurmurHash3", domain=MICROSOFT)
+@op("MurmurHash3", domain=MICROSOFT, infer=infer_microsoft.murmur_hash)
 def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast.expr:
     """Hashes the bytes of numbers, and the UTF-8 of strings."""
     dtype = ir.DataType.UINT32 if positive == 1 else ir.DataType.INT32
@@ -57,7 +58,7 @@ def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast
 # ---- hashes of n-grams -----------------------------------------------------------------------------------------------
 
 
-@op("NGramHashMapping", domain=MICROSOFT)
+@op("NGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes)
 def ngram_hash_mapping(
     b: Builder, input_ids: Arg, multipliers: Arg, vocab_sizes: Arg, past_ids: Arg | None = None,
     head_offsets: Arg | None = None, eos_token_id: Arg | None = None, segment_ids: Arg | None = None, *,
@@ -82,7 +83,7 @@ def ngram_hash_mapping(
     return [hashes, b("x[:, -n:]", x=ids, n=before) if b.wants(1) else None]
 
 
-@op("VarlenNGramHashMapping", domain=MICROSOFT)
+@op("VarlenNGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes)
 def varlen_ngram_hash_mapping(
     b: Builder, input_ids: Arg, multipliers: Arg, vocab_sizes: Arg, cumulative_sequence_length: Arg,
     past_ids: Arg | None = None, head_offsets: Arg | None = None, eos_token_id: Arg | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import card
-from onnxgen.graph.operators import of_plugins, own
+from onnxgen.graph.operators import of_plugins
 from onnxgen.graph.schemas import schema
 from onnxgen.graph.traits import (
     BROADCASTS,
@@ -19,7 +19,6 @@ from onnxgen.graph.traits import (
     SOFTMAX,
     Trait,
 )  # fmt: skip
-from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.dims import TooComplex
 from onnxgen.shapes.infer_conv import conv, global_pool, pool
 from onnxgen.shapes.infer_elementwise import arithmetic, comparison, same
@@ -42,32 +41,13 @@ OF_KIND: dict[Trait, Rule] = {
 }
 
 STANDARD = ("", "ai.onnx")
-OTHERS: dict[str, dict[str, Rule]] = {  # rules for operators without a function
-    "": infer_microsoft.DROPPED_RULES,
-    "com.microsoft": infer_microsoft.RULES,
-    "com.microsoft.nchwc": infer_microsoft.NCHWC_RULES,
-}
-
-
-# operators of com.microsoft that have neither a rule nor a function
-UNRULED = frozenset(
-    """
-    ComplexMul ComplexMulConj ConvTransposeWithDynamicPads ExpandDims GatherND GemmFastGelu GemmFloat8
-    GemmaRotaryEmbedding HyperConnectionLowRankMix MatMulBlockQuantizedFp4Weight MatMulBlockQuantizedFp8Weight
-    MatMulInteger16 MulInteger NhwcMaxPool Pad QLinearReduceMean RMSNormRotary Range ReduceSumInteger
-    TorchEmbedding
-    """.split()
-)
 
 
 def is_operator(domain: str, name: str, opset: int) -> bool:
     """Return True if onnxruntime has an operator of this name: it takes that, and not a local function of the file."""
-    if domain in STANDARD:
-        return schema("", name, opset) is not None
-    if domain == "ai.onnx.ml":
-        return schema(domain, name, opset) is not None
-    rules = OTHERS.get(domain, {}) if domain == "com.microsoft" else {}
-    return name in rules or domain == "com.microsoft" and (name in UNRULED or own(domain, name, opset) is not None)
+    if domain in (*STANDARD, "ai.onnx.ml"):
+        return schema("" if domain in STANDARD else domain, name, opset) is not None
+    return domain == "com.microsoft" and bool(card(domain, name).name)
 
 
 def infer(n: NodeFacts) -> list[Info]:
@@ -77,7 +57,7 @@ def infer(n: NodeFacts) -> list[Info]:
     if operator is not None and operator.infer is not None:
         return (list(operator.infer(n)) + [UNKNOWN] * count)[:count]
     standard = n.node.domain in STANDARD
-    rule = OTHERS.get(n.node.domain, {}).get(n.op) or rule_of(n.node)
+    rule = rule_of(n.node)
     try:
         found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):

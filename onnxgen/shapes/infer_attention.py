@@ -6,12 +6,12 @@ import onnx_ir as ir
 
 from onnxgen.shapes.dims import Dim, floordiv
 from onnxgen.shapes.info import Info
-from onnxgen.shapes.node_facts import NodeFacts, Rule, tensor
+from onnxgen.shapes.node_facts import NodeFacts, tensor
 
 FLOAT, INT32 = ir.DataType.FLOAT, ir.DataType.INT32
 
 
-def _attention(n: NodeFacts) -> list[Info]:
+def attention(n: NodeFacts) -> list[Info]:
     x, weights = n.shape(0), n.shape(1)
     sizes, heads = n.ints("qkv_hidden_sizes"), n.int_("num_heads")
     size: Dim = sizes[2] if sizes else floordiv(weights[-1], 3)
@@ -21,7 +21,7 @@ def _attention(n: NodeFacts) -> list[Info]:
     return [tensor(dtype, [*x[:2], size]), tensor(dtype, [2, x[0], heads, length, floordiv(size, heads)])]
 
 
-def _multi_head_attention(n: NodeFacts) -> list[Info]:
+def multi_head_attention(n: NodeFacts) -> list[Info]:
     query, heads = n.shape(0), n.int_("num_heads")
     values = n.shape(2 if n.has(2) else 1 if n.has(1) else 0)
     size = values[2] if len(values) == 3 else values[1] * values[3] if len(values) == 4 else values[2] * values[4]
@@ -35,22 +35,22 @@ def _multi_head_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*query[:2], size]), *caches, tensor(n.dtype(0), scores)]
 
 
-def _packed_attention(n: NodeFacts) -> list[Info]:
+def packed_attention(n: NodeFacts) -> list[Info]:
     query = n.shape(0)
     size = n.shape(2)[1] if n.has(2) else query[1] * query[3]
     return [tensor(n.dtype(0), [query[0], size])]
 
 
-def _attention_without_padding(n: NodeFacts) -> list[Info]:
+def attention_without_padding(n: NodeFacts) -> list[Info]:
     sizes = n.ints("qkv_hidden_sizes")
     return [tensor(n.dtype(0), [n.shape(0)[0], sizes[2] if sizes else floordiv(n.shape(1)[1], 3)])]
 
 
-def _decoder_masked_attention(n: NodeFacts) -> list[Info]:
+def decoder_masked_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), n.shape(0)), *[tensor(n.dtype(0), n.input(5).shape)] * 2]
 
 
-def _group_query_attention(n: NodeFacts) -> list[Info]:
+def group_query_attention(n: NodeFacts) -> list[Info]:
     x, heads, shared = n.shape(0), n.int_("num_heads"), n.int_("kv_num_heads")
     size = floordiv(x[2], heads) if n.has(1) else floordiv(x[2], heads + 2 * shared)
     past, several = n.input(3), len(n.node.outputs) > 1
@@ -62,13 +62,13 @@ def _group_query_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*x[:2], size * heads]), stored, stored, tensor(n.dtype(0), scores)]
 
 
-def _sparse_attention(n: NodeFacts) -> list[Info]:
+def sparse_attention(n: NodeFacts) -> list[Info]:
     """Infer SparseAttention: the cache keeps its size."""
     x, size = n.shape(0), n.shape(3)[3]
     return [tensor(n.dtype(0), [*x[:2], size * n.int_("num_heads")]), *(tensor(n.dtype(0), n.shape(i)) for i in (3, 4))]
 
 
-def _paged_attention(n: NodeFacts) -> list[Info]:
+def paged_attention(n: NodeFacts) -> list[Info]:
     """Infer PagedAttention: the pages keep their sizes. Values may be the first elements of keys."""
     q, heads = n.shape(0), n.int_("num_heads")
     size = floordiv(q[1], heads if n.has(1) else heads + 2 * n.int_("kv_num_heads"))
@@ -77,18 +77,18 @@ def _paged_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [q[0], size * heads]), *caches]
 
 
-def _dynamic_sparse_attention(n: NodeFacts) -> list[Info]:
-    found = _group_query_attention(n)[:3]
+def dynamic_sparse_attention(n: NodeFacts) -> list[Info]:
+    found = group_query_attention(n)[:3]
     dtype = ir.DataType.BFLOAT16 if n.int_("output_bf16") else n.dtype(0)
     return [tensor(dtype, found[0].shape), *found[1:]]
 
 
-def _merged_selections(n: NodeFacts) -> list[Info]:
+def merged_selections(n: NodeFacts) -> list[Info]:
     rows = n.shape(2)[0]
     return [tensor(INT32, [rows, n.int_("max_output_entries")]), *[tensor(INT32, [rows])] * 2]
 
 
-def _causal_conv(n: NodeFacts) -> list[Info]:
+def causal_conv(n: NodeFacts) -> list[Info]:
     """Infer CausalConvWithState: the state is as long as the convolution looks back."""
     shape, before = n.shape(0), (n.shape(1)[-1] - 1) * n.int_("dilation", 1)
     axis = 1 if n.int_("channels_last") else -1
@@ -96,7 +96,7 @@ def _causal_conv(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), shape), tensor(n.dtype(0), state)]
 
 
-def _linear_attention(n: NodeFacts) -> list[Info]:
+def linear_attention(n: NodeFacts) -> list[Info]:
     """Infer LinearAttention: each head has a state of keys by values."""
     query, value, heads, shared = n.shape(0), n.shape(2), n.int_("q_num_heads"), n.int_("kv_num_heads")
     size = floordiv(value[-1], shared)
@@ -105,7 +105,7 @@ def _linear_attention(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [*query[:2], size * max(heads, shared)]), tensor(state.dtype or n.dtype(0), found)]
 
 
-def _gated_delta_net(n: NodeFacts) -> list[Info]:
+def gated_delta_net(n: NodeFacts) -> list[Info]:
     """Infer GatedDeltaNet: the state has the sizes of q, k and v. Without one, `cu_seqlens` counts the states."""
     state = n.input(6).shape
     if n.has(2):
@@ -122,35 +122,16 @@ def _gated_delta_net(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), made), tensor(FLOAT, found), tensor(FLOAT, taken)]
 
 
-def _packed_conv(n: NodeFacts) -> list[Info]:
+def packed_conv(n: NodeFacts) -> list[Info]:
     """Infer VarlenCausalConvWithState: the state keeps its shape. The third output has each sequence's first inputs."""
     state = n.shape(4)
     first = [state[0], n.int_("state_update_capacity"), n.shape(0)[-1]]
     return [tensor(n.dtype(0), n.input(0).shape), tensor(n.dtype(0), state), tensor(n.dtype(0), first)]
 
 
-def _mamba(n: NodeFacts) -> list[Info]:
+def mamba(n: NodeFacts) -> list[Info]:
     """Infer Mamba: results, unchanged states, the convolution's result, and the values read from the states."""
     rows, channels, state = n.shape(0)[0], n.shape(1)[1], n.shape(2)
     made = [rows, state[1] * state[3]]
     inner = [tensor(n.dtype(0), made), tensor(n.dtype(0), n.shape(1)), tensor(FLOAT, state)]
     return [*inner, tensor(n.dtype(0), [rows, channels]), tensor(FLOAT, made)]
-
-
-RULES: dict[str, Rule] = {  # for the domain com.microsoft
-    **dict.fromkeys(("Attention", "QAttention", "DecoderMaskedSelfAttention"), _attention),
-    "MultiHeadAttention": _multi_head_attention,
-    "PackedMultiHeadAttention": _packed_attention,
-    "PackedAttention": _attention_without_padding,
-    "DecoderMaskedMultiHeadAttention": _decoder_masked_attention,
-    "GroupQueryAttention": _group_query_attention,
-    "SparseAttention": _sparse_attention,
-    **dict.fromkeys(("PagedAttention", "SparsePagedAttention"), _paged_attention),
-    "PackedSparseAttentionIndexerMerge": _merged_selections,
-    "DynamicSparseAttention": _dynamic_sparse_attention,
-    "CausalConvWithState": _causal_conv,
-    "VarlenCausalConvWithState": _packed_conv,
-    "LinearAttention": _linear_attention,
-    "GatedDeltaNet": _gated_delta_net,
-    "Mamba2Verify": _mamba,
-}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.shapes import infer_attention, infer_conv, infer_elementwise, infer_layout, infer_math
+from onnxgen.shapes import infer_layout
 from onnxgen.shapes.dims import floordiv
 from onnxgen.shapes.infer_elementwise import broadcast, same
 from onnxgen.shapes.info import Info, Shape, info
@@ -17,14 +17,14 @@ FLOAT, INT32, INT64, UINT8 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.I
 INT8 = ir.DataType.INT8
 
 
-def _skip_norm(n: NodeFacts) -> list[Info]:
+def skip_norm(n: NodeFacts) -> list[Info]:
     """Infer SkipLayerNormalization: the statistics have one number for each row."""
     shape = n.input(0).shape
     rows = None if shape is None else (*shape[:-1], 1)
     return [tensor(n.dtype(0), shape), tensor(FLOAT, rows), tensor(FLOAT, rows), tensor(n.dtype(0), shape)]
 
 
-def _layer_norm(n: NodeFacts) -> list[Info]:
+def layer_norm(n: NodeFacts) -> list[Info]:
     shape = n.input(0).shape
     if shape is None:
         return [tensor(n.dtype(1), None)]
@@ -33,12 +33,12 @@ def _layer_norm(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(1), shape), tensor(FLOAT, rows), tensor(FLOAT, rows)]
 
 
-def _split_gelu(n: NodeFacts) -> list[Info]:
+def split_gelu(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     return [tensor(n.dtype(0), [*shape[:-1], floordiv(shape[-1], 2)])]
 
 
-def _embed(n: NodeFacts) -> list[Info]:
+def embed(n: NodeFacts) -> list[Info]:
     ids, table = n.shape(0), n.shape(2)
     dtype = FLOAT if n.op.startswith("Q") else n.dtype(2)
     made = tensor(dtype, [*ids, table[1]])
@@ -52,34 +52,34 @@ def _turned(n: NodeFacts, i: int, last: str, batch: str) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if n.int_(last) and len(shape) > 1 else shape
 
 
-def _fused_matmul(n: NodeFacts) -> list[Info]:
+def fused_matmul(n: NodeFacts) -> list[Info]:
     a, b = _turned(n, 0, "transA", "transBatchA"), _turned(n, 1, "transB", "transBatchB")
     if len(a) < 2 or len(b) < 2:
         raise Unknown("a product with a vector")
     return [tensor(n.dtype(0, 1), [*broadcast(n, [a[:-2], b[:-2]]), a[-2], b[-1]])]
 
 
-def _sparse_matmul(n: NodeFacts) -> list[Info]:
+def sparse_matmul(n: NodeFacts) -> list[Info]:
     rows, columns = n.shape(0)[-1 if n.int_("transA") else 0], n.shape(1)[0 if n.int_("transB") else -1]
     return [tensor(n.dtype(0, 1), [rows, columns])]
 
 
-def _float_product(n: NodeFacts) -> list[Info]:
-    return [tensor(FLOAT, _fused_matmul(n)[0].shape)]
+def float_product(n: NodeFacts) -> list[Info]:
+    return [tensor(FLOAT, fused_matmul(n)[0].shape)]
 
 
-def _blocked_product(n: NodeFacts) -> list[Info]:
+def blocked_product(n: NodeFacts) -> list[Info]:
     last = n.int_("N") if n.int_("transB", 1) else n.int_("K")
     return [tensor(n.dtype(0), [*n.shape(0)[:-1], last])]
 
 
-def _qgemm(n: NodeFacts) -> list[Info]:
+def qgemm(n: NodeFacts) -> list[Info]:
     a, b = n.shape(0), n.shape(3)
     rows, columns = a[1 if n.int_("transA") else 0], b[0 if n.int_("transB") else 1]
     return [tensor(n.dtype(8) if n.has(8) else FLOAT, [rows, columns])]
 
 
-def _nhwc(rule: Rule) -> Rule:
+def nhwc(rule: Rule) -> Rule:
     """Adapt a rule for channels-first tensors to nodes that are marked as channels-last."""
 
     def found(n: NodeFacts) -> list[Info]:
@@ -93,33 +93,33 @@ def _nhwc(rule: Rule) -> Rule:
     return found
 
 
-def _qlinear_binary(n: NodeFacts) -> list[Info]:
+def qlinear_binary(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0, 3), broadcast(n, [n.shape(0), n.shape(3)]))]
 
 
-def _qlinear_concat(n: NodeFacts) -> list[Info]:
+def qlinear_concat(n: NodeFacts) -> list[Info]:
     parts = NodeFacts(n.node, n.opset, n.inputs[2::3], n.symbols)
     return [tensor(n.dtype(1), infer_layout.concat(parts)[0].shape)]
 
 
-def _unique(n: NodeFacts) -> list[Info]:
+def unique(n: NodeFacts) -> list[Info]:
     found = [n.fresh(0)]
     return [tensor(n.dtype(0), found), tensor(INT64, n.input(0).shape), tensor(INT64, found)]
 
 
-def _rfft(n: NodeFacts) -> list[Info]:
+def rfft(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     last = floordiv(shape[-1], 2) + 1 if n.int_("onesided", 1) else shape[-1]
     return [tensor(n.dtype(0), [*shape[:-1], last, 2])]
 
 
-def _irfft(n: NodeFacts) -> list[Info]:
+def irfft(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     last = (shape[-2] - 1) * 2 if n.int_("onesided", 1) else shape[-2]
     return [tensor(n.dtype(0), [*shape[:-2], last])]
 
 
-def _reorder_input(n: NodeFacts) -> list[Info]:
+def reorder_input(n: NodeFacts) -> list[Info]:
     """Infer ReorderInput: channels are padded to whole blocks. The following nodes tell the number of blocks."""
     shape = n.shape(0)
     if n.int_("channels_last"):
@@ -130,68 +130,68 @@ def _reorder_input(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [shape[0], channels, *shape[2:]])]
 
 
-def _upsample(n: NodeFacts) -> list[Info]:
+def upsample(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), [d * f for d, f in zip(n.shape(0), n.ints("scales") or (), strict=True)])]
 
 
-def _reorder_output(n: NodeFacts) -> list[Info]:
+def reorder_output(n: NodeFacts) -> list[Info]:
     shape = (n.shape(0)[0], n.int_("channels"), *n.shape(0)[2:])
     return [tensor(n.dtype(0), (shape[0], *shape[2:], shape[1]) if n.int_("channels_last") else shape)]
 
 
-def _lstm(n: NodeFacts) -> list[Info]:
+def lstm(n: NodeFacts) -> list[Info]:
     x, w, hidden = n.shape(0), n.shape(1), n.int_("hidden_size")
     last = tensor(n.dtype(0), [w[0], x[1], hidden])
     return [tensor(n.dtype(0), [x[0], w[0], x[1], hidden]), last, last]
 
 
-def _pairs(n: NodeFacts) -> list[Info]:
+def pairs(n: NodeFacts) -> list[Info]:
     """Infer two outputs like the first input."""
     return same(n) * 2
 
 
-def _pre_mix(n: NodeFacts) -> list[Info]:
+def pre_mix(n: NodeFacts) -> list[Info]:
     """Infer the sum over the axis of branches, or over parts of the last axis."""
     shape, branches = n.shape(0), n.int_("num_branches")
     made = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
     return [tensor(n.dtype(0), made)]
 
 
-def _tokens(n: NodeFacts) -> list[Info]:
+def tokens(n: NodeFacts) -> list[Info]:
     """Infer a tokenizer: it adds an axis, unless there are no strings."""
     shape = n.shape(0)
     return [tensor(ir.DataType.STRING, [*shape[:-1], 0] if 0 in shape else [*shape, n.fresh(len(shape))])]
 
 
-def _gather_packed(n: NodeFacts) -> list[Info]:
+def gather_packed(n: NodeFacts) -> list[Info]:
     dtype = ir.DataType(n.int_("output_dtype", ir.DataType.BFLOAT16.value))
     return [tensor(dtype, [*n.shape(1), n.int_("K")])]
 
 
-def _unpadded(n: NodeFacts) -> list[Info]:
+def unpadded(n: NodeFacts) -> list[Info]:
     """Infer RemovePadding: the tokens, and the tensors with their original positions."""
     batch, length, *rest = n.shape(0)
     sizes = [batch, length], [batch + 1], [1]
     return [tensor(n.dtype(0), [n.fresh(0), *rest]), *(tensor(INT32, size) for size in sizes)]
 
 
-def _gated_bias(n: NodeFacts) -> list[Info]:
+def gated_bias(n: NodeFacts) -> list[Info]:
     queries = n.shape(6) if n.has(6) else n.shape(0)[:2]
     return [tensor(n.dtype(0), [queries[0], *n.shape(2)[1:]])]
 
 
-def _router(n: NodeFacts) -> list[Info]:
+def router(n: NodeFacts) -> list[Info]:
     rows, columns, router = n.shape(0)[:-1], n.shape(1)[1], n.int_("router_size")
     return [tensor(n.dtype(0), [*rows, router]), tensor(n.dtype(0), [*rows, floordiv(columns - router, 2)])]
 
 
-def _blocked_qkv(n: NodeFacts) -> list[Info]:
+def blocked_qkv(n: NodeFacts) -> list[Info]:
     rows = n.shape(0)[:-1]
     made = [tensor(n.dtype(0), [*rows, n.int_(name)]) for name in ("Nq", "Nkv", "Nkv")]
     return [*made, tensor(n.dtype(0), n.shape(0))]
 
 
-def _ngram_hashes(n: NodeFacts) -> list[Info]:
+def ngram_hashes(n: NodeFacts) -> list[Info]:
     """Infer the hashes, the ids and segments that the next call takes, and the ids after the first tokens."""
     ids, before = n.shape(0), n.int_("max_ngram_size") - 1
     rows = n.shape(3)[0] - 1 if n.op.startswith("Varlen") else ids[0]
@@ -200,7 +200,7 @@ def _ngram_hashes(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), made), tensor(n.dtype(0), past), tensor(INT32, past), tensor(n.dtype(0), first)]
 
 
-def _routed(n: NodeFacts) -> list[Info]:
+def routed(n: NodeFacts) -> list[Info]:
     """Infer routing of tokens to experts: the chosen scores in the input's type, all scores in float32."""
     shape = n.shape(0)
     rows = shape[0]
@@ -210,91 +210,64 @@ def _routed(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), made), tensor(FLOAT, made), tensor(FLOAT, made)]
 
 
-def _ordered(n: NodeFacts) -> list[Info]:
+def ordered(n: NodeFacts) -> list[Info]:
     """Infer `WithOrder` and the elementwise `QOrdered` operators: an order does not change the shape."""
     return [tensor(ir.DataType(n.int_("to", INT8.value)), n.input(0).shape)]
 
 
-def _ordered_product(n: NodeFacts) -> list[Info]:
+def ordered_product(n: NodeFacts) -> list[Info]:
     """Infer an ordered product or attention from the columns of the (first) weight."""
     weight = n.shape(5 if n.op == "QOrderedAttention" else 2)
     return [tensor(INT8, [*n.shape(0)[:-1], weight[-1]])]
 
 
-SAME = (
-    "Gelu BiasGelu FastGelu QuickGelu BiasSoftmax RotaryEmbedding MRotaryEmbedding Trilu GroupNorm Inverse"
-    " QLinearSigmoid QLinearLeakyRelu QLinearSoftmax BiasAdd BiasDropout BitmaskDropout BitmaskBiasDropout"
-    " GatedRMSNorm GatedAdd ScaledSiLU BranchwiseRMSNorm HyperConnectionPostMix SampleOp MoE QMoE MoEPacked"
-    " LongformerAttention DecoderAttention"
-)
-ORDERED = "QuantizeWithOrder DequantizeWithOrder QOrderedGelu QOrderedLayerNormalization QOrderedLongformerAttention"
-DROPPED = "Affine Scale ScaledTanh ParametricSoftplus ImageScaler"
+def bifurcation(n: NodeFacts) -> list[Info]:
+    return [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)]
 
-RULES: dict[str, Rule] = {  # of the domain com.microsoft
-    **infer_attention.RULES,
-    **dict.fromkeys(SAME.split(), same),
-    **dict.fromkeys(ORDERED.split(), _ordered),
-    **dict.fromkeys("QOrderedMatMul QOrderedAttention".split(), _ordered_product),
-    **dict.fromkeys("SkipLayerNormalization SkipSimplifiedLayerNormalization".split(), _skip_norm),
-    **dict.fromkeys("LayerNormalization SimplifiedLayerNormalization".split(), _layer_norm),
-    **dict.fromkeys("SkipGroupNorm LinearAttentionGate EngramGate".split(), _pairs),
-    "BiasSplitGelu": _split_gelu,
-    **dict.fromkeys("EmbedLayerNormalization QEmbedLayerNormalization".split(), _embed),
-    "FusedConv": infer_conv.conv,
-    "NhwcConv": _nhwc(infer_conv.conv),
-    "NhwcFusedConv": _nhwc(infer_conv.conv),
-    "FusedGemm": infer_math.gemm,
-    **dict.fromkeys("FusedMatMul TransposeMatMul FusedMatMulActivation".split(), _fused_matmul),
-    "SparseToDenseMatMul": _sparse_matmul,
-    "GridSample": infer_conv.grid_sample,
-    **dict.fromkeys("DynamicQuantizeLSTM AttnLSTM".split(), _lstm),
-    **dict.fromkeys("MatMulNBits MatMulNBitsQLoRA MatMulPacked MatMulBnb4".split(), _blocked_product),
-    "MatMulNBitsQkv": _blocked_qkv,
-    "MatMulNBitsMlp": lambda n: [tensor(n.dtype(0), [*n.shape(0)[:-1], n.int_("N")]), tensor(n.dtype(0), n.shape(0))],
-    "MatMulFpQ4": lambda n: [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])],
-    **dict.fromkeys("MatMulIntegerToFloat DynamicQuantizeMatMul".split(), _float_product),
-    "QGemm": _qgemm,
-    "QuantizeLinear": infer_elementwise.quantize,
-    "DequantizeLinear": infer_elementwise.dequantize,
-    **dict.fromkeys("QLinearAdd QLinearMul".split(), _qlinear_binary),
-    "QLinearWhere": lambda n: [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))],
-    "QLinearConcat": _qlinear_concat,
-    "QLinearConv": _nhwc(infer_conv.qlinear_conv),
-    "QLinearAveragePool": _nhwc(infer_conv.pool),
-    "QLinearGlobalAveragePool": _nhwc(infer_conv.global_pool),
-    "Unique": _unique,
-    "CDist": lambda n: [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])],
-    "Rfft": _rfft,
-    "Irfft": _irfft,
-    "GatherPacked": _gather_packed,
-    "MaxpoolWithMask": infer_conv.pool,
-    "WordConvEmbedding": lambda n: [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])],
-    "Tokenizer": _tokens,
-    "NGramRepeatBlock": lambda n: [tensor(n.dtype(1), n.input(1).shape)],
-    "BifurcationDetector": lambda n: [tensor(INT64, [n.fresh(0)]), tensor(INT64, n.input(2).shape)],
-    "DynamicTimeWarping": lambda n: [tensor(INT32, [2, n.fresh(1)])],
-    "MurmurHash3": lambda n: [tensor(ir.DataType.UINT32 if n.int_("positive", 1) == 1 else INT32, n.input(0).shape)],
-    **dict.fromkeys("NGramHashMapping VarlenNGramHashMapping".split(), _ngram_hashes),
-    "SwiGLU": lambda n: same(n) if n.has(1) else _split_gelu(n),
-    "RouterGateUpProj": _router,
-    "RemovePadding": _unpadded,
-    "RestorePadding": lambda n: [tensor(n.dtype(0), [*n.shape(1), *n.shape(0)[1:]])],
-    "RelativePositionBias": lambda n: [tensor(n.dtype(0), [1, n.shape(0)[1], n.fresh(2), n.fresh(3)])],
-    "GatedRelativePositionBias": _gated_bias,
-    "IsAllFinite": lambda n: [tensor(ir.DataType.BOOL, [])],
-    "MoEGroupRouter": _routed,
-    "HyperConnectionPreMix": _pre_mix,
-}
-DROPPED_RULES: dict[str, Rule] = {  # of the standard
-    **dict.fromkeys(("RotaryEmbedding", "Shrink"), same),
-    **dict.fromkeys(DROPPED.split(), same),
-    "SimplifiedLayerNormalization": _layer_norm,
-}
-NCHWC_RULES: dict[str, Rule] = {  # of the domain com.microsoft.nchwc; shapes are as for channels first
-    **dict.fromkeys(("MaxPool", "AveragePool"), infer_conv.pool),
-    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), infer_conv.global_pool),
-    "Conv": infer_conv.conv,
-    "Upsample": _upsample,
-    "ReorderInput": _reorder_input,
-    "ReorderOutput": _reorder_output,
-}
+
+def cdist(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 1), [n.shape(0)[0], n.shape(1)[0]])]
+
+
+def time_warping(n: NodeFacts) -> list[Info]:
+    return [tensor(INT32, [2, n.fresh(1)])]
+
+
+def is_all_finite(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.BOOL, [])]
+
+
+def matmul_fp_q4(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.dims(2)[1]])]
+
+
+def nbits_mlp(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(0)[:-1], n.int_("N")]), tensor(n.dtype(0), n.shape(0))]
+
+
+def murmur_hash(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.UINT32 if n.int_("positive", 1) == 1 else INT32, n.input(0).shape)]
+
+
+def ngram_repeat_block(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(1).shape)]
+
+
+def qlinear_where(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1, 4), broadcast(n, [n.shape(0), n.shape(1), n.shape(4)]))]
+
+
+def position_bias(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [1, n.shape(0)[1], n.fresh(2), n.fresh(3)])]
+
+
+def restore_padding(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), [*n.shape(1), *n.shape(0)[1:]])]
+
+
+def swiglu(n: NodeFacts) -> list[Info]:
+    return same(n) if n.has(1) else split_gelu(n)
+
+
+def word_conv(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(3), [n.shape(0)[0], n.shape(1)[0]])]

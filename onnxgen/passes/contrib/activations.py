@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 
 # the activations that onnxruntime fuses into a layer, with their parameters in order
 FUSED: dict[str, tuple[str, ...]] = {
@@ -32,22 +34,22 @@ def activated(g: Writer, x: Value, activation: str, *parameters: float | None) -
     return g(activation, x, **dict(zip(names, parameters)))
 
 
-@body("Gelu")
+@body("Gelu", infer=same)
 def gelu(g: Writer, X: Value) -> Value:
     return g("Gelu", X)
 
 
-@body("BiasGelu")
+@body("BiasGelu", infer=same)
 def bias_gelu(g: Writer, A: Value, B: Value) -> Value:
     return g("Gelu", g("Add", A, B))
 
 
-@body("FastGelu")
+@body("FastGelu", infer=same)
 def fast_gelu(g: Writer, X: Value, bias: Maybe = None) -> Value:
     return g("Gelu", X if bias is None else g("Add", X, bias), approximate="tanh")
 
 
-@body("QuickGelu")
+@body("QuickGelu", infer=same)
 def quick_gelu(g: Writer, X: Value, *, alpha: float = 1.702) -> Value:
     inside = X if alpha == 1.0 else g("Mul", X, g.number(alpha, X))
     return g("Mul", X, g("Sigmoid", inside))
@@ -57,14 +59,14 @@ def silu(g: Writer, x: Value) -> Value:
     return g("Mul", x, g("Sigmoid", x))
 
 
-@body("BiasSplitGelu")
+@body("BiasSplitGelu", infer=infer_microsoft.split_gelu)
 def bias_split_gelu(g: Writer, X: Value, bias: Value) -> Value:
     """The first half of the channels, times the GELU of the second half."""
     halves = g.several(2, "Split", g("Add", X, bias), axis=-1, num_outputs=2)
     return g("Mul", halves[0], g("Gelu", halves[1]))
 
 
-@body("BiasSoftmax")
+@body("BiasSoftmax", infer=same)
 def bias_softmax(g: Writer, data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Value:
     """Softmax over all axes from `axis` on. The bias broadcasts as in numpy, or along the axes before `axis`."""
     rank, bias_rank = g.rank(data), g.rank(bias)

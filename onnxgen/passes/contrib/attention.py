@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.passes.contrib.writer import INT32, Maybe, Refused, Results, Value, Writer, body
+from onnxgen.shapes import infer_attention
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 
 
-@body("Attention")
+@body("Attention", infer=infer_attention.attention)
 def attention(
     g: Writer, input: Value, weights: Value, bias: Maybe = None, mask_index: Maybe = None, past: Maybe = None,
     attention_bias: Maybe = None, past_sequence_length: Maybe = None, *,
@@ -69,7 +70,7 @@ def attended(
     return [merged_heads(g, made), present]
 
 
-@body("MultiHeadAttention")
+@body("MultiHeadAttention", infer=infer_attention.multi_head_attention)
 def multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, bias: Maybe = None, key_padding_mask: Maybe = None,
     attention_bias: Maybe = None, past_key: Maybe = None, past_value: Maybe = None, past_sequence_length: Maybe = None,
@@ -106,7 +107,7 @@ def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
     return g("TensorScatter", cache, new, g("Expand", length, g("Shape", new, start=0, end=1)))
 
 
-@body("DecoderMaskedMultiHeadAttention")
+@body("DecoderMaskedMultiHeadAttention", infer=infer_attention.decoder_masked_attention)
 def decoder_masked_multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, mask_index: Maybe = None,
     attention_bias: Maybe = None, past_key: Maybe = None, past_value: Maybe = None, past_sequence_length: Maybe = None,
@@ -124,7 +125,7 @@ def decoder_masked_multi_head_attention(
     )  # fmt: skip
 
 
-@body("DecoderMaskedSelfAttention")
+@body("DecoderMaskedSelfAttention", infer=infer_attention.attention)
 def decoder_masked_self_attention(
     g: Writer, input: Value, weights: Value, bias: Value, mask_index: Maybe, past: Value, attention_bias: Maybe = None,
     past_sequence_length: Maybe = None, beam_width: Maybe = None, cache_indirection: Maybe = None, *,
@@ -270,7 +271,7 @@ def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is
     return g("Where", shown, g.number(0, like) if mask is None else mask, lowest)
 
 
-@body("PackedAttention")
+@body("PackedAttention", infer=infer_attention.attention_without_padding)
 def packed_attention(
     g: Writer, input: Value, weights: Value, bias: Value, token_offset: Value, cumulative_sequence_length: Value,
     attention_bias: Maybe = None, *, num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
@@ -283,7 +284,7 @@ def packed_attention(
     )
 
 
-@body("PackedMultiHeadAttention")
+@body("PackedMultiHeadAttention", infer=infer_attention.packed_attention)
 def packed_multi_head_attention(
     g: Writer, query: Value, key: Maybe, value: Maybe, bias: Maybe, token_offset: Value,
     cumulative_sequence_length: Value, attention_bias: Maybe = None, *,

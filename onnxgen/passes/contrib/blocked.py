@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxgen.errors import INFER, WRITER
 from onnxgen.passes.contrib.activations import silu
 from onnxgen.passes.contrib.writer import FLOAT, INT64, Maybe, Refused, Value, Writer, body, rounded, size_of, widened
+from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.info import info
 
 Operand = Maybe
@@ -30,7 +31,7 @@ def _normalized(g: Writer, x: Value, skip: Operand, scale: Operand, epsilon: flo
     return g("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
 
 
-@body("MatMulNBitsQkv")
+@body("MatMulNBitsQkv", infer=infer_microsoft.blocked_qkv)
 def matmul_nbits_qkv(
     g: Writer, A: Value, skip: Maybe, norm_scale: Value, q_B: Value, q_scales: Value, q_bias: Maybe, k_B: Value,
     k_scales: Value, k_bias: Maybe, v_B: Value, v_scales: Value, v_bias: Maybe = None, *,
@@ -44,7 +45,7 @@ def matmul_nbits_qkv(
     return [q, k, _product(g, x, v_B, v_scales, v_bias, N=Nkv, **sizes), total]
 
 
-@body("MatMulNBitsMlp")
+@body("MatMulNBitsMlp", infer=infer_microsoft.nbits_mlp)
 def matmul_nbits_mlp(
     g: Writer, A: Value, skip: Maybe, norm_scale: Maybe, gate_B: Value, gate_scales: Value, gate_bias: Maybe,
     up_B: Value, up_scales: Value, up_bias: Maybe = None, *, K: int, N: int, block_size: int, activation: str,
@@ -61,7 +62,7 @@ def matmul_nbits_mlp(
     return [g("Mul", gate, _product(g, x, up_B, up_scales, up_bias, **sizes)), total]
 
 
-@body("MatMulNBitsQLoRA")
+@body("MatMulNBitsQLoRA", infer=infer_microsoft.blocked_product)
 def matmul_nbits_qlora(
     g: Writer, X: Value, W: Value, scales: Value, lora_A: Value, lora_A_scales: Value, lora_B: Value,
     lora_B_scales: Value, *, K: int, N: int, block_size: int = 32, bits: int = 4, lora_block_size: int = 32,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from onnxgen.errors import FIX_SHAPE, WRITER
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body, plain_rms_norm, rounded, size_of, widened
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 
@@ -51,7 +53,7 @@ def _sizes(x: Value, branches: int) -> tuple[int, int]:
     return (branches, last // branches) if branches else (size_of(x, -2), last)
 
 
-@body("BranchwiseRMSNorm")
+@body("BranchwiseRMSNorm", infer=same)
 def branchwise_rms_norm(
     g: Writer, X: Value, scale: Maybe = None, *, num_branches: int = 0, epsilon: float = 1e-5
 ) -> Value:
@@ -73,7 +75,7 @@ def branchwise_rms_norm(
     return _joined(g, made, X, num_branches)
 
 
-@body("HyperConnectionPreMix")
+@body("HyperConnectionPreMix", infer=infer_microsoft.pre_mix)
 def hyper_connection_pre_mix(
     g: Writer, streams: Value, pre_mix: Value, *, num_branches: int = 0, reduction_scale: float = 1.0
 ) -> Value:
@@ -87,7 +89,7 @@ def hyper_connection_pre_mix(
     return rounded(g, made, streams)
 
 
-@body("HyperConnectionPostMix")
+@body("HyperConnectionPostMix", infer=same)
 def hyper_connection_post_mix(
     g: Writer, streams: Value, block_output: Value, post_mix: Value, stream_mix: Maybe = None, *, num_branches: int = 0
 ) -> Value:

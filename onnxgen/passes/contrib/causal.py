@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, body, size_of
+from onnxgen.shapes import infer_attention
 from onnxgen.shapes.info import info
 
 ACTIVATIONS = ("none", "silu", "swish")
 END = 2**63 - 1
 
 
-@body("CausalConvWithState")
+@body("CausalConvWithState", infer=infer_attention.causal_conv)
 def causal_conv_with_state(
     g: Writer, input: Value, weight: Value, bias: Maybe = None, past_state: Maybe = None, *,
     activation: str = "none", channels_last: int = 0, dilation: int = 1, ndim: int = 1, state_window: int = 0,

@@ -7,32 +7,33 @@ import onnx_ir as ir
 
 from onnxgen.errors import CHECK
 from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Value, Writer, body
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 
-@body("Affine", domain="")
+@body("Affine", domain="", infer=same)
 def affine(g: Writer, X: Value, *, alpha: float = 1.0, beta: float = 0.0) -> Value:
     return g("Add", g("Mul", X, g.number(alpha, X)), g.number(beta, X))
 
 
-@body("Scale", domain="")
+@body("Scale", domain="", infer=same)
 def scale(g: Writer, input: Value, *, scale: float = 1.0) -> Value:
     return g("Mul", input, g.number(scale, input))
 
 
-@body("ScaledTanh", domain="")
+@body("ScaledTanh", domain="", infer=same)
 def scaled_tanh(g: Writer, input: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
     """`alpha * tanh(beta * x)`"""
     return g("Mul", g("Tanh", g("Mul", input, g.number(beta, input))), g.number(alpha, input))
 
 
-@body("ParametricSoftplus", domain="")
+@body("ParametricSoftplus", domain="", infer=same)
 def parametric_softplus(g: Writer, X: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
     """`alpha * log(exp(beta * x) + 1)`"""
     return g("Mul", g("Softplus", g("Mul", X, g.number(beta, X))), g.number(alpha, X))
 
 
-@body("ImageScaler", domain="")
+@body("ImageScaler", domain="", infer=same)
 def image_scaler(g: Writer, input: Value, *, bias: list[float] | None = None, scale: float = 1.0) -> Value:
     """`scale * x + bias`, one bias a channel of NCHW."""
     made = g("Mul", input, g.number(scale, input))

@@ -6,9 +6,10 @@ import functools
 
 from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.writer import INT64, Refused, Value, Writer, body
+from onnxgen.shapes import infer_microsoft
 
 
-@body("IsAllFinite")
+@body("IsAllFinite", infer=infer_microsoft.is_all_finite)
 def is_all_finite(g: Writer, *input: Value, isinf_only: int = 0, isnan_only: int = 0) -> Value:
     """True if no input has an infinity or a NaN. onnxruntime has GPU kernels only."""
     if isinf_only and isnan_only:

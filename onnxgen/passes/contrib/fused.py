@@ -6,6 +6,7 @@ from onnxgen.graph.annotations import PADDING
 from onnxgen.passes.contrib.activations import fast_gelu
 from onnxgen.passes.contrib.quantized import quantized_to
 from onnxgen.passes.contrib.writer import INT32, Maybe, Results, Value, Writer, body, nchw, nhwc
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.weights.stored import stored
 
 
@@ -14,19 +15,19 @@ def gemm_fast_gelu(g: Writer, X: Value, W: Value, bias: Maybe = None) -> Value:
     return fast_gelu(g, g("MatMul", X, W), bias)
 
 
-@body("BiasAdd")
+@body("BiasAdd", infer=same)
 def bias_add(g: Writer, X: Value, bias: Value, skip: Value) -> Value:
     return g("Add", g("Add", X, bias), skip)
 
 
-@body("BitmaskDropout")
+@body("BitmaskDropout", infer=same)
 def bitmask_dropout(
     g: Writer, data: Value, ratio: Maybe = None, training_mode: Maybe = None, *, seed: int | None = None
 ) -> Value:
     return g("Dropout", data, ratio, training_mode, seed=seed)
 
 
-@body("BiasDropout", "BitmaskBiasDropout")
+@body("BiasDropout", "BitmaskBiasDropout", infer=same)
 def bias_dropout(
     g: Writer, data: Value, bias: Value, residual: Maybe = None, ratio: Maybe = None, training_mode: Maybe = None, *,
     seed: int | None = None,

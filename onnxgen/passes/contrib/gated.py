@@ -17,12 +17,14 @@ from onnxgen.passes.contrib.writer import (
     size_of,
     widened,
 )
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 MIN_FIT = 1e-6  # EngramGate takes no root of a smaller number
 
 
-@body("GatedRMSNorm")
+@body("GatedRMSNorm", infer=same)
 def gated_rms_norm(
     g: Writer, X: Value, scale: Value, gate: Value, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Value:
@@ -46,7 +48,7 @@ def gated_rms_norm(
     return rounded(g, g("Mul", made, gated if activation == "sigmoid" else g("Mul", wide, gated)), X)
 
 
-@body("GatedAdd")
+@body("GatedAdd", infer=same)
 def gated_add(g: Writer, X: Value, Y: Value, gate: Value, gate_weight: Maybe = None) -> Value:
     """X plus Y, scaled by a number for each row."""
     if gate_weight is not None:
@@ -54,7 +56,7 @@ def gated_add(g: Writer, X: Value, Y: Value, gate: Value, gate_weight: Maybe = N
     return g("Add", X, g("Mul", Y, gate))
 
 
-@body("ScaledSiLU")
+@body("ScaledSiLU", infer=same)
 def scaled_silu(g: Writer, X: Value, scale: Maybe = None, *, alpha: float = 1.0) -> Value:
     """SiLU of a scaled input. The product is rounded to the input's type first."""
     inner = X
@@ -65,7 +67,7 @@ def scaled_silu(g: Writer, X: Value, scale: Maybe = None, *, alpha: float = 1.0)
     return g("Mul", inner, g("Sigmoid", inner))
 
 
-@body("SwiGLU")
+@body("SwiGLU", infer=infer_microsoft.swiglu)
 def swiglu(
     g: Writer, gate: Value, up: Maybe = None, *, activation_alpha: float = 1.0, activation_beta: float = 0.0,
     limit: float = 0.0, round_activation: int = 0,
@@ -88,7 +90,7 @@ def swiglu(
     return rounded(g, g("Mul", made, factor), gate)
 
 
-@body("RouterGateUpProj")
+@body("RouterGateUpProj", infer=infer_microsoft.router)
 def router_gate_up_proj(
     g: Writer, X: Value, W: Value, *, router_size: int, activation: str = "swiglu", activation_alpha: float = 1.0,
     activation_beta: float = 0.0, limit: float = 0.0,
@@ -105,7 +107,7 @@ def router_gate_up_proj(
     return [parts[0], gated]
 
 
-@body("LinearAttentionGate")
+@body("LinearAttentionGate", infer=infer_microsoft.pairs)
 def linear_attention_gate(g: Writer, a: Value, dt_bias: Value, decay_scale: Value, b: Maybe = None) -> Results:
     """The decay (in log space) and the update rate of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024)."""
     if g.wants(1) and b is None:
@@ -115,7 +117,7 @@ def linear_attention_gate(g: Writer, a: Value, dt_bias: Value, decay_scale: Valu
     return [decay, None if b is None or not g.wants(1) else g("Sigmoid", b)]
 
 
-@body("EngramGate")
+@body("EngramGate", infer=infer_microsoft.pairs)
 def engram_gate(
     g: Writer, key: Value, query: Value, value: Value, key_norm_scale: Value, query_norm_scale: Value,
     conv_norm_scale: Maybe = None, *, epsilon: float = 1e-5,

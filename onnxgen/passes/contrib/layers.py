@@ -7,12 +7,13 @@ import onnx_ir as ir
 from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.activations import activated
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body, nchw, nhwc, widened
+from onnxgen.shapes import infer_conv, infer_math, infer_microsoft
 from onnxgen.shapes.info import info
 
 GEMM_ACTIVATIONS = {"NONE": "", "": "", "RELU": "Relu", "GELU": "Gelu"}
 
 
-@body("FusedConv", "NhwcConv", "NhwcFusedConv")
+@body("FusedConv", "NhwcConv", "NhwcFusedConv", infer=infer_microsoft.nhwc(infer_conv.conv))
 def fused_conv(
     g: Writer, X: Value, W: Value, B: Maybe = None, Z: Maybe = None, *, activation: str = "",
     activation_params: list[float] | None = None, auto_pad: str = "NOTSET", dilations: list[int] | None = None,
@@ -31,7 +32,7 @@ def fused_conv(
     return nhwc(g, made, rank) if rank else made
 
 
-@body("FusedGemm")
+@body("FusedGemm", infer=infer_math.gemm)
 def fused_gemm(
     g: Writer, A: Value, B: Value, C: Maybe = None, *, activation: str = "", activation_alpha: float | None = None,
     activation_beta: float | None = None, activation_gamma: float | None = None, alpha: float = 1.0, beta: float = 1.0,
@@ -43,7 +44,7 @@ def fused_gemm(
     return activated(g, made, activation, activation_alpha, second)
 
 
-@body("FusedMatMul", "TransposeMatMul")
+@body("FusedMatMul", "TransposeMatMul", infer=infer_microsoft.fused_matmul)
 def fused_matmul(
     g: Writer, A: Value, B: Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0,
     transBatchB: int = 0,
@@ -66,7 +67,7 @@ def _turned(g: Writer, x: Value, last: int, batch: int) -> Value:
     return x if perm == sorted(perm) else g("Transpose", x, perm=perm)
 
 
-@body("SparseToDenseMatMul")
+@body("SparseToDenseMatMul", infer=infer_microsoft.sparse_matmul)
 def sparse_to_dense_matmul(
     g: Writer, A: Value, B: Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
 ) -> Value:
@@ -81,7 +82,7 @@ def sparse_to_dense_matmul(
     return g("Mul", made, g.number(alpha, B))
 
 
-@body("FusedMatMulActivation")
+@body("FusedMatMulActivation", infer=infer_microsoft.fused_matmul)
 def fused_matmul_activation(
     g: Writer, A: Value, B: Value, *, activation: str, activation_alpha: float | None = None,
     activation_beta: float | None = None, activation_gamma: float | None = None, activation_axis: int | None = None,

@@ -18,6 +18,7 @@ from onnxgen.graph.annotations import NCHWC_BLOCK
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.contrib.layers import fused_conv
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
+from onnxgen.shapes import infer_conv, infer_microsoft
 from onnxgen.shapes.info import info
 
 NCHWC = "com.microsoft.nchwc"
@@ -75,7 +76,7 @@ def _block(g: Writer) -> int:
     return block
 
 
-@body("Conv", domain=NCHWC)
+@body("Conv", domain=NCHWC, infer=infer_conv.conv)
 def conv(
     g: Writer, X: Value, W: Value, B: Maybe = None, Sum: Maybe = None, *,
     activation: str = "", activation_params: list[float] | None = None, auto_pad: str = "NOTSET",
@@ -99,7 +100,7 @@ def conv(
     )  # fmt: skip
 
 
-@body("ReorderInput", domain=NCHWC)
+@body("ReorderInput", domain=NCHWC, infer=infer_microsoft.reorder_input)
 def reorder_input(g: Writer, X: Value, *, channels_last: int = 0) -> Value:
     """Pad the channels to whole blocks. With `channels_last`, move them to axis 1."""
     made = g("Transpose", X, perm=[0, 3, 1, 2]) if channels_last else X
@@ -111,7 +112,7 @@ def reorder_input(g: Writer, X: Value, *, channels_last: int = 0) -> Value:
     return g("Pad", made, g.ints(0, 0, 0, 0, 0, extra, 0, 0)) if extra else made
 
 
-@body("ReorderOutput", domain=NCHWC)
+@body("ReorderOutput", domain=NCHWC, infer=infer_microsoft.reorder_output)
 def reorder_output(g: Writer, X: Value, *, channels: int, channels_last: int = 0) -> Value:
     _block(g)
     shape = info(X).shape
@@ -120,7 +121,7 @@ def reorder_output(g: Writer, X: Value, *, channels: int, channels_last: int = 0
     return g("Transpose", made, perm=[0, 2, 3, 1]) if channels_last else made
 
 
-@body("MaxPool", "AveragePool", domain=NCHWC)
+@body("MaxPool", "AveragePool", domain=NCHWC, infer=infer_conv.pool)
 def pool(
     g: Writer, X: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
     count_include_pad: int | None = None, dilations: list[int] | None = None, pads: list[int] | None = None,
@@ -132,12 +133,12 @@ def pool(
     )  # fmt: skip
 
 
-@body("GlobalMaxPool", "GlobalAveragePool", domain=NCHWC)
+@body("GlobalMaxPool", "GlobalAveragePool", domain=NCHWC, infer=infer_conv.global_pool)
 def global_pool(g: Writer, X: Value) -> Value:
     return g(g.node.op_type, X)
 
 
-@body("Upsample", domain=NCHWC)
+@body("Upsample", domain=NCHWC, infer=infer_microsoft.upsample)
 def upsample(
     g: Writer, X: Value, *, scales: list[int], mode: str = "nearest", coordinate_transformation_mode: str = "asymmetric"
 ) -> Value:

@@ -7,12 +7,14 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
+from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 STATISTICS = "the mean of a fused norm that has none is used", "optimise the model for inference, not for training"
 
 
-@body("SkipLayerNormalization")
+@body("SkipLayerNormalization", infer=infer_microsoft.skip_norm)
 def skip_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, beta: Maybe = None, bias: Maybe = None, *,
     epsilon: float = 1e-12,
@@ -24,7 +26,7 @@ def skip_layer_normalization(
     return [*made, *[None] * (3 - count), total]
 
 
-@body("SkipSimplifiedLayerNormalization")
+@body("SkipSimplifiedLayerNormalization", infer=infer_microsoft.skip_norm)
 def skip_simplified_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, bias: Maybe = None, *, epsilon: float = 1e-12
 ) -> Results:
@@ -41,15 +43,15 @@ def _total(g: Writer, input: Value, skip: Value, bias: Maybe) -> Value:
     return total if bias is None else g("Add", total, bias)
 
 
-@body("LayerNormalization")
+@body("LayerNormalization", infer=infer_microsoft.layer_norm)
 def layer_normalization(
     g: Writer, X: Value, Scale: Value, B: Maybe = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
     return g.several(3, "LayerNormalization", X, Scale, B, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
-@body("SimplifiedLayerNormalization", domain="")
-@body("SimplifiedLayerNormalization")
+@body("SimplifiedLayerNormalization", domain="", infer=infer_microsoft.layer_norm)
+@body("SimplifiedLayerNormalization", infer=infer_microsoft.layer_norm)
 def simplified_layer_normalization(
     g: Writer, X: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Results:
@@ -70,7 +72,7 @@ def _rms(
     return [made, g("Reciprocal", g("Sqrt", g("Add", square, stash)))]
 
 
-@body("GroupNorm")
+@body("GroupNorm", infer=same)
 def group_norm(
     g: Writer, X: Value, gamma: Value, beta: Value, *, activation: int, groups: int, channels_last: int = 1,
     epsilon: float = 1e-5,
@@ -83,7 +85,7 @@ def group_norm(
     return g("Mul", made, g("Sigmoid", made)) if activation else made
 
 
-@body("SkipGroupNorm")
+@body("SkipGroupNorm", infer=infer_microsoft.pairs)
 def skip_group_norm(
     g: Writer, X: Value, gamma: Value, beta: Value, skip: Value, bias: Maybe = None, *,
     activation: int, groups: int, channels_last: int = 1, epsilon: float = 1e-5,
@@ -104,7 +106,7 @@ def skip_group_norm(
     return [made, total]
 
 
-@body("EmbedLayerNormalization")
+@body("EmbedLayerNormalization", infer=infer_microsoft.embed)
 def embed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding: Value, position_embedding: Value,
     segment_embedding: Maybe, gamma: Value, beta: Value, mask: Maybe = None, position_ids: Maybe = None, *,

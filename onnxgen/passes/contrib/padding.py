@@ -6,9 +6,10 @@ onnxruntime has GPU kernels only. The bodies follow its documentation.
 from __future__ import annotations
 
 from onnxgen.passes.contrib.writer import INT32, INT64, Value, Writer, body
+from onnxgen.shapes import infer_microsoft
 
 
-@body("RemovePadding")
+@body("RemovePadding", infer=infer_microsoft.unpadded)
 def remove_padding(g: Writer, input: Value, sequence_token_count: Value) -> list[Value]:
     """The tokens of all rows in sequence; their places, and those of padding; where rows begin; the longest row."""
     lengths = g("Cast", sequence_token_count, to=INT64)
@@ -24,7 +25,7 @@ def remove_padding(g: Writer, input: Value, sequence_token_count: Value) -> list
     return [g("Gather", tokens, kept), *(g("Cast", x, to=INT32) for x in (offsets, starts, longest))]
 
 
-@body("RestorePadding")
+@body("RestorePadding", infer=infer_microsoft.restore_padding)
 def restore_padding(g: Writer, input: Value, token_offset: Value) -> Value:
     """The tokens at their places, and zeros elsewhere."""
     offsets = g("Cast", g("Reshape", token_offset, g.ints(-1)), to=INT64)

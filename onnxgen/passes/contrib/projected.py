@@ -11,10 +11,11 @@ import onnx_ir as ir
 from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.attention import heads_of, merged_heads, projected
 from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, body, flag_of, size_of
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 
-@body("LongformerAttention")
+@body("LongformerAttention", infer=same)
 def longformer_attention(
     g: Writer, input: Value, weight: Value, bias: Value, mask: Value, global_weight: Value, global_bias: Value,
     global_: Value, *, num_heads: int, window: int,
@@ -47,7 +48,7 @@ def windowed(g: Writer, operands: tuple[Value, Value], mask: Value, global_: Val
     return merged_heads(g, g("Where", rows[1], zero, g("Where", rows[0], made[1], made[0])))
 
 
-@body("DecoderAttention")
+@body("DecoderAttention", infer=same)
 def decoder_attention(
     g: Writer, query: Value, key: Value, q_weight: Value, kv_weight: Value, bias: Value, key_padding_mask: Maybe,
     key_cache: Maybe, value_cache: Maybe, static_kv: Value, use_past: Value, has_layer_state: Value,

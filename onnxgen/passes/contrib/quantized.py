@@ -9,20 +9,22 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.passes.contrib.attention import attended, projected
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
+from onnxgen.shapes import infer_attention, infer_conv, infer_elementwise, infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 
-@body("QuantizeLinear")
+@body("QuantizeLinear", infer=infer_elementwise.quantize)
 def quantize_linear(g: Writer, x: Value, y_scale: Value, y_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("QuantizeLinear", x, y_scale, y_zero_point, axis=axis)
 
 
-@body("DequantizeLinear")
+@body("DequantizeLinear", infer=infer_elementwise.dequantize)
 def dequantize_linear(g: Writer, x: Value, x_scale: Value, x_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("DequantizeLinear", x, x_scale, x_zero_point, axis=axis)
 
 
-@body("QLinearSigmoid")
+@body("QLinearSigmoid", infer=same)
 def qlinear_sigmoid(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None
 ) -> Value:
@@ -30,7 +32,7 @@ def qlinear_sigmoid(
     return quantized_to(g, made, Y_scale, Y_zero_point, X)
 
 
-@body("QLinearLeakyRelu")
+@body("QLinearLeakyRelu", infer=same)
 def qlinear_leaky_relu(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None, *,
     alpha: float = 0.01,
@@ -44,7 +46,7 @@ def quantized_to(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) ->
     return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
 
 
-@body("QLinearWhere")
+@body("QLinearWhere", infer=infer_microsoft.qlinear_where)
 def qlinear_where(
     g: Writer, condition: Value, X: Value, x_scale: Value, x_zero_point: Value, Y: Value, y_scale: Value,
     y_zero_point: Value, z_scale: Value, z_zero_point: Value,
@@ -53,7 +55,7 @@ def qlinear_where(
     return g("QuantizeLinear", g("Where", condition, x, y), z_scale, z_zero_point)
 
 
-@body("QLinearConcat")
+@body("QLinearConcat", infer=infer_microsoft.qlinear_concat)
 def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Maybe, axis: int) -> Value:
     """Inputs are triples of tensor, scale and zero point. In the triple of a float tensor the others are unused."""
     parts = []
@@ -64,7 +66,7 @@ def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Mayb
     return g("QuantizeLinear", g("Concat", *parts, axis=axis), Y_scale, Y_zero_point)
 
 
-@body("QLinearAveragePool")
+@body("QLinearAveragePool", infer=infer_microsoft.nhwc(infer_conv.pool))
 def qlinear_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Maybe = None, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
@@ -82,7 +84,7 @@ def qlinear_average_pool(
     return _rounded(g, g("Div", made, y_scale), y_zero_point, X)
 
 
-@body("QLinearGlobalAveragePool")
+@body("QLinearGlobalAveragePool", infer=infer_microsoft.nhwc(infer_conv.global_pool))
 def qlinear_global_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Value, y_scale: Value, y_zero_point: Value, *,
     channels_last: int = 0,
@@ -97,7 +99,7 @@ def qlinear_global_average_pool(
     return quantized_to(g, g("Mul", total, scale), g.float32(1), y_zero_point, X)
 
 
-@body("QLinearMul")
+@body("QLinearMul", infer=infer_microsoft.qlinear_binary)
 def qlinear_mul(
     g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
     C_scale: Value, C_zero_point: Maybe = None,
@@ -120,7 +122,7 @@ def _rounded(g: Writer, x: Value, zero: Maybe, like: Value) -> Value:
     return g("QuantizeLinear", x, g.float32(1), g.number(0, like))
 
 
-@body("QLinearConv")
+@body("QLinearConv", infer=infer_microsoft.nhwc(infer_conv.qlinear_conv))
 def qlinear_conv(
     g: Writer, x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scale: Value, w_zero_point: Value,
     y_scale: Value, y_zero_point: Value, B: Maybe = None, *, auto_pad: str = "NOTSET", channels_last: int = 0,
@@ -141,7 +143,7 @@ def qlinear_conv(
 # ---- products of integers --------------------------------------------------------------------------------------------
 
 
-@body("MatMulIntegerToFloat")
+@body("MatMulIntegerToFloat", infer=infer_microsoft.float_product)
 def matmul_integer_to_float(
     g: Writer, A: Value, B: Value, a_scale: Value, b_scale: Value, a_zero_point: Maybe = None,
     b_zero_point: Maybe = None, bias: Maybe = None,
@@ -152,7 +154,7 @@ def matmul_integer_to_float(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("DynamicQuantizeMatMul")
+@body("DynamicQuantizeMatMul", infer=infer_microsoft.float_product)
 def dynamic_quantize_matmul(
     g: Writer, A: Value, B: Value, b_scale: Value, b_zero_point: Maybe = None, bias: Maybe = None
 ) -> Value:
@@ -160,7 +162,7 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(g, quantized, B, scale, b_scale, zero, b_zero_point, bias)
 
 
-@body("QGemm")
+@body("QGemm", infer=infer_microsoft.qgemm)
 def qgemm(
     g: Writer, A: Value, a_scale: Value, a_zero_point: Value, B: Value, b_scale: Value, b_zero_point: Value,
     C: Maybe = None, y_scale: Maybe = None, y_zero_point: Maybe = None, *,
@@ -199,10 +201,10 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
     return qattention
 
 
-body("QAttention")(qattention_of(matmul_integer_to_float))
+body("QAttention", infer=infer_attention.attention)(qattention_of(matmul_integer_to_float))
 
 
-@body("QEmbedLayerNormalization")
+@body("QEmbedLayerNormalization", infer=infer_microsoft.embed)
 def qembed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding_quant: Value, position_embedding_quant: Value,
     segment_embedding: Maybe, gamma_quant: Value, beta_quant: Value, mask: Maybe, word_embedding_scale: Value,

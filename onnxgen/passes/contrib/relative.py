@@ -11,9 +11,10 @@ from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.attention import heads_of
 from onnxgen.passes.contrib.padding import restore_padding
 from onnxgen.passes.contrib.writer import FLOAT, INT64, Maybe, Refused, Value, Writer, body, size_of
+from onnxgen.shapes import infer_microsoft
 
 
-@body("RelativePositionBias")
+@body("RelativePositionBias", infer=infer_microsoft.position_bias)
 def relative_position_bias(
     g: Writer, bias_table: Value, query_length: Value, key_length: Value, *,
     max_distance: int, is_bidirectional: int = 0,
@@ -46,7 +47,7 @@ def relative_position_bias(
     return g("Unsqueeze", g("Gather", table, bucket, axis=1), g.ints(0))
 
 
-@body("GatedRelativePositionBias")
+@body("GatedRelativePositionBias", infer=infer_microsoft.gated_bias)
 def gated_relative_position_bias(
     g: Writer, query_layer: Value, query_bias: Value, rel_pos: Value, weight: Value, bias: Value, eco_a: Value,
     token_offset: Maybe = None, *, num_heads: int,

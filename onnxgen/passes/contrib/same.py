@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from onnxgen.passes.contrib.writer import INT64, Maybe, Value, Writer, body
+from onnxgen.shapes import infer_conv, infer_microsoft
+from onnxgen.shapes.infer_elementwise import same
 
 
-@body("Trilu")
+@body("Trilu", infer=same)
 def trilu(g: Writer, X: Value, k: Maybe = None, *, upper: int = 1) -> Value:
     return g("Trilu", X, k, upper=upper)
 
 
-@body("SampleOp")
+@body("SampleOp", infer=same)
 def sample_op(g: Writer, X: Value) -> Value:
     """An example operator that returns its input."""
     return g("Identity", X)
@@ -25,14 +27,14 @@ def pad(g: Writer, data: Value, pads: Value, value: Maybe = None, *, mode: str =
     return g("Pad", data, pads, value, mode=mode)
 
 
-@body("Unique")
+@body("Unique", infer=infer_microsoft.unique)
 def unique(g: Writer, x: Value) -> list[Maybe]:
     """Unique elements in order of appearance; the index of each element among them; their counts."""
     y, _, inverse, counts = g.several(4, "Unique", x, sorted=0)
     return [y, inverse, counts]
 
 
-@body("GridSample")
+@body("GridSample", infer=infer_conv.grid_sample)
 def grid_sample(
     g: Writer, X: Value, Grid: Value, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
 ) -> Value:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, FIX_SHAPE, INFER, WRITER
 from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
+from onnxgen.graph.operators import op
 from onnxgen.graph.schemas import NEWER_RUNTIME, plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import info, set_info
@@ -57,12 +58,14 @@ class Refused(Exception):
 
 
 def body(
-    *names: str, domain: str = MICROSOFT, table: dict[tuple[str, str], Body] = BODIES
+    *names: str, domain: str = MICROSOFT, table: dict[tuple[str, str], Body] = BODIES, **said: Any
 ) -> Callable[[Written], Written]:
-    """Register a function as the body of some operators, by default in `BODIES`."""
+    """Register a function as the body of some operators, by default in `BODIES`. `said`: as in `@op(...)`."""
 
     def register(function: Written) -> Written:
         table.update({(domain, name): function for name in names})
+        if table is BODIES or said:
+            op(*names, domain=domain, **said)(function)
         return function
 
     return register

@@ -11,6 +11,7 @@ from onnxgen.errors import WRITER
 from onnxgen.passes.contrib import causal
 from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Results, Value, Writer, dtype_of
 from onnxgen.passes.standard.table import standard
+from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -51,7 +52,7 @@ def _window(g: Writer, size: Value, to: int, periodic: int, weights: tuple[float
     return made if to == wide else g("Cast", made, to=ir.DataType(to))
 
 
-@standard("Shrink")
+@standard("Shrink", infer=same)
 def shrink(g: Writer, input: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
     """Integers become floats for the arithmetic, as in onnxruntime."""
     dtype = dtype_of(input)
