@@ -19,6 +19,7 @@ LAYER, NORM, PART, POOL, METHOD, ALONE, OTHER = "layer", "norm", "part", "pool",
 PARTS = {*ACTIVATIONS, "F.dropout"}
 POOLS = {f"F.{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
+FEW = 2  # calls in a statement that has one of these
 MOST = 3  # calls of a layer and its parts, or of methods in a row
 USUAL = "x"
 
@@ -35,10 +36,11 @@ class Steps:
     def __init__(self, nested: int, named: int, norms: Collection[str], parts: Collection[str]) -> None:
         self.nested, self.named, self.norms, self.parts = nested, named, norms, parts
         self.local: set[str] = set()  # the variables of the method
+        self.row = ""  # the layer that the statement before calls, if it does nothing else, without its number
 
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
-        self.local = {name for one in body for name in names(one, ast.Store)}
+        self.local, self.row = {name for one in body for name in names(one, ast.Store)}, ""
         made: list[ast.stmt] = []
         for i, statement in enumerate(body):
             made += self._block([statement], _read_after(body[i + 1 :], ()))
@@ -53,7 +55,9 @@ class Steps:
             if isinstance(statement, (ast.Assign, ast.Return)):
                 made += self._split(statement, _read_after(block[i + 1 :], later))
             else:
+                self.row = ""
                 made.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
+            self.row = _family(made[-1])
         return made
 
     def _inside(self, statement: ast.stmt, later: Collection[str]) -> ast.stmt:
@@ -91,10 +95,14 @@ class Steps:
 
     def _ends(self, calls: list[ast.Call]) -> list[ast.Call]:
         """Return the calls, from the inmost, whose results get a statement of their own."""
-        if len(calls) <= self.nested:
+        kinds = [self._kind(call) for call in calls]
+        if self.row and calls and self.row == _numbered(calls[-1]) and {LAYER, POOL, OTHER} & {*kinds[-2:-1]}:
+            return calls[-1:]  # one of a row of steps is a statement, as the others are
+        most = min(self.nested, FEW) if ALONE in kinds else self.nested
+        if len(calls) <= most:
             return []
         groups: list[list[ast.Call]] = [[]]
-        kinds: list[str] = []
+        kinds = []
         for call in reversed(calls):
             kind = self._kind(call)
             if kinds and not self._fits(kind, kinds, call is calls[0]):
@@ -104,7 +112,7 @@ class Steps:
             kinds.append(kind)
         joined: list[list[ast.Call]] = []
         for group in groups:
-            if joined and len(joined[-1]) + len(group) <= self.nested:
+            if joined and len(joined[-1]) + len(group) <= most:
                 joined[-1] = [*joined[-1], *group]
             else:
                 joined.append(group)
@@ -129,6 +137,18 @@ class Steps:
         if name in PARTS:
             return PART
         return METHOD if is_method(call) else POOL if name in POOLS else OTHER
+
+
+def _family(statement: ast.stmt) -> str:
+    """Return the layer of a numbered row that a statement calls, if it does nothing else: `layer` of `layer1`."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    return _numbered(value) if isinstance(value, ast.Call) and len(chain(value)) == 1 else ""
+
+
+def _numbered(call: ast.Call) -> str:
+    """Return what a layer of a numbered row has in common with the others; "" for any other call."""
+    name = dotted(call.func)
+    return name.rstrip("0123456789") if name.startswith("self.") and name[-1].isdigit() else ""
 
 
 def chain(tree: ast.expr) -> list[ast.Call]:

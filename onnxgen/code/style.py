@@ -41,7 +41,7 @@ class Style:
     types_arguments: bool = False
     types_forward: bool = False
     keywords: frozenset[str] = frozenset(("kernel_size",))
-    nested: int = 2
+    nested: int = 3
     lines_of_shape: int = 8
     phase: int = 3
     names_result: int = 0

@@ -23,8 +23,7 @@ class SqueezeExcitation(nn.Module):
         self.fc2 = nn.Conv2d(hidden_channels, channels, kernel_size=1)
 
     def forward(self, x):
-        scale = F.adaptive_avg_pool2d(x, 1)
-        scale = F.silu(self.fc1(scale))
+        scale = F.silu(self.fc1(F.adaptive_avg_pool2d(x, 1)))
         return torch.sigmoid(self.fc2(scale)) * x
 
 
@@ -106,14 +105,13 @@ class EfficientNet(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(c9, num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
-        x = self.features(image)
-        x = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        x = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)
         logits = self.classifier(x)
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "2464b74fe808e8bf123e60da4860043b"
+FINGERPRINT = "3bebdec7c9cc209b123e60da4860043b"
 
 
 def efficientnet(pretrained=True, **kwargs):

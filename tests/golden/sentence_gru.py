@@ -23,13 +23,12 @@ class SentenceGRU(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         _, hidden = self.gru(frames)
         hidden1, hidden2 = hidden.unbind(0)
-        x = self.norm(torch.cat([hidden1, hidden2], dim=-1))
-        logits = self.fc(x)
+        logits = self.fc(self.norm(torch.cat([hidden1, hidden2], dim=-1)))
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("sentence_gru.safetensors")
-FINGERPRINT = "1d657542052e252a2112882f4f071c4a"
+FINGERPRINT = "dfc74765f7e9e5b62112882f4f071c4a"
 
 
 def sentence_gru(pretrained=True, **kwargs):

@@ -39,8 +39,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         attn = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p if self.training else 0.0)
-        attn = attn.transpose(1, 2).flatten(2)
-        return self.proj(attn)
+        return self.proj(attn.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -86,14 +85,13 @@ class ViT(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed(image)
         x = torch.cat([self.cls_token.expand(image.shape[0], -1, -1), x], dim=1)
-        x = self.pos_drop(x + self.pos_embed)
-        x = self.norm(self.blocks(x))
+        x = self.norm(self.blocks(self.pos_drop(x + self.pos_embed)))
         logits = self.head(x[:, 0])
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "48dcb7aa10d35773c57614e57fd4cda8"
+FINGERPRINT = "ac9a3e7634813e83c57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):

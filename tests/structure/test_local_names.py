@@ -359,7 +359,7 @@ PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Excited: (
         (torch.randn(2, 4, 6, 6),),
         "x",
-        ["scale = F.adaptive_avg_pool2d(x, 1)", "scale = F.relu(self.fc1(scale))", "return x * torch.sigmoid("],
+        ["scale = F.relu(self.fc1(F.adaptive_avg_pool2d(x, 1)))", "return x * torch.sigmoid("],
     ),
     Staged: ((torch.randn(2, 3, 4, 4),), "x", ["features = self.backbone(self.stem(x))", "x = torch.tanh(self.neck("]),
     Prenorm: (
