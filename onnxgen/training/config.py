@@ -95,6 +95,8 @@ def read_config(path: Path) -> dict[str, Any]:
     problems.raise_if_any()
     if values.get("task") == "auto" and (path.parent / RECORD).is_file():  # a run of a version that decided nothing
         values["task"] = "outputs"
+    if values.get("task") == "ctc" and values.get("resize") == "auto" and (path.parent / RECORD).is_file():
+        values["resize"] = "stretch"  # a run of a version that stretched lines of text
     return values
 
 

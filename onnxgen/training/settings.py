@@ -199,13 +199,13 @@ class Settings:
     table: str | Mapping[str, Any] = _data(
         "none", "HOW", "Columns of a table as inputs: none (as stored), auto, or COLUMN=HOW,... (age=median+scale)."
     )
-    size: str = _data("auto", "HxW", "Size of the images, for a model that takes any size; auto: that of the data.")
+    size: str = _data("auto", "HxW", "Size of the images, for a model of any size; auto: the data's, or a usual one.")
     resize: str = _data(
         "auto",
         "HOW",
         "How images get the model's size: stretch; or in their proportions, with gray beside them: letterbox (in the "
         "middle), corner (top left, as YOLOX), line (left, in full height, as PaddleOCR). auto: letterbox for boxes, "
-        "else stretch.",
+        "line for texts, else stretch.",
     )
     beside: int | None = _data(None, "BYTE", "The gray beside such images, from 0 to 255. Default: 114.")
     channel_order: str = _data(

@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from onnxgen import generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
 from onnxgen.purpose.found import Purpose
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.advised import reads_lines
-from onnxgen.training.data.images import frame
+from onnxgen.training.data.advised import classifies, reads_lines
+from onnxgen.training.data.images import frame, wanted_axes
 from onnxgen.training.data.opening import KINDS
+from onnxgen.training.goals.detection.part import size_told
+from onnxgen.training.model import open_model
 from tests.training.small import network
 
 X, Y = np.zeros((4, 2)), np.arange(4) % 2
@@ -285,53 +291,97 @@ def test_an_image_that_disappears_later(gray: torch.nn.Module, tmp_path: Path) -
         data.train.take([0, 1], 0)
 
 
+def chosen(folder: Path, model: torch.nn.Module, **settings: Any) -> tuple[str, str, list[str]]:
+    """Return the size and the placing of the data's images, and the notes that tell of them."""
+    data = open_data(folder, model, Settings(val=0, **settings))
+    assert data.train is not None
+    height, width = map(int, data.size.split("x"))
+    axes = wanted_axes(signature_of(model).inputs[0])
+    given = dict(zip(axes, data.train.take([0], 0)["image"].shape[1:]))
+    assert (given["H"], given["W"]) == (height, width)
+    return data.size, data.resize, [note for note in data.notes if note.startswith("images ")]
+
+
+WAY = "the model takes any size: --size HEIGHTxWIDTH names another one, and --resize another way"
+
+
 def test_images_of_different_sizes_for_an_input_of_any_size(tmp_path: Path) -> None:
+    """The network gets about the size of the data, and one note tells it and the ways out."""
     model = network(tmp_path, image=("float32", ("batch", 3, "height", "width")))
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 7))
-    assert said(tmp_path / "data", model) == (
-        "input 'image' takes images of any size [batch, 3, height, width], but those of the data differ in size"
-        " -> name one: --size 32x32 (or generate with --input-shape image=-1,3,32,32)"
-    )
+    told = [f"images of 6x5 and 7x7 are stretched to 32x32; {WAY}"]
+    assert chosen(tmp_path / "data", model) == ("32x32", "stretch", told)
+    asked = ["images of 6x5 and 7x7 are letterboxed to 64x32"]
+    assert chosen(tmp_path / "data", model, size="64x32", resize="letterbox") == ("64x32", "letterbox", asked)
 
 
 @pytest.mark.parametrize(
-    "dims, any_what, size, shape",
+    ("purpose", "told", "size"),
     [
-        ((1, 1, 6, "w"), "width", "6x7", "-1,1,6,7"),
-        ((1, 1, "h", 4), "height", "9x4", "-1,1,9,4"),
-        ((1, 6, "w", 1), "width", "6x7", "-1,6,7,1"),
-        (("batch", "c", 6, 5), "number of channels", "6x5", "-1,3,6,5"),
+        (Purpose("classification"), None, "224x224"),
+        (Purpose("classification"), (96, 64), "96x64"),
+        (None, None, "32x32"),
     ],
 )
-def test_only_what_is_free_is_to_be_named(
-    dims: tuple[int | str, ...], any_what: str, size: str, shape: str, tmp_path: Path
+def test_a_classifier_gets_the_size_that_its_file_tells_or_the_usual_one(
+    purpose: Purpose | None, told: tuple[int, int] | None, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model = network(tmp_path, image=("float32", ("batch", 3, "height", "width")))
+    image(tmp_path / "data/cat/a.png")
+    image(tmp_path / "data/owl/b.png", (7, 7))
+    monkeypatch.setattr("onnxgen.training.data.fitting.classifies", lambda ports: purpose is not None)
+    monkeypatch.setattr("onnxgen.training.goals.detection.part.size_told", lambda model: told)
+    assert chosen(tmp_path / "data", model)[0] == size
+    assert classifies(Signature((), (), purpose=purpose)) is (purpose is not None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("imgsz", "[96, 64]"), ("onnxgen.preprocessing", '{"inputs": [{"height": 96, "width": 64}]}'), ("imgsz", "x")],
+)
+def test_the_size_that_a_file_tells(key: str, value: str, tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 3, "h", "w"]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ports[:1], ports[1:])
+    file = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    helper.set_model_props(file, {key: value})
+    onnx.save(file, tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    assert size_told(open_model(tmp_path / "net.py")) == (None if value == "x" else (96, 64))
+
+
+@pytest.mark.parametrize(
+    "dims, size",
+    [
+        ((1, 1, 6, "w"), "6x7"),
+        ((1, 1, "h", 4), "9x4"),
+        ((1, 6, "w", 1), "6x7"),
+        (("batch", "c", 6, 5), "6x5"),
+    ],
+)
+def test_what_is_fixed_stays(dims: tuple[int | str, ...], size: str, tmp_path: Path) -> None:
     model = network(tmp_path, image=("float32", dims))
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 9))
-    message = said(tmp_path / "data", model)
-    shown = ", ".join(map(str, ("batch", *dims[1:])))  # with a batch of 1, each sample is run by itself
-    assert message == (
-        f"input 'image' takes images of any {any_what} [{shown}], but those of the data differ in size"
-        f" -> name one: --size {size} (or generate with --input-shape image={shape})"
-    )
-    open_data(tmp_path / "data", model, Settings(size=size, val=0))
+    found, _, notes = chosen(tmp_path / "data", model)
+    assert found == size
+    assert notes[0].endswith(WAY) is (dims[1] != "c")  # only the number of channels was open there
 
 
 @pytest.mark.parametrize(
-    ("dims", "least", "size", "shape"),
+    ("dims", "least", "size"),
     [
-        (("batch", 3, "height", "width"), 1, "48x288", "-1,3,48,288"),  # 16 x 96 is the longest line
-        (("batch", 3, "height", "width"), 33, "48x288", "-1,3,48,288"),
-        (("batch", 3, "height", "width"), 64, "64x384", "-1,3,64,384"),
-        (("batch", 3, 40, "width"), 1, "40x256", "-1,3,40,256"),
+        (("batch", 3, "height", "width"), 1, "48x288"),  # 16 x 96 is the longest line
+        (("batch", 3, "height", "width"), 33, "48x288"),
+        (("batch", 3, "height", "width"), 64, "64x384"),
+        (("batch", 3, 40, "width"), 1, "40x256"),
     ],
 )
+@pytest.mark.parametrize("other", [(60, 20), (96, 16)])
 def test_lines_of_text_keep_their_proportions(
-    dims: tuple[int | str, ...], least: int, size: str, shape: str, tmp_path: Path
+    dims: tuple[int | str, ...], least: int, size: str, other: tuple[int, int], tmp_path: Path
 ) -> None:
-    """A reader of lines is to have its usual height, and the width of the longest line in proportion."""
+    """A reader of lines gets its usual height, and the width of the longest line in proportion."""
 
     class Rows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -340,12 +390,13 @@ def test_lines_of_text_keep_their_proportions(
 
     model = network(tmp_path, image=("float32", dims))
     model.forward = Rows().forward  # type: ignore[method-assign]
-    image(tmp_path / "data/cat/a.png", (96, 16))
-    image(tmp_path / "data/owl/b.png", (60, 20))
-    with pytest.MonkeyPatch.context() as reader:
-        reader.setattr("onnxgen.training.data.fitting.reads_lines", lambda ports: True)
-        message = said(tmp_path / "data", model)
-    assert message.endswith(f"name one: --size {size} --resize line (or generate with --input-shape image={shape})")
+    image(tmp_path / "data/a.png", (96, 16))
+    image(tmp_path / "data/b.png", other)
+    (tmp_path / "data/labels.csv").write_text("image,text\na.png,ab\nb.png,c\n")
+    found, placed, notes = chosen(tmp_path / "data", model, task="ctc")
+    assert (found, placed) == (size, "line")
+    assert notes[0].endswith(f"put at the left, and shrunk or enlarged, to {size}; {WAY}")
+    assert chosen(tmp_path / "data", model, task="ctc", resize="stretch")[:2] == (size, "stretch")
 
 
 def test_a_reader_of_lines_is_known_by_its_purpose() -> None:
@@ -371,15 +422,16 @@ def fixed_rows(folder: Path) -> torch.nn.Module:
     return model
 
 
-def test_the_size_that_is_named_is_one_that_runs(tmp_path: Path) -> None:
-    image(tmp_path / "data/cat/a.png", (90, 30))
-    image(tmp_path / "data/owl/b.png", (110, 32))
+@pytest.mark.parametrize("same", [False, True])
+def test_the_size_that_is_chosen_is_one_that_runs(same: bool, tmp_path: Path) -> None:
+    image(tmp_path / "data/cat/a.png", (112, 32))
+    image(tmp_path / "data/owl/b.png", (112, 32) if same else (110, 30))
     model = fixed_rows(tmp_path)
-    way = "name one: --size 48x192 (or generate with --input-shape image=-1,3,48,192)"
-    assert said(tmp_path / "data", model).endswith(way)
+    assert chosen(tmp_path / "data", model)[0] == "48x192"
     model.forward = lambda x: x.reshape(len(x), 7, 7)  # type: ignore[method-assign]
-    end = "and it runs at none of those tried -> name one at which it runs: --size HEIGHTxWIDTH"
-    assert said(tmp_path / "data", model).endswith(end)
+    if not same:
+        what = "input 'image' takes images of any size [batch, 3, height, width], and it runs at none of those tried"
+        assert said(tmp_path / "data", model) == f"{what} -> name one at which it runs: --size HEIGHTxWIDTH"
 
 
 @pytest.mark.parametrize("size", ["224x224", "32x100"])
@@ -396,8 +448,8 @@ def test_a_size_that_fails_is_answered_with_one_that_runs(size: str, tmp_path: P
 
 def test_a_width_that_is_not_known_is_4_heights() -> None:
     """Nothing was read of the data's images but that they differ."""
-    with pytest.raises(OnnxgenError, match=r"any width .* --size 64x256 \(or .* x=-1,1,64,256\)"):
-        frame(Port("x", "float32", (1, 1, 64, "w")), None)
+    found = frame(Port("x", "float32", (1, 1, 64, "w")), None)
+    assert (found.shape, found.chosen) == ((1, 64, 256), True)
 
 
 def test_inputs_that_take_no_images(tmp_path: Path) -> None:

@@ -22,9 +22,11 @@ from onnxgen import generate
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import load
+from onnxgen.training.config import read_config
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.prepare import prepare
+from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.settings import Settings
 from tests.conftest import ROOT
@@ -298,7 +300,21 @@ def test_a_file_of_paddleocr_s_kind_tells_how_it_is_fed(tmp_path: Path) -> None:
     generate(with_entry(tmp_path / "net.onnx", "character", "a\nb\nc\n "), module, force=True)
     data = {"image": pixels(4, 8, 20, 3), "text": np.array(["a", "ab", "c", "b"], dtype=object)}
     settings = Settings(val=0, device="cpu", task="ctc")
-    told = "PaddleOCR feeds images with --channel-order bgr --resize line --beside 127 --normalize 0.5,0.5"
+    told = "PaddleOCR feeds images with --channel-order bgr --beside 127 --normalize 0.5,0.5"  # lines are fed as lines
     assert told in "\n".join(prepare(module, data, settings).notes)
+    assert told in "\n".join(prepare(module, data, replace(settings, replace_head=7)).notes)
     given = replace(settings, channel_order="bgr", resize="line", beside=127, normalize="0.5,0.5")
     assert "PaddleOCR" not in "\n".join(prepare(module, data, given).notes)
+
+
+@pytest.mark.parametrize(
+    ("task", "is_run", "wanted"), [("ctc", True, "stretch"), ("ctc", False, "auto"), ("outputs", True, "auto")]
+)
+def test_a_run_that_left_open_how_lines_are_placed_stretched_them(
+    task: str, is_run: bool, wanted: str, tmp_path: Path
+) -> None:
+    """As versions did before there was a placing of lines; now a run's file says it."""
+    (tmp_path / "config.toml").write_text(f'task = "{task}"\nresize = "auto"\n')
+    if is_run:
+        (tmp_path / RECORD).write_text("{}")
+    assert read_config(tmp_path / "config.toml")["resize"] == wanted

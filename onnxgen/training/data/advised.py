@@ -1,17 +1,18 @@
-"""A size of images to advise for a network that takes several: one at which it was seen to run."""
+"""A size of images for a network that takes several: one at which it was seen to run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
-from onnxgen.output.signature import Port, Signature
+from onnxgen.output.signature import Signature
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.model import fixed_batch
 
@@ -37,6 +38,51 @@ def usual(sizes: Sizes) -> Size:
     return (height, width) if max(height, width) <= LARGEST else (USUAL, USUAL)
 
 
+@dataclass(frozen=True)
+class Chooser:
+    """What is known of a network that decides the size of its images, where both it and the data leave it open.
+
+    Attributes:
+        runs: tells if it runs on an image; None: nothing is tried.
+        lines: its images are lines of text.
+        classifies: it tells classes of whole images apart, and most such networks are trained on images of one size.
+        told: returns the size that its file tells.
+    """
+
+    runs: Runs | None = None
+    lines: bool = False
+    classifies: bool = False
+    told: Callable[[], Size | None] = lambda: None
+
+    def must(self, axes: str, fixed: Mapping[str, int], stored: Mapping[str, int] | None, sizes: Sizes) -> bool:
+        """Return True if the size of the data's images can't be taken: they differ, or the network fails on them.
+
+        Files with lines of text get the height of their readers in any case.
+
+        Args:
+            axes: of the input's images, such as "CHW".
+            fixed: the sizes that the input fixes, by axis.
+            stored: those of all the data's images; None if they differ.
+            sizes: those of the data's files; empty if they were not looked at.
+        """
+        if stored is None or (self.lines and sizes and {*"HW"} - {*fixed}):
+            return True
+        found = {**stored, **fixed}
+        return self.runs is not None and not self.runs(tuple(found[axis] for axis in axes))
+
+    def choose(self, axes: str, fixed: Mapping[str, int], sizes: Sizes) -> Mapping[str, int]:
+        """Return channels, height and width at which the network runs; {} if it does at none of those tried."""
+        if self.lines and self.runs is not None and (found := advised_for_lines(axes, fixed, sizes, self.runs)):
+            return found
+        height, width = self.told() or usual(() if self.classifies else sizes)
+        if "H" in fixed:
+            width = max((size[2] for size in sizes), default=TIMES * fixed["H"])
+        elif "W" in fixed:
+            height = max((size[1] for size in sizes), default=fixed["W"])
+        channels = max((size[0] for size in sizes), default=3)
+        return advised(axes, {"C": channels, "H": height, "W": width, **fixed}, fixed, self.runs)
+
+
 def runner(model: nn.Module, ports: Signature) -> Runs | None:
     """Return a function that runs a network of one input on an image; None if it has several."""
     if len(ports.inputs) != 1:
@@ -53,12 +99,13 @@ def runner(model: nn.Module, ports: Signature) -> Runs | None:
     return runs
 
 
-def advised(port: Port, axes: str, sides: Mapping[str, int], runs: Runs | None) -> Mapping[str, int]:
+def advised(axes: str, sides: Mapping[str, int], fixed: Collection[str], runs: Runs | None) -> Mapping[str, int]:
     """Return channels, height and width at which a network runs, as near to `sides` as there are some.
 
     Args:
         axes: of the input's images, such as "CHW".
-        sides: by axis. Those that the input fixes are kept.
+        sides: by axis.
+        fixed: the axes of those that the input fixes.
         runs: None: nothing is tried.
 
     Returns:
@@ -66,7 +113,6 @@ def advised(port: Port, axes: str, sides: Mapping[str, int], runs: Runs | None) 
     """
     if runs is None:
         return sides
-    fixed = {axis for axis, dim in zip(axes, (port.dims or ())[1:]) if isinstance(dim, int)}
     tried, begun = set[tuple[int, ...]](), time.monotonic()
     for height, width in _near(sides["H"], sides["W"]):
         found = {**sides, **{axis: size for axis, size in (("H", height), ("W", width)) if axis not in fixed}}
@@ -77,6 +123,11 @@ def advised(port: Port, axes: str, sides: Mapping[str, int], runs: Runs | None) 
         if time.monotonic() - begun > SECONDS:
             break
     return {}
+
+
+def classifies(ports: Signature) -> bool:
+    """Return True if a network is known to tell classes of whole images apart."""
+    return ports.purpose is not None and ports.purpose.kind == "classification"
 
 
 def reads_lines(ports: Signature) -> bool:
@@ -96,8 +147,9 @@ def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: R
         sizes: those of the data's images.
     """
     longest = max((width / height for _, height, width in sizes), default=TIMES)
+    channels = max((size[0] for size in sizes), default=3)
     for height in [fixed["H"]] if "H" in fixed else (*HEIGHTS, *SIDES):
-        found = {"C": 3, "H": height, "W": _up(height * longest), **fixed}
+        found = {"C": channels, "H": height, "W": _up(height * longest), **fixed}
         if runs(tuple(found[axis] for axis in axes)):
             return found
     return {}

@@ -16,13 +16,13 @@ from onnxgen.training.settings import Settings
 BGR = "bgr"
 
 
-def placing_of(settings: Settings) -> Placing:
-    """Return how images get their size.
+def placing_of(settings: Settings, lines: bool = False) -> Placing:
+    """Return how images get their size. `lines`: they are lines of text.
 
     Raises:
         OnnxgenError: what the settings ask for does not go together, or with the task.
     """
-    usual = "letterbox" if settings.task == DETECTION else "stretch"
+    usual = "letterbox" if settings.task == DETECTION else "line" if lines else "stretch"
     made = Placing(
         usual if settings.resize == "auto" else settings.resize, GRAY if settings.beside is None else settings.beside
     )

@@ -258,7 +258,9 @@ def _other_size(model: nn.Module, data: Data, feeding: Feeding) -> str:
         return ""
     frame = step.frame
     height, width = usual(data.sizes) if data.sizes else (frame.height, frame.width)
-    found = advised(ports.inputs[0], frame.axes, {"C": frame.channels, "H": height, "W": width}, runs)
+    dims = zip(frame.axes, (ports.inputs[0].dims or ())[1:])
+    fixed = [axis for axis, dim in dims if isinstance(dim, int)]
+    found = advised(frame.axes, {"C": frame.channels, "H": height, "W": width}, fixed, runs)
     return f"--size {found['H']}x{found['W']}, at which it runs" if found else ""
 
 

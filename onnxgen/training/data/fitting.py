@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.output.signature import Port, Signature
-from onnxgen.training.data.advised import Runs, reads_lines, runner
+from onnxgen.training.data.advised import Chooser, classifies, reads_lines, runner
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
@@ -43,7 +43,7 @@ from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import feeding_of, members_of
 from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.goals.deciding import decide
-from onnxgen.training.goals.names import AUTO, DETECTION
+from onnxgen.training.goals.names import AUTO, CTC, DETECTION
 from onnxgen.training.known import as_trained, scale_of
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
@@ -99,6 +99,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     found.target = PAIR if members and not target else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
     found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
+    found.resize = next((step.placing.how for step in images.values()), "")
     scaled, found.normalize = normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     _refuse_normalize(settings, bool(images))
     augment = _augment(source, settings, found, bool(images))
@@ -224,13 +225,21 @@ def _image_steps(
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
     refuse_bright(first := next(iter(source.parts.values())), whites)
     source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
-    placing, bgr, runs = placing_of(settings), settings.channel_order == BGR, runner(model, ports)
-    step = partial(_image_step, source, placing=placing, reversed=bgr, runs=runs, lines=reads_lines(ports))
+    lines = settings.task == CTC or (settings.task == AUTO and reads_lines(ports))
+    chooser = Chooser(runner(model, ports), lines, classifies(ports), partial(_size_told, model))
+    placing, bgr = placing_of(settings, lines), settings.channel_order == BGR
+    step = partial(_image_step, source, placing=placing, reversed=bgr, chooser=chooser)
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
     refuse_order(settings, made)
     steps = list(made.values())
     source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
     return made
+
+
+def _size_told(model: nn.Module) -> tuple[int, int] | None:
+    from onnxgen.training.goals.detection.part import size_told  # imported here: it imports the pipeline
+
+    return size_told(model)
 
 
 def _image_step(
@@ -241,12 +250,11 @@ def _image_step(
     size: str,
     placing: Placing,
     reversed: bool,
-    runs: Runs | None,
-    lines: bool,
+    chooser: Chooser,
 ) -> ToInput:
     shapes = {samples.fields[column].shape for samples in source.parts.values()}
     shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port), size, source.sizes, runs, lines)
+    wanted = frame(port, _size(shape, port), size, source.sizes, chooser)
     for part, samples in source.parts.items():  # files are decoded in the wanted size
         sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
         if sized is not None:

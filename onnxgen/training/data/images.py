@@ -15,11 +15,10 @@ from torch import Tensor
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.output.signature import Port
 from onnxgen.training.config import parse_size
-from onnxgen.training.data.advised import TIMES, Runs, advised, advised_for_lines, usual
+from onnxgen.training.data.advised import Chooser
 from onnxgen.training.data.arrays import spread
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.draw import normal
-from onnxgen.training.data.fed import EACH
 from onnxgen.training.data.letterbox import STRETCHED, Fit, Placing
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.scales import Scale
@@ -36,12 +35,18 @@ _GIVE_ARRAYS = "give floating-point arrays of exactly that shape (.npz)"
 
 @dataclass(frozen=True)
 class Frame:
-    """The image that a model takes: `axes` is "CHW", "HWC", "HW" or "flat" (the elements of CHW in one axis)."""
+    """The image that a model takes.
+
+    Attributes:
+        axes: "CHW", "HWC", "HW" or "flat" (the elements of CHW in one axis).
+        chosen: the size is neither the model's, the data's nor asked for.
+    """
 
     channels: int
     height: int
     width: int
     axes: str
+    chosen: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,8 +88,7 @@ def frame(
     stored: tuple[int, int, int] | None,
     size: str = "auto",
     files: frozenset[tuple[int, ...]] = frozenset(),
-    runs: Runs | None = None,
-    lines: bool = False,
+    chooser: Chooser | None = None,
 ) -> Frame:
     """Return the image that an input takes.
 
@@ -92,12 +96,11 @@ def frame(
         port: the input.
         stored: channels, height and width of the data's images; None if they differ.
         size: of an input that takes any size, "224x224"; "auto" takes that of the data.
-        files: channels, height and width of the data's images, if they differ; empty if they were not looked at.
-        runs: tells if the model runs on an image, so that the error names a size at which it does.
-        lines: the model may read lines of text.
+        files: channels, height and width of the data's images; empty if they were not looked at.
+        chooser: decides a size that is open, if the images differ or the model fails on them.
 
     Raises:
-        OnnxgenError: the input takes no images, or it takes any size and the images differ in size.
+        OnnxgenError: the input takes no images, or it takes any size and runs at none that was tried.
     """
     axes = wanted_axes(port)
     dims = list(port.dims or ())[1:]
@@ -117,40 +120,20 @@ def frame(
     sizes = {axis: dim for axis, dim in named.items() if isinstance(dim, int)}
     if axes == "HW":
         sizes["C"] = 1
-    if len(sizes) < 3 and stored is None:
-        raise _open(port, axes, sizes, files, runs, lines)
-    for axis, dim in zip("CHW", stored or (), strict=False):
-        sizes.setdefault(axis, dim)
+    given: Mapping[str, int] | None = dict(zip("CHW", stored)) if stored is not None else None
+    chooser, chosen = chooser or Chooser(), False
+    if len(sizes) < 3 and (given is None or size == "auto") and chooser.must(axes, sizes, given, files):
+        found = chooser.choose(axes, sizes, files)
+        chosen = bool(found) and bool({*"HW"} - {*sizes})
+        given = found or given  # what the model says of that is told later
+        if not given:
+            what = f"input {port.name!r} takes images of any size {shown(port)}, and it runs at none of those tried"
+            raise OnnxgenError(what, help=f"name one at which it runs: {_SIZE}")
+    sizes = {**(given or {}), **sizes}
     if sizes["C"] not in CHANNELS:
         what = f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image"
         raise OnnxgenError(what, help=_GIVE_ARRAYS)
-    return Frame(sizes["C"], sizes["H"], sizes["W"], axes)
-
-
-def _open(
-    port: Port, axes: str, fixed: Mapping[str, int], files: frozenset[tuple[int, ...]], runs: Runs | None, lines: bool
-) -> OnnxgenError:
-    """Return the error of an input whose images have some sizes open. `fixed`: the other sizes, by axis."""
-    free = "".join(axis for axis in "HW" if axis not in fixed)
-    largest = {axis: max((size["CHW".index(axis)] for size in files), default=0) for axis in "HW"}
-    if free == "W":
-        sides = {"W": largest["W"] or TIMES * fixed["H"]}
-    elif free == "H":
-        sides = {"H": largest["H"] or fixed["W"]}
-    else:
-        sides = dict(zip("HW", usual(files)))
-    if lines and runs is not None:
-        sizes, placed = advised_for_lines(axes, fixed, files, runs), " --resize line"
-    else:
-        sizes, placed = advised(port, axes, {"C": 3, **sides, **fixed}, runs), ""
-    what = {"H": "height", "W": "width", "HW": "size", "": "number of channels"}[free]
-    what = f"input {port.name!r} takes images of any {what} {shown(port)}, but those of the data differ in size"
-    if not sizes:
-        return OnnxgenError(f"{what}, and it runs at none of those tried", help=f"name one at which it runs: {_SIZE}")
-    batch = [] if (port.dims or ("",))[0] == EACH else ["-1"]
-    shape = ",".join([*batch, *(str(sizes[axis]) for axis in axes)])
-    way = f"name one: --size {sizes['H']}x{sizes['W']}{placed} (or generate with --input-shape {port.name}={shape})"
-    return OnnxgenError(what, help=way)
+    return Frame(sizes["C"], sizes["H"], sizes["W"], axes, chosen)
 
 
 def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> Frame:
@@ -268,6 +251,10 @@ def measured(samples: Samples, column: str, step: ToInput) -> Scale:
     return tuple(round(float(m), 4) for m in mean), tuple(round(float(s), 4) or 1.0 for s in std)
 
 
+def _told(step: ToInput) -> str:
+    return f"{_TOLD[step.placing.how]} to {step.frame.height}x{step.frame.width}"
+
+
 _TOLD = {
     "stretch": "stretched",
     "letterbox": "letterboxed",
@@ -283,14 +270,15 @@ def converted(sizes: frozenset[tuple[int, ...]], kinds: Mapping[str, int], steps
         sizes: channels, height and width of the files; empty if they were not looked at.
         kinds: see `DataSource.kinds`.
     """
+    way = f"the model takes any size: {_SIZE} names another one, and --resize another way"
     if not (sizes or kinds) or len(steps) != 1:
-        return []
+        return [f"images are {_told(step)}; {way}" for step in steps if step.frame.chosen]
     frame, said = steps[0].frame, []
     if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
         spans = [f"{min(sides)} to {max(sides)}" for sides in zip(*others)]
         few = " and ".join(f"{height}x{width}" for height, width in others)
         told = few if len(others) < 3 else "{} high and {} wide".format(*spans)
-        said.append(f"images of {told} are {_TOLD[steps[0].placing.how]} to {frame.height}x{frame.width}")
+        said.append(f"images of {told} are {_told(steps[0])}" + (f"; {way}" if frame.chosen else ""))
     kinds = kinds or Counter("gray" if size[0] == 1 else "RGB" for size in sizes)
     coloured = any(count for kind, count in kinds.items() if kind != "gray")
     said += ["colours become gray"] if frame.channels == 1 and coloured else []

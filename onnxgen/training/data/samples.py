@@ -73,6 +73,7 @@ class Data:
         table: how they became numbers, if `Settings.table` asked for more than to join them; other data gets the same.
         task: the task that the data is for, if it is certain (see `Settings.task`).
         size: the size that images got, in the form of `Settings.size` ("224x224"); empty if there are none.
+        resize: how images got it, in the form of `Settings.resize`; empty if there are none.
         sizes: channels, height and width of the files of images; empty if they were not looked at.
         rate: that sounds have, in Hz; 0 if there are none.
         text: how texts became token ids; None if there are none.
@@ -89,6 +90,7 @@ class Data:
     joined: Mapping[str, Sequence[str]] = field(default_factory=dict)
     table: Table | None = None
     size: str = ""
+    resize: str = ""
     sizes: frozenset[tuple[int, ...]] = frozenset()
     task: str = ""
     rate: int = 0

@@ -47,9 +47,12 @@ def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[s
     return every if len(every) < classes else tuple(used)
 
 
-def as_paddle(found: Situation, alphabet: Alphabet | None) -> list[str]:
-    """Return a note of how PaddleOCR feeds images, if the file lists characters as its files do, but these are not."""
-    step = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0])
+def as_paddle(found: Situation) -> list[str]:
+    """Return a note of how PaddleOCR feeds images, if the file lists characters as its files do, but these are not.
+
+    A new head changes nothing about that.
+    """
+    step, alphabet = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0]), _recorded(found.model)
     if alphabet is None or alphabet.source != "character" or not isinstance(step, ToInput):
         return []
     usual = {"channel_order": "bgr", "resize": "line", "beside": 127, "normalize": "0.5,0.5"}

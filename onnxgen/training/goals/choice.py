@@ -103,8 +103,9 @@ def task_kind(name: str) -> TaskKind | None:
 
 
 def with_task(settings: Settings, opened: Data) -> Settings:
-    """Return the settings with the task that was decided for data when it was opened, if they leave it open."""
-    return replace(settings, task=opened.task or OUTPUTS) if settings.task == AUTO else settings
+    """Return the settings with what was decided when data was opened: the task, and how images get their size."""
+    task = opened.task or OUTPUTS if settings.task == AUTO else settings.task
+    return replace(settings, task=task, resize=opened.resize or settings.resize)
 
 
 def names_of_classes(name: str) -> str:

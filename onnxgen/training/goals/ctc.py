@@ -175,7 +175,7 @@ def make(found: Situation) -> list[Goal]:
     unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
     goal.new_head = len(characters) + 1 if unknown else 0
     new = added(found.model, characters) if own is not None else []
-    goal.said = (*_notes(goal, found.settings, own, new), *as_paddle(found, own), *_check(found, goal))
+    goal.said = (*_notes(goal, found.settings, own, new), *as_paddle(found), *_check(found, goal))
     return [goal]
 
 

@@ -15,11 +15,11 @@ from onnxgen.training.settings import Settings
 
 AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
 OUTPUTS = "outputs"  # a loss for each output that has a target
-DETECTION, KEYPOINTS, EMBEDDING = "detection", "keypoints", "embedding"
+CTC, DETECTION, KEYPOINTS, EMBEDDING = "ctc", "detection", "keypoints", "embedding"
 PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
 VECTOR_LOSSES = ("arcface", "triplet", "info_nce", "cosine")
 TASK_LOSSES: dict[str, tuple[str, ...]] = {  # the values of `--loss` beside "auto", by task
-    "ctc": (),
+    CTC: (),
     DETECTION: (),
     EMBEDDING: VECTOR_LOSSES,
     "image-to-image": PLACE_LOSSES,

@@ -11,14 +11,16 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.origin import source_of
+from onnxgen.output.labels import PREFIX
 from onnxgen.output.signature import recorded
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.goals.detection.ready import Detector, detector_at, ultralytics_size
 from onnxgen.training.report.facts import file_of
-from onnxgen.training.runs.contract import onnx_beside_origin
+from onnxgen.training.runs.contract import fed_size, onnx_beside_origin
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
 from onnxgen.verify.integrity import metadata_of
+from onnxgen.weights import TRAINED
 
 
 def detector_of(model: nn.Module, size: str = "auto") -> Detector:
@@ -36,12 +38,28 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
 
 def ultralytics_file(model: nn.Module) -> Path | None:
     """Return the ONNX file of a model if Ultralytics wrote it; None if another one did, or if it is not there."""
+    file = _onnx_of(model)
+    return None if file is None or ultralytics_size(onnx.load(file, load_external_data=False)) is None else file
+
+
+def size_told(model: nn.Module) -> tuple[int, int] | None:
+    """Return the height and width of the training that made a model's ONNX file; None if that file does not tell it.
+
+    Ultralytics writes it, and the export of a run.
+    """
+    if (file := _onnx_of(model)) is None:
+        return None
+    found = onnx.load(file, load_external_data=False)
+    contract = {entry.key: entry.value for entry in found.metadata_props}.get(PREFIX + TRAINED, "")
+    return ultralytics_size(found) or fed_size(contract)
+
+
+def _onnx_of(model: nn.Module) -> Path | None:
     try:
         module, onnx_file = _files(model)
-        file = source_of(module, recorded(metadata_of(vars(sys.modules[type(model).__module__]))), onnx_file)
+        return source_of(module, recorded(metadata_of(vars(sys.modules[type(model).__module__]))), onnx_file)
     except OnnxgenError:
         return None
-    return None if ultralytics_size(onnx.load(file, load_external_data=False)) is None else file
 
 
 def _files(model: nn.Module) -> tuple[Path, Path | None]:
