@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -33,13 +35,49 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_around_the_classes_is_no_class(here: Path, capsys: Out) -> None:
+def test_a_folder_around_the_classes_is_the_data(here: Path, capsys: Out) -> None:
+    """As an archive is unpacked. It is taken by every command, and a note says so."""
+    assert cli(["train", "small.py", "--data", "unzipped", "--val", "0", "--out", "run", *GIVEN]) == 0
+    said = capsys.readouterr().out
+    note = "note: unzipped has nothing but the folder photos: it is the data"
+    assert note in said and "samples of train: a 12, b 12, c 12" in said
+    shutil.copytree("unzipped", "new")
+    Path("new/photos/a/0.png").unlink()
+    found = []
+    for data in ("new", "new/photos"):
+        assert cli(["evaluate", "run", "--data", data, "--device", "cpu", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["accuracy"] == found[1]["accuracy"] and found[0]["loss"] == found[1]["loss"]
+    assert cli(["predict", "run", "unzipped", "-o", "out.csv", "--device", "cpu"]) == 0
+    assert len(Path("out.csv").read_text().splitlines()) == 37
+
+
+def a_page() -> None:
+    Path("unzipped/about.html").write_text("which of these are the classes?")
+
+
+def an_image() -> None:
+    Image.new("L", (8, 8)).save("unzipped/a.png")
+
+
+def one_class() -> None:
+    for path in (path for name in "ab" for path in Path("unzipped/photos", name).iterdir()):
+        path.unlink()
+
+
+@pytest.mark.parametrize("change", [a_page, an_image, one_class])
+def test_a_folder_around_the_classes_is_refused_if_it_may_be_another(
+    here: Path, change: Callable[[], None], capsys: Out
+) -> None:
+    change()
     assert cli(["train", "small.py", "--data", "unzipped", *GIVEN]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    line = capsys.readouterr().err
     assert "unzipped has one folder, photos, which has folders itself: a, b, c" in line
     assert "name unzipped/photos" in line and not Path("runs").exists()
-    (here / "unzipped" / "photos").rename(here / "unzipped" / "all")
-    shutil.copytree("unzipped/all", "in/train/all")
+
+
+def test_a_folder_around_the_classes_of_a_part_is_refused(here: Path, capsys: Out) -> None:
+    shutil.copytree("unzipped/photos", "in/train/all")
     assert cli(["train", "small.py", "--data", "in", *GIVEN]) == 2
     assert "name in/train" in capsys.readouterr().err
 
@@ -51,18 +89,11 @@ def test_what_is_hidden_does_not_count(here: Path, capsys: Out) -> None:
     (here / "in").mkdir()
     (here / "photos-main").rename(here / "in" / "photos-main")
     (here / "in" / "__MACOSX").mkdir()
-    assert cli(["train", "small.py", "--data", "in", *GIVEN]) == 2
-    line = capsys.readouterr().err
-    assert "in has one folder, photos-main/photos, which has folders itself: a, b, c" in line
-    data = "in/photos-main/photos"
-    assert f"name {data}" in line
-    assert cli(["train", "small.py", "--data", data, "--val", "0", "--out", "run", *GIVEN]) == 0
+    (here / "in" / "photos-main" / "README.md").write_text("photos")
+    assert cli(["train", "small.py", "--data", "in", "--val", "0", "--out", "run", *GIVEN]) == 0
     said = capsys.readouterr().out
+    assert "in has nothing but the folder photos-main/photos: it is the data" in said
     assert "samples of train: a 12, b 12, c 12" in said and "read" not in said and "ignored" not in said
-    assert cli(["evaluate", "run", "--data", "in", "--device", "cpu"]) == 2
-    assert f"name {data}" in capsys.readouterr().err
-    assert cli(["predict", "run", data, "-o", "out.csv", "--device", "cpu"]) == 0
-    assert len(Path("out.csv").read_text().splitlines()) == 37
 
 
 def test_an_unknown_class_is_told_in_words_of_the_command(here: Path, capsys: Out) -> None:

@@ -265,9 +265,7 @@ def wrapped(folder: Path) -> str:
     """A folder in a folder, as an archive is unpacked: what else is wrong is that of the classes in it."""
     for name in "abcdefghijk":
         picture(folder / "data" / "photos" / "photos" / name / "1.png")
-    inner = "data has one folder, photos/photos, which has folders itself: a, b, c, d, e, f, g, h, i, j, k"
-    return f"""error: {inner} -> if these are the classes or parts, name data/photos/photos
-error: size 3x3: input 'image' is [batch, 1, 28, 28] -> leave --size out
+    return """error: size 3x3: input 'image' is [batch, 1, 28, 28] -> leave --size out
 error: the data has 11 classes (a, b, c, ...), but the model has 10 -> --replace-head 11"""
 
 

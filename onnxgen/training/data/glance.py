@@ -29,6 +29,7 @@ from onnxgen.training.data.layout import (
 from onnxgen.training.data.looking import refuse_unopened
 from onnxgen.training.data.named import check_ports, check_words
 from onnxgen.training.data.read_early import check_file
+from onnxgen.training.data.unpacked import unpacked
 from onnxgen.training.goals.names import check_names
 from onnxgen.training.settings import Settings
 
@@ -53,6 +54,7 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     path, problems = Path(data), Problems()
     refuse_special(path)
     is_folder = data != DIGITS and path.is_dir()
+    path = unpacked(path) if is_folder else path
     if is_folder and (inside := _inside(path)) != path:
         with problems.gathered():
             refuse_nested(path, {"train": path}, SUFFIXES)
@@ -114,7 +116,7 @@ def has_boxes(data: Any, settings: Settings) -> bool:
     from onnxgen.training.data.boxes.there import is_boxes
 
     refuse_special(Path(data))
-    return is_boxes(Path(data))
+    return is_boxes(unpacked(Path(data)))
 
 
 def _refuse_boxes(path: Path, model: Path, settings: Settings) -> None:

@@ -36,6 +36,7 @@ from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
 from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.data.tuples import is_tuples, open_tuples
+from onnxgen.training.data.unpacked import unpacked
 from onnxgen.training.goals.names import AUTO
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
@@ -90,8 +91,16 @@ def open_source(
     if isinstance(spec, str) and FUNCTION.fullmatch(spec) and not Path(spec).exists():
         spec = call(spec)
     if isinstance(spec, (str, Path)):
-        return open_digits() if spec == DIGITS else _open_path(Path(spec), settings, targets, texts)
+        return open_digits() if spec == DIGITS else _open_unpacked(Path(spec), settings, targets, texts)
     return from_object(spec, name)
+
+
+def _open_unpacked(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:
+    """Return the data of a path, or of the folder that it was unpacked into, with a note of that."""
+    found = _open_path(inner := unpacked(path), settings, targets, texts)
+    if inner != path:
+        found.notes.insert(0, f"{path} has nothing but the folder {inner.relative_to(path).as_posix()}: it is the data")
+    return found
 
 
 def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:

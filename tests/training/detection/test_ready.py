@@ -26,6 +26,8 @@ from onnxgen.output.asked import recorded_options
 from onnxgen.surgery.head import find_head
 from onnxgen.training import fit
 from onnxgen.training.data.glance import glance
+from onnxgen.training.data.opening import open_source
+from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.detection import ready
 from onnxgen.training.goals.detection.ready import metadata_beside, part_to_train
 from onnxgen.training.prepare import prepare
@@ -216,17 +218,19 @@ def test_all_is_told_at_once_and_before_torch_is_imported(place: Path) -> None:
     ]
 
 
-def test_a_folder_around_the_labels_is_told_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_around_the_labels_is_the_data(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch of the file is not in the way: another part of the detector is trained."""
     write_yolo(place / "data" / "unpacked", PARTS)
-    for other in (place / "data" / "unpacked").glob("*.yaml"):
-        other.unlink()
     onnxgen.generate(place / "fixed.onnx", place / "net.py")
-    monkeypatch.setattr(ready, "part_to_train", lambda *_: pytest.fail("cut"))
-    with pytest.raises(OnnxgenError) as error:
+    asked: list[Path] = []
+    monkeypatch.setattr(ready, "part_to_train", lambda module, *_: asked.append(module) or (module, []))
+    for _ in range(2):
         glance(place / "net.py", str(place / "data"), Settings())
-    inner = "has one folder, unpacked, which has folders itself: images, labels"
-    assert [problem.what for problem in error.value.problems] == [f"{place / 'data'} {inner}"]
+        (place / "data" / "unpacked" / "data.yaml").unlink(missing_ok=True)
+    assert asked == [place / "net.py"] * 2
+    read = open_source(place / "data", Settings())
+    assert isinstance(read, DataSource) and read.task == "detection"
+    assert read.notes[0] == f"{place / 'data'} has nothing but the folder unpacked: it is the data"
 
 
 def test_every_missing_package_is_named_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
