@@ -99,7 +99,9 @@ def test_data_without_parts_is_split(kind: str, model: torch.nn.Module, tmp_path
     WRITERS[kind](tmp_path, {"train": PARTS["train"]})
     data = open_data(tmp_path, model, Settings(val=0.4, normalize="none"))
     assert data.train is not None and data.val is not None and (len(data.train), len(data.val)) == (3, 2)
-    assert "samples: 3 train, 2 val; val drawn from train with seed 0" in data.notes
+    assert (
+        "samples: 3 train, 2 val; val drawn from train with seed 0: held_back.csv of the run lists them" in data.notes
+    )
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -418,7 +418,8 @@ def test_a_split_is_stratified_and_depends_on_the_seed(vector: torch.nn.Module) 
     assert sorted(sum(first, [])) == list(range(100)) and parts(0) == first
     assert [set(a) == set(b) for a, b in zip(parts(1), first)] == [False] * 3
     said = opened((x, labels), vector, Settings(val=0.2, test=0.1)).notes[0]
-    assert said == "samples: 70 train, 20 val, 10 test; val and test drawn from train with seed 0"
+    drawn = "val and test drawn from train with seed 0: held_back.csv of the run lists them"
+    assert said == f"samples: 70 train, 20 val, 10 test; {drawn}"
 
 
 M, GAMMA = 2**64 - 1, 0x9E3779B97F4A7C15

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from onnxgen.cli import run as cli
 from onnxgen.training import evaluate, fit, load, open_model
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.prepared import unaugmented
+from onnxgen.training.runs.held import held_back
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.runs.seen import _each, digests
 from onnxgen.training.settings import Settings
@@ -190,6 +193,29 @@ def test_texts_are_told_whatever_their_padding_and_masks(task: str, tmp_path: Pa
         data = open_data(texts.table(tmp_path / "x.csv", names, some), net, settings)
         found.append([*_each(digests(data.parts["train"], feed(data, net, settings).inputs, data.text))])
     assert found[1] == [found[0][4], found[0][2]] and len(set(found[0])) == 6
+
+
+def test_the_samples_that_were_held_back_are_listed(tmp_path: Path) -> None:
+    """Of files their names; no other one was trained on, by the digests of their contents."""
+    files = sorted(folder(tmp_path / "data", range(18)).rglob("*.png"))
+    fit(photos(tmp_path), tmp_path / "data", val=0.2, test=0.1, out=tmp_path / "run", **QUICK)
+    rows = list(csv.DictReader((tmp_path / "run" / "held_back.csv").open()))
+    assert [row["part"] for row in rows] == ["val"] * 4 + ["test"] * 2
+    listed = {row["sample"] for row in rows}
+    rest = [path for path in files if path.as_posix() not in listed]
+    assert len(rest) == 12
+    trained = {hashlib.blake2b(path.read_bytes(), digest_size=8).digest() for path in rest}
+    assert trained == set(_each((tmp_path / "run" / "samples.bin").read_bytes()))
+
+
+def test_rows_that_were_held_back_are_listed_by_their_numbers(tmp_path: Path) -> None:
+    x = np.arange(40, dtype=np.float32).reshape(20, 2)
+    data = open_data({"x": x, "y": np.arange(20) % 2}, network(tmp_path, x=("float32", ["n", 2])), Settings(val=0.2))
+    assert data.val is not None
+    rows = [line.split(",") for line in held_back(data.parts).splitlines()[1:]]
+    assert [part for part, _ in rows] == ["val"] * 4
+    assert (data.val.take(range(4), 0)["x"].numpy() == x[[int(row) for _, row in rows]]).all()
+    assert held_back({"train": data.val}) == ""
 
 
 def test_samples_of_which_a_part_was_held_back_are_told(

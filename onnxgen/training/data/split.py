@@ -11,6 +11,7 @@ from onnxgen.training.data.draw import bits
 from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.stream import Stream
+from onnxgen.training.runs.folder import HELD_BACK
 from onnxgen.training.settings import Settings
 
 
@@ -38,6 +39,7 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
                 source.parts[part] = subset(train, chosen)
     counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
     how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
+    how += f": {HELD_BACK} of the run lists them" if missing and not isinstance(train, Stream) else ""
     source.notes.append(f"samples: {counts}{how}")
 
 

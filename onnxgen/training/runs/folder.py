@@ -14,6 +14,7 @@ GOAL = "goal.safetensors"  # the parameters that the task itself has, in the bes
 CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 CHECKPOINT_FILES = ("last.ckpt", "previous.ckpt")
 MODULE, METRICS, TOKENIZER = "model.py", "metrics.csv", "tokenizer.json"
+HELD_BACK = "held_back.csv"  # the samples that were not trained on
 INDEX = ".index.json"  # of weights in several files
 NAME = "name a module that onnxgen generated, or the folder of a run"
 MOST_NAMED = 8  # runs in an error

@@ -43,7 +43,8 @@ from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.loggers import need_packages
 from onnxgen.training.runs.contract import facts_of
-from onnxgen.training.runs.folder import BEST, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
+from onnxgen.training.runs.folder import BEST, HELD_BACK, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
+from onnxgen.training.runs.held import held_back
 from onnxgen.training.runs.image import Image
 from onnxgen.training.runs.record import Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.seen import SAMPLES, digests
@@ -71,6 +72,7 @@ class Kept:
         shard_size: the bytes of the largest file of the weights, if a sharded run divides them as the module's own are;
             0: the weights are one file.
         samples: digests of the training samples.
+        held_back: the list of the other samples.
     """
 
     record: Record
@@ -80,6 +82,7 @@ class Kept:
     tokenizer: Mapping[str, str] = field(default_factory=dict)
     shard_size: int = 0
     samples: bytes = b""
+    held_back: str = ""
 
     @rank_zero_only
     def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
@@ -91,9 +94,11 @@ class Kept:
         if result is not None:
             result = {name: _finite(value) for name, value in result.items()}
             result = {**result, "weights": {path.name: file_sha256(path) for path in files_of(out / BEST)}}
-        elif self.samples:
-            with replacing([out]) as files, files.file(out / SAMPLES) as file:
-                file.write(self.samples)
+        lists = {SAMPLES: self.samples, HELD_BACK: self.held_back.encode()} if result is None else {}
+        for name, content in lists.items():
+            if content:
+                with replacing([out]) as files, files.file(out / name) as file:
+                    file.write(content)
         write_record(out, replace(self.record, result=result or {}))
 
 
@@ -148,6 +153,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     found = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
     if first_process():
         found.samples = digests(plan.data.train, plan.feeding.inputs, plan.data.text)
+        found.held_back = held_back(plan.data.parts)
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
         found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}

@@ -41,7 +41,7 @@ def digests(samples: Samples, inputs: Sequence[str], text: Text | None = None) -
     """
     if len(samples) > MOST or stream_of(samples) is not None:
         return b""
-    if (files := _files(samples)) is not None:
+    if (files := files_of_each(samples)) is not None:
         return b"".join(_digest(b"".join(path.read_bytes() for path in of_sample)) for of_sample in files)
     if not isinstance(samples, Prepared) or not samples.in_memory:
         return b""
@@ -51,13 +51,13 @@ def digests(samples: Samples, inputs: Sequence[str], text: Text | None = None) -
     return b"".join(map(_digest, _rows(plain, sorted(samples.members if isinstance(samples, Tuples) else inputs))))
 
 
-def _files(samples: Samples) -> Sequence[tuple[Path, ...]] | None:
+def files_of_each(samples: Samples) -> Sequence[tuple[Path, ...]] | None:
     """Return the files of each sample, one for each input; None if samples are of no files."""
     if isinstance(samples, Subset):
-        whole = _files(samples.samples)
+        whole = files_of_each(samples.samples)
         return None if whole is None else [whole[index] for index in samples.indices.tolist()]
     if isinstance(samples, Prepared):
-        return _files(samples.samples)
+        return files_of_each(samples.samples)
     if isinstance(samples, Together):
         return list(zip(*(files.paths for files in samples.files.values())))
     if isinstance(samples, (Files, Sounds)) and all(isinstance(path, Path) for path in samples.paths):
