@@ -50,6 +50,9 @@ class Rules:
             is the number of inputs whose elements it takes (None: all).
         kernel: computes it for the check of each generation (`shapes.usual`), apart from `elements`.
         batch: says where the samples of a batch are in its outputs (`passes.batch`).
+        axes: the axes of each input, as letters: "b l h; b l". Axes with the same letter have the same size.
+        equal: yields which other dims must be equal (`shapes.equal`).
+        ranges: the numbers that are taken at an input, by its position (`shapes.ranges`).
     """
 
     numbers: Lowering | None = None
@@ -58,6 +61,9 @@ class Rules:
     reads: int | None = None
     kernel: Lowering | None = None
     batch: Lowering | None = None
+    axes: str = ""
+    equal: Lowering | None = None
+    ranges: Mapping[int, Lowering] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,7 +133,7 @@ def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope)
 
 
-@op("PRelu", since=7, traits=[RECTIFIER], weights="slope")
+@op("PRelu", since=7, traits=[RECTIFIER], weights="slope", **rules("prelu"))
 def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """The slope broadcasts to X; with a single value, or one per channel, it is `nn.PReLU`."""
     if X.dtype in WIDER:  # nothing is below zero

@@ -14,15 +14,16 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import infer_attention
+from onnxgen.shapes import equal, infer_attention, ranges
 
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 
 
 @op(
-    "GroupQueryAttention", domain=MICROSOFT,
+    "GroupQueryAttention", domain=MICROSOFT, infer=infer_attention.group_query_attention,
     still="seqlens_k total_sequence_length cos_cache sin_cache position_ids query_seqlens",
-    infer=infer_attention.group_query_attention,
+    axes="b l q; b l d; b l d; b n p h; b n p h; s; ; ; ; ; ; ; ; ; ; ; b", equal=equal.cached(6),
+    ranges=ranges.group_query_attention,
 )  # fmt: skip
 def group_query_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
@@ -81,9 +82,9 @@ def _before(
 
 
 @op(
-    "SparseAttention", domain=MICROSOFT,
+    "SparseAttention", domain=MICROSOFT, infer=infer_attention.sparse_attention,
     still="block_row_indices block_col_indices total_sequence_length key_total_sequence_lengths cos_cache sin_cache",
-    infer=infer_attention.sparse_attention,
+    axes="b l q; b l d; b l d; b n p h; b n p h; ; ; ; s", equal=equal.cached(7),
 )  # fmt: skip
 def sparse_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg, past_value: Arg,

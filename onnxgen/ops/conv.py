@@ -37,7 +37,7 @@ def _without_zeros(bias: Arg | None) -> Arg | None:
     return bias if constant is None or bool(constant.any()) else None
 
 
-@op("Conv", traits=[CONVOLUTION, SAMPLES], matrix="W", weights="W B")
+@op("Conv", traits=[CONVOLUTION, SAMPLES], matrix="W", weights="W B", **rules("conv"))
 def conv(
     b: Builder,
     X: Arg,

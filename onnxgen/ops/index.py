@@ -303,7 +303,7 @@ def compress(b: Builder, input: Arg, condition: Arg, *, axis: int | None = None)
     return subscript(input, {axis: chosen}, input.rank)
 
 
-@op("ReverseSequence", traits=[MOVES], infer=same)
+@op("ReverseSequence", traits=[MOVES], **rules("reverse_sequence", infer=same))
 def reverse_sequence(
     b: Builder, input: Arg, sequence_lens: Arg, *, batch_axis: int = 1, time_axis: int = 0
 ) -> ast.expr:

@@ -34,7 +34,10 @@ def terms(b: Builder, update_rule: str, decay: Arg | None, beta: Arg | None) -> 
 
 
 @op("LinearAttention", since=27)
-@op("LinearAttention", domain=MICROSOFT, infer=infer_attention.linear_attention)
+@op(
+    "LinearAttention", domain=MICROSOFT, infer=infer_attention.linear_attention,
+    axes="b l h; b l k; b l v; b n d e; b l g; b l u",
+)  # fmt: skip
 def linear_attention(
     b: Builder, query: Arg, key: Arg, value: Arg, past_state: Arg | None = None, decay: Arg | None = None,
     beta: Arg | None = None, *, q_num_heads: int, kv_num_heads: int, update_rule: str = "gated_delta",
@@ -56,7 +59,10 @@ def linear_attention(
     return b.unpack(made, 2)
 
 
-@op("GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer_attention.gated_delta_net)
+@op(
+    "GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer_attention.gated_delta_net,
+    axes="t n d; t n d; t h e; ; t h; t h; b h e d; h",
+)  # fmt: skip
 def gated_delta_net(
     b: Builder, query: Arg, key: Arg | None = None, value: Arg | None = None, cu_seqlens: Arg | None = None,
     decay: Arg | None = None, beta: Arg | None = None, initial_state: Arg | None = None, a_log: Arg | None = None,
@@ -170,7 +176,10 @@ def mamba2_verify(
     return b.unpack(made, 5)
 
 
-@op("VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_attention.packed_conv)
+@op(
+    "VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_attention.packed_conv,
+    axes="t c; c o k; ; c; b c s; b",
+)  # fmt: skip
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,
     capture_count: Arg | None = None, kernel_delta: Arg | None = None, previous_mask: Arg | None = None, *,

@@ -21,7 +21,7 @@ from onnxgen.lowering.from_sizes import Sized, formula
 from onnxgen.ops.cast import FLOAT8_MAX
 from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
-from onnxgen.shapes import evaluate_math, usual
+from onnxgen.shapes import evaluate_math, ranges, usual
 from onnxgen.shapes.dims import dim_max, dim_min, int_div
 from onnxgen.shapes.infer_elementwise import same, same_bool
 
@@ -141,7 +141,10 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
     return computed(b, A.dtype, lambda x, y: b("x * y", x=x, y=y), x, y)
 
 
-@op("Div", traits=[SCALES], numbers=usual.divide, elements=evaluate_math.folded(evaluate_math.quotient, int_div))
+@op(
+    "Div", traits=[SCALES], numbers=usual.divide, elements=evaluate_math.folded(evaluate_math.quotient, int_div),
+    ranges=ranges.mod,
+)  # fmt: skip
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """Integers are divided with truncation toward zero."""
     nonzero = B.constant is not None and bool(B.constant.all())  # Python refuses to divide by a size that is 0

@@ -13,7 +13,7 @@ from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
-from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes import infer_microsoft, ranges
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.weights.dequantised import BNB_TABLES
 
@@ -140,7 +140,7 @@ def unfold_tensor(b: Builder, input: Arg, *, size: int, dim: int = -1, step: int
     return b("x.unfold(dim, size, step)", x=input, dim=dim, size=size, step=step)
 
 
-@op("CropAndResize", domain=MICROSOFT)
+@op("CropAndResize", domain=MICROSOFT, ranges=ranges.roi_align)
 def crop_and_resize(
     b: Builder, X: Arg, rois: Arg, batch_indices: Arg, crop_size: Arg, *,
     extrapolation_value: float = 0.0, mode: str = "bilinear",

@@ -22,6 +22,7 @@ from onnxgen.ops.pad import f_pad, resolve_pads
 from onnxgen.shapes import infer_conv
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
+from onnxgen.shapes.ranges import max_unpool as places
 
 
 @dataclass
@@ -216,7 +217,7 @@ def maxpool_with_mask(
     return b.call("masked_max_pool", X, M, tuple(w.kernel), tuple(w.stride), w.all_sides)
 
 
-@op("MaxUnpool")
+@op("MaxUnpool", ranges=places)
 def max_unpool(
     b: Builder,
     X: Arg,

@@ -237,7 +237,7 @@ def _onnx_layer(
 # ------------------------------------------------------------------------------------------------- ONNX's own
 
 
-RULES = rules("recurrent")
+RULES = rules("recurrent", axes="s b i; d g i; d g h; d w; b; d b h; d b h")
 
 
 @op("LSTM", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B P", **RULES)
@@ -282,7 +282,10 @@ def rnn(
     return b.unpack(b.call("onnx_rnn", X, W, R, *args, **options, layout=unless(layout, 0)), 2)
 
 
-@op("AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer_microsoft.lstm)
+@op(
+    "AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer_microsoft.lstm,
+    axes="s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
+)  # fmt: skip
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
     initial_c: Arg | None, P: Arg | None, QW: Arg, MW: Arg, V: Arg, M: Arg, memory_seq_lens: Arg | None = None,

@@ -6,6 +6,7 @@ from typing import Any
 
 from onnxgen.passes.batch import arithmetic, layout
 from onnxgen.shapes import (
+    equal,
     evaluate_layout,
     evaluate_math,
     infer_conv,
@@ -13,23 +14,25 @@ from onnxgen.shapes import (
     infer_layout,
     infer_math,
     infer_slice,
+    ranges,
     usual,
-)  # fmt: skip
+)
 
 ROOMS = {
     "infer": (infer_elementwise, infer_layout, infer_slice, infer_conv, infer_math),
     "elements": (evaluate_layout, evaluate_math),
     "kernel": (usual,),
     "batch": (arithmetic, layout),
+    "equal": (equal,),
 }
 
 
 def rules(name: str, **others: Any) -> dict[str, Any]:
-    """Return the functions of a name in the rooms of rules, by what they are rules of, and other rules beside them."""
+    """Return what has a name in the rooms of rules, by what it is a rule of, and other rules beside it."""
     found = {
         rule: function
         for rule, rooms in ROOMS.items()
         for room in rooms
         if (function := vars(room).get(name)) is not None and function.__module__ == room.__name__
     }
-    return {**found, **others}
+    return {"ranges": vars(ranges).get(name), **found, **others}

@@ -155,7 +155,7 @@ def deform_conv(
     )  # fmt: skip
 
 
-@op("RoiAlign", traits=[SELECTS])
+@op("RoiAlign", traits=[SELECTS], **rules("roi_align"))
 def roi_align(
     b: Builder,
     X: Arg,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.paranoid.compare import gap_of, gaps_of, only_ties, tells, unlike, widened
 from onnxgen.paranoid.draws import (
@@ -26,7 +27,6 @@ from onnxgen.paranoid.draws import (
     shape_counts,
     sizes,
 )
-from onnxgen.paranoid.foreign import MICROSOFT, SHAPES
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Refused, Region, Unable, Untold
 from onnxgen.paranoid.run import Side
@@ -65,7 +65,7 @@ class Comparison:
         self.shapes = shape_counts([*drawn, *outputs])
         self.has_epsilon = any("epsilon" in step.attributes for step in steps)
         self.more = list(more)
-        self.fits = any(step.domain == MICROSOFT and step.op in SHAPES for step in region.before.steps)
+        self.fits = any(step.domain and card(step.domain, step.op).rules.axes for step in region.before.steps)
 
     def verdict(self) -> str:
         """Describe how both sides differ, or return "". Raises `Untold` if no draw can be computed.

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import COPIES
-from onnxgen.paranoid.foreign import MICROSOFT, RECURRENT, SHAPES, agreed, rules
+from onnxgen.graph.catalogue import card
+from onnxgen.paranoid.foreign import agreed, rules
 from onnxgen.paranoid.picture import Picture
 from onnxgen.paranoid.region import Cone, Hopeless, Region, Untold
 from onnxgen.paranoid.single import NARROW
@@ -158,11 +159,12 @@ def _alone(stated: Iterable[int]) -> list[tuple[int]]:
 def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
     """Return numbers that recurrent operators and operators outside the standard accept together."""
     for step in cone.steps:
-        if step.op in (SHAPES if step.domain == MICROSOFT else () if step.domain else RECURRENT):
+        known = card(step.domain, step.op)
+        if known.rules.axes:
             shapes = [None if v is None else facts_of(cone.picture, v).shape for v in step.inputs]
             given = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
             with suppress(KeyError, ArithmeticError):
-                numbers = agreed(step.op, shapes, numbers, given, turn)
+                numbers = agreed(known, shapes, numbers, given, turn)
     return numbers
 
 

@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.operators import Operator
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Untold
 from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
+from onnxgen.shapes.equal import forms
 
 MICROSOFT = "com.microsoft"
 Array: TypeAlias = Any  # numpy says no more of most results
@@ -24,29 +26,11 @@ Rule = Callable[[Sequence[Shape | None], Array, np.random.Generator], Array]
 
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
-# The axes of each input, as letters. Axes with the same letter have the same size. An input whose rank is not its
-# number of letters may have any sizes. The forms of `mask` are in `agreed`.
-SHAPES = {
-    "Attention": "b l h; h c; c; mask; 2 b n p s",
-    "QAttention": "b l h; h c; c; ; ; mask; ; ; 2 b n p s",
-    "MultiHeadAttention": "b l h; b k h; b k v; w; mask; ; b n p s; b n p u",
-    "DecoderMaskedMultiHeadAttention": "b l h; b k h; b k v; mask; ; b n p s; b n p u",
-    "RotaryEmbedding": "b l h; b l; r d; r d",
-    "MRotaryEmbedding": "b l h; 3 b l; r d; r d",
-    "LinearAttention": "b l h; b l k; b l v; b n d e; b l g; b l u",
-    "GatedDeltaNet": "t n d; t n d; t h e; ; t h; t h; b h e d; h",
-    "VarlenCausalConvWithState": "t c; c o k; ; c; b c s; b",
-    "AttnLSTM": "s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
-    "WordConvEmbedding": "n l; f i k e; f; r e",
-    "ConvTransposeWithDynamicPads": "b c y x; c o j k; q; o",
-}
-# standard operators; layout 1 has other axes
-RECURRENT = dict.fromkeys(("LSTM", "GRU", "RNN"), "s b i; d g i; d g h; d w; b; d b h; d b h")
 SHARED = {"MultiHeadAttention": 8, "DecoderMaskedMultiHeadAttention": 7}  # input with the used length of a cache
 
 
 def agreed(
-    op: str, shapes: Sequence[Dims | None], numbers: Mapping[str, int], numbers_of: Mapping[str, int], turn: int
+    known: Operator, shapes: Sequence[Dims | None], numbers: Mapping[str, int], numbers_of: Mapping[str, int], turn: int
 ) -> dict[str, int]:
     """Change numbers for named dims until the inputs of an operator fit together, as far as possible.
 
@@ -54,18 +38,15 @@ def agreed(
         numbers_of: its integer attributes.
         turn: how many rows of numbers were tried: one-dimensional masks have another form each time.
     """
-    found = dict(numbers)
+    op, found = known.name, dict(numbers)
     half = numbers_of.get("rotary_embedding_dim", 0) // 2
     letters: dict[str, int] = {"d": half} if half else {}
-    text = SHAPES.get(op) or RECURRENT[op]
-    if numbers_of.get("layout"):
-        text = text.replace("s b i", "b s i").replace("d b h", "b d h")
-    forms = [form.split() for form in text.split(";")]
-    _unify([pair for form, dims in zip(forms, shapes) for pair in _pairs(form, dims)], letters, found)
+    axes = forms(known, numbers_of.get("layout", 0))
+    _unify([pair for form, dims in zip(axes, shapes) for pair in _pairs(form, dims)], letters, found)
     heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
     if "Rotary" in op and heads and "d" in letters:  # rotary embedding applies to a part of each head, or all of it
         _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, found)
-    place = forms.index(["mask"]) if ["mask"] in forms else len(shapes)
+    place = axes.index(["mask"]) if ["mask"] in axes else len(shapes)
     if place < len(shapes) and (dims := shapes[place]) is not None:
         batch, queries, past = (letters.get(letter, 0) for letter in "blp")
         keys = letters.get("k", queries)

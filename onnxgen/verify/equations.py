@@ -10,42 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.traits import BROADCASTS
-from onnxgen.shapes.dims import Dim, Sym, TooComplex, apply, evaluate, product, substitute, symbol, symbols
-from onnxgen.shapes.info import Shape, info
-
-Shapes = list[Shape | None]
-Pair = tuple[Dim, Dim]
-EquationRule = Callable[[ir.Node, Shapes], Iterable[Pair]]
-MICROSOFT = "com.microsoft"
-
-
-@dataclass(frozen=True)
-class Equation:
-    """Two dims that must be equal. `or_one`: either may also be 1."""
-
-    a: Dim
-    b: Dim
-    or_one: bool = False
-
-    def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if the equation holds for these sizes, or if one of its dims is not known yet."""
-        try:
-            a, b = evaluate(self.a, sizes), evaluate(self.b, sizes)
-        except (KeyError, ArithmeticError):
-            return True
-        return a == b or self.or_one and 1 in (a, b)
-
-    def after(self, found: Mapping[str, Dim]) -> Equation:
-        """Return the equation with some named dims replaced by known values."""
-        return Equation(substitute(self.a, found), substitute(self.b, found), self.or_one)
-
+from onnxgen.shapes.dims import Dim, Sym, TooComplex, apply, substitute, symbol, symbols
+from onnxgen.shapes.equal import Equation, Shapes, broadcast, by_letters
+from onnxgen.shapes.info import info
 
 # ---- names that are expressions --------------------------------------------------------------------------------------
 
@@ -90,20 +63,6 @@ def _dim(tree: ast.expr) -> Dim:
 
 # ---- what operators require ------------------------------------------------------------------------------------------
 
-# axes of each input of onnxruntime's operators: equal letters mean equal sizes
-LETTERS = {
-    "MultiHeadAttention": ("blq", "bkq", "bkv", "", "", "", "bnph", "bnph"),
-    "GroupQueryAttention": ("blq", "bld", "bld", "bnph", "bnph", "s", "", *[""] * 9, "b"),
-    "SparseAttention": ("blq", "bld", "bld", "bnph", "bnph", "", "", "", "s"),
-    "Attention": ("blq", "qv", "v"),
-    "SkipLayerNormalization": ("blh", "blh", "h", "h", "h"),
-    "SkipSimplifiedLayerNormalization": ("blh", "blh", "h", "h"),
-    "EmbedLayerNormalization": ("bl", "bl", "vh", "ph", "sh", "h", "h"),
-    "RotaryEmbedding": ("blh", "bl"),
-}
-
-CACHED = {"GroupQueryAttention": 6, "SparseAttention": 7}  # index of the input with the total number of keys
-
 
 def asked(nodes: Iterable[ir.Node]) -> Iterator[Equation]:
     """Yield the equations that the nodes of a graph require, as far as dims are known. Equal numbers are left out."""
@@ -116,119 +75,12 @@ def asked(nodes: Iterable[ir.Node]) -> Iterator[Equation]:
 
 
 def _of_node(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
-    if node.domain == MICROSOFT:
-        yield from _by_letters(LETTERS.get(node.op_type, ()), shapes)
-        if node.op_type in CACHED:
-            yield from (Equation(a, b) for a, b in _cached(node, shapes))
-    elif is_a(node, BROADCASTS) or node.op_type == "PRelu":
-        if "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
-            yield from _broadcast([s for s in shapes if s is not None])
-    elif node.op_type in EQUATION_RULES:
-        yield from (Equation(a, b) for a, b in EQUATION_RULES[node.op_type](node, shapes))
-    if node.op_type in ("MatMul", "FusedMatMul") and len(shapes) > 1 and shapes[0] and shapes[1]:
-        yield from _broadcast([shapes[0][:-2], shapes[1][:-2]])
-
-
-def _cached(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    """Yield equations for the size of a head, and for the number of keys, including those of a growing cache."""
-    x, past, heads = shapes[0], shapes[3], whole(node, "num_heads")
-    if not x or not past:
-        return
-    is_packed = len(shapes) < 2 or shapes[1] is None
-    yield x[2], past[3] * (heads + 2 * whole(node, "kv_num_heads") if is_packed else heads)
-    total = info(node.inputs[CACHED[node.op_type]]).data
-    if whole(node, "sliding_window_cache"):
-        yield past[2], whole(node, "local_window_size")  # unused cache room is uninitialised memory
-    elif node.op_type == "GroupQueryAttention" and total is not None:
-        has_room = len(shapes) > 16 and node.inputs[16] is not None  # the cache has room, so it need not grow
-        sizes = total.reshape(-1).tolist()[:1]
-        yield from ((size, past[2] + x[1]) for size in sizes if not has_room or size != past[2])
-
-
-def _by_letters(letters: Iterable[str], shapes: Shapes) -> Iterator[Equation]:
-    first: dict[str, Dim] = {}
-    for names, shape in zip(letters, shapes):
-        for name, dim in zip(names, shape or ()) if len(names) == len(shape or ()) else ():
-            yield Equation(first.setdefault(name, dim), dim)
-
-
-def _broadcast(shapes: list[Shape]) -> Iterator[Equation]:
-    """Yield equations: sizes along each axis, counted from the last, are equal or 1."""
-    for axis in range(1, max(map(len, shapes), default=0) + 1):
-        dims = [s[-axis] for s in shapes if len(s) >= axis and s[-axis] != 1]
-        yield from (Equation(dims[0], dim, or_one=True) for dim in dims[1:])
-
-
-def whole(node: ir.Node, name: str, default: int = 0) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None or attribute.type != ir.AttributeType.INT else attribute.as_int()
-
-
-def _two(pairs: Callable[[ir.Node, Shape, Shape], Iterable[Pair]], first: int = 0) -> EquationRule:
-    """Make a rule for two adjacent inputs, if their shapes are known."""
-
-    def rule(node: ir.Node, shapes: Shapes) -> Iterable[Pair]:
-        a, b = shapes[first : first + 2]
-        return pairs(node, a, b) if a and b else ()
-
-    return rule
-
-
-def _concat(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    known = [s for s in shapes if s]
-    axis = whole(node, "axis", 1)
-    for shape in known[1:]:
-        for i, (a, b) in enumerate(zip(known[0], shape)):
-            if i != axis % len(shape):
-                yield a, b
-
-
-def _reshape(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    made = info(node.outputs[0]).shape
-    if shapes[0] is not None and made is not None:
-        yield product(shapes[0]), product(made)
-
-
-def _recurrent(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    x, weight = shapes[:2]
-    batch = 0 if whole(node, "layout", 0) else 1
-    if x and weight:
-        yield x[2], weight[2]
-        if len(shapes) > 4 and shapes[4]:
-            yield shapes[4][0], x[batch]
-        for state in shapes[5:7]:
-            if state and len(state) == 3:
-                yield state[batch], x[batch]
-
-
-def _attention(node: ir.Node, shapes: Shapes) -> Iterator[Pair]:
-    q, k, v = shapes[:3]
-    if q and k and v and len(q) == len(k) == len(v):
-        yield from ((q[0], k[0]), (k[0], v[0]), (k[-2], v[-2]))
-        for past in shapes[4:6]:
-            if past and len(past) == 4:
-                yield past[0], q[0]
-
-
-EQUATION_RULES: dict[str, EquationRule] = {
-    **dict.fromkeys(("MatMul", "MatMulInteger"), _two(lambda node, a, b: [(a[-1], b[-2] if len(b) > 1 else b[-1])])),
-    "Gemm": _two(lambda node, a, b: [(a[1 - bool(whole(node, "transA"))], b[int(bool(whole(node, "transB")))])]),
-    **dict.fromkeys(("Conv", "ConvInteger"), _two(lambda node, x, w: [(x[1], w[1] * whole(node, "group", 1))])),
-    "ConvTranspose": _two(lambda node, x, w: [(x[1], w[0])]),
-    **dict.fromkeys(
-        ("BatchNormalization", "InstanceNormalization"),
-        _two(lambda node, x, scale: [(x[1], scale[0])] if len(scale) == 1 else []),
-    ),
-    **dict.fromkeys(
-        ("LayerNormalization", "RMSNormalization"), _two(lambda node, x, scale: zip(reversed(x), reversed(scale)))
-    ),
-    "Concat": _concat,
-    "Reshape": _reshape,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-    "ScatterElements": _two(lambda node, indices, updates: zip(indices, updates), first=1),
-    "Attention": _attention,
-    "RoiAlign": _two(lambda node, rois, indices: [(rois[0], indices[0])], first=1),
-}
+    known = card(node.domain, node.op_type)
+    yield from by_letters(known, node, shapes)
+    if known.rules.equal is not None:
+        yield from known.rules.equal(node, shapes)
+    elif BROADCASTS in known.traits and "broadcast" not in node.attributes:  # opsets 1 to 6 broadcast by another rule
+        yield from broadcast([s for s in shapes if s is not None])
 
 
 # ---- what follows ----------------------------------------------------------------------------------------------------

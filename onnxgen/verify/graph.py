@@ -18,9 +18,10 @@ from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
 from onnxgen.shapes.decided import decided
 from onnxgen.shapes.dims import Dim, Sym, substitute, symbols
+from onnxgen.shapes.equal import Equation, whole
 from onnxgen.shapes.info import Info, info
-from onnxgen.verify.equations import Equation, asked, named, solved, whole
-from onnxgen.verify.roles import Range, counts_queries, most_keys, range_of
+from onnxgen.shapes.ranges import Range, counts_queries, most_keys, range_of
+from onnxgen.verify.equations import asked, named, solved
 from onnxgen.weights.stored import stored
 
 PROPAGATION_ROUNDS = 5  # rounds of propagation; each knows more dims than the one before

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.passes.contrib.writer import INT32, Maybe, Refused, Results, Value, Writer, body
-from onnxgen.shapes import infer_attention
+from onnxgen.shapes import infer_attention, ranges
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 
 
-@body("Attention", infer=infer_attention.attention)
+@body("Attention", infer=infer_attention.attention, axes="b l h; h c; c; mask; 2 b n p s", ranges=ranges.attention)
 def attention(
     g: Writer, input: Value, weights: Value, bias: Maybe = None, mask_index: Maybe = None, past: Maybe = None,
     attention_bias: Maybe = None, past_sequence_length: Maybe = None, *,
@@ -70,7 +70,10 @@ def attended(
     return [merged_heads(g, made), present]
 
 
-@body("MultiHeadAttention", infer=infer_attention.multi_head_attention)
+@body(
+    "MultiHeadAttention", infer=infer_attention.multi_head_attention,
+    axes="b l h; b k h; b k v; w; mask; ; b n p s; b n p u", ranges=ranges.multi_head_attention,
+)  # fmt: skip
 def multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, bias: Maybe = None, key_padding_mask: Maybe = None,
     attention_bias: Maybe = None, past_key: Maybe = None, past_value: Maybe = None, past_sequence_length: Maybe = None,
@@ -107,7 +110,10 @@ def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
     return g("TensorScatter", cache, new, g("Expand", length, g("Shape", new, start=0, end=1)))
 
 
-@body("DecoderMaskedMultiHeadAttention", infer=infer_attention.decoder_masked_attention)
+@body(
+    "DecoderMaskedMultiHeadAttention", infer=infer_attention.decoder_masked_attention,
+    axes="b l h; b k h; b k v; mask; ; b n p s; b n p u", ranges=ranges.decoder_masked_attention,
+)  # fmt: skip
 def decoder_masked_multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, mask_index: Maybe = None,
     attention_bias: Maybe = None, past_key: Maybe = None, past_value: Maybe = None, past_sequence_length: Maybe = None,

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxgen.errors import WRITER
 from onnxgen.passes.contrib.activations import activated
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body, nchw, nhwc, widened
-from onnxgen.shapes import infer_conv, infer_math, infer_microsoft
+from onnxgen.shapes import equal, infer_conv, infer_math, infer_microsoft
 from onnxgen.shapes.info import info
 
 GEMM_ACTIVATIONS = {"NONE": "", "": "", "RELU": "Relu", "GELU": "Gelu"}
@@ -44,7 +44,7 @@ def fused_gemm(
     return activated(g, made, activation, activation_alpha, second)
 
 
-@body("FusedMatMul", "TransposeMatMul", infer=infer_microsoft.fused_matmul)
+@body("FusedMatMul", "TransposeMatMul", infer=infer_microsoft.fused_matmul, equal=equal.fused_matmul)
 def fused_matmul(
     g: Writer, A: Value, B: Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0,
     transBatchB: int = 0,
@@ -98,7 +98,7 @@ def fused_matmul_activation(
     return activated(g, made, activation, activation_alpha, second)
 
 
-@body("ConvTransposeWithDynamicPads")
+@body("ConvTransposeWithDynamicPads", axes="b c y x; c o j k; q; o")
 def conv_transpose_with_dynamic_pads(
     g: Writer, X: Value, W: Value, Pads: Maybe = None, B: Maybe = None, *,
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1, kernel_shape: list[int] | None = None,

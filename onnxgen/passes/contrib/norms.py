@@ -7,14 +7,14 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
-from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes import infer_microsoft, ranges
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 STATISTICS = "the mean of a fused norm that has none is used", "optimise the model for inference, not for training"
 
 
-@body("SkipLayerNormalization", infer=infer_microsoft.skip_norm)
+@body("SkipLayerNormalization", infer=infer_microsoft.skip_norm, axes="b l h; b l h; h; h; h")
 def skip_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, beta: Maybe = None, bias: Maybe = None, *,
     epsilon: float = 1e-12,
@@ -26,7 +26,7 @@ def skip_layer_normalization(
     return [*made, *[None] * (3 - count), total]
 
 
-@body("SkipSimplifiedLayerNormalization", infer=infer_microsoft.skip_norm)
+@body("SkipSimplifiedLayerNormalization", infer=infer_microsoft.skip_norm, axes="b l h; b l h; h; h")
 def skip_simplified_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, bias: Maybe = None, *, epsilon: float = 1e-12
 ) -> Results:
@@ -106,7 +106,10 @@ def skip_group_norm(
     return [made, total]
 
 
-@body("EmbedLayerNormalization", infer=infer_microsoft.embed)
+@body(
+    "EmbedLayerNormalization", infer=infer_microsoft.embed,
+    axes="b l; b l; v h; p h; s h; h; h", ranges=ranges.embed_layer_norm,
+)  # fmt: skip
 def embed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding: Value, position_embedding: Value,
     segment_embedding: Maybe, gamma: Value, beta: Value, mask: Maybe = None, position_ids: Maybe = None, *,

@@ -201,7 +201,8 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
     return qattention
 
 
-body("QAttention", infer=infer_attention.attention)(qattention_of(matmul_integer_to_float))
+_axes = "b l h; h c; c; ; ; mask; ; ; 2 b n p s"
+body("QAttention", infer=infer_attention.attention, axes=_axes)(qattention_of(matmul_integer_to_float))
 
 
 @body("QEmbedLayerNormalization", infer=infer_microsoft.embed)

@@ -10,7 +10,7 @@ from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.info import info
 
 
-@body("WordConvEmbedding", infer=infer_microsoft.word_conv)
+@body("WordConvEmbedding", infer=infer_microsoft.word_conv, axes="n l; f i k e; f; r e")
 def word_conv_embedding(
     g: Writer, Sequence: Value, W: Value, B: Value, C: Value, *, char_embedding_size: int | None = None,
     conv_window_size: int | None = None, embedding_size: int | None = None,

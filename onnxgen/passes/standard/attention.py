@@ -17,6 +17,7 @@ from onnxgen.passes.contrib.attention import heads_of, merged_heads
 from onnxgen.passes.contrib.rotary import embedded
 from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, dtype_of
 from onnxgen.passes.standard.table import standard
+from onnxgen.shapes import ranges
 from onnxgen.shapes.dims import Dim, floordiv, known_less
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
@@ -227,7 +228,7 @@ def flex_attention(
     return g("MatMul", made, _repeated(g, V, Q, count))
 
 
-@standard("RotaryEmbedding", infer=same)
+@standard("RotaryEmbedding", infer=same, ranges=ranges.rotary_embedding)
 def rotary_embedding(
     g: Writer, X: Value, cos_cache: Value, sin_cache: Value, position_ids: Maybe = None, *,
     interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import card
 from onnxgen.shapes.dims import Dim, Sym, dim_min, product
+from onnxgen.shapes.equal import whole
 from onnxgen.shapes.info import Shape, info
-from onnxgen.verify.equations import whole
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,12 @@ def range_of(node: ir.Node, position: int) -> Range | None:
     dtype = info(node.inputs[position]).dtype
     if dtype is not None and dtype.is_floating_point():
         return None
-    if node.op_type in ("Div", "Mod") and position == 1:
-        return Range(1)
-    rule = RANGE_RULES.get((node.op_type, position))
+    rule = (card(node.domain, node.op_type).rules.ranges or {}).get(position)
     if rule is None:
         return None
     try:
-        return rule(node, [info(value).shape for value in node.inputs])
+        found: Range | None = rule(node, [info(value).shape for value in node.inputs])
+        return found
     except (IndexError, TypeError):  # an input that the rule needs is absent or of unknown shape
         return None
 
@@ -120,31 +120,30 @@ def _scattered_nd(node: ir.Node, shapes: list[Shape | None]) -> Range | None:
     return Range(0, dim_min(*data[:depth]), distinct=(0, len(indices) - 1))
 
 
-RANGE_RULES: dict[tuple[str, int], Rule] = {
-    **dict.fromkeys(
-        [("LSTM", 4), ("GRU", 4), ("RNN", 4)],
-        lambda node, shapes: Range(1, _of(shapes, 0)[1 if whole(node, "layout") else 0] + 1),
-    ),
-    ("ReverseSequence", 1): lambda node, shapes: Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1),
-    ("GroupQueryAttention", 5): lambda node, shapes: _exactly(most_keys(node, shapes) - 1),
-    ("GroupQueryAttention", 6): lambda node, shapes: _exactly(most_keys(node, shapes)),
+def _lengths(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(1, _of(shapes, 0)[1 if whole(node, "layout") else 0] + 1)
+
+
+Ranges = dict[int, Rule]  # by input
+
+mod: Ranges = {1: lambda node, shapes: Range(1)}
+recurrent: Ranges = {4: _lengths}
+reverse_sequence: Ranges = {1: lambda node, shapes: Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1)}
+group_query_attention: Ranges = {
+    5: lambda node, shapes: _exactly(most_keys(node, shapes) - 1),
+    6: lambda node, shapes: _exactly(most_keys(node, shapes)),
     # all queries: with fewer, onnxruntime returns uninitialised memory for the rest
-    ("GroupQueryAttention", 16): lambda node, shapes: _exactly(_of(shapes, 0)[1]),
-    ("MultiHeadAttention", 4): _padding,
-    ("Attention", 3): lambda node, shapes: _padding(node, shapes, 3),
-    ("EmbedLayerNormalization", 0): _rows(2),
-    ("EmbedLayerNormalization", 1): _rows(4),
-    ("EmbedLayerNormalization", 7): lambda node, shapes: MASK,
-    ("EmbedLayerNormalization", 8): _rows(3),
-    ("RotaryEmbedding", 1): _rotary,
-    ("RotaryEmbedding", 3): _rows(1),
-    ("DecoderMaskedMultiHeadAttention", 7): lambda node, shapes: Range(1, _of(shapes, 5)[2]),
-    ("RoiAlign", 2): _rows(0),
-    ("CropAndResize", 2): _rows(0),
-    ("CumSum", 1): lambda node, shapes: Range(0, len(_of(shapes, 0))),
-    ("DFT", 2): lambda node, shapes: Range(1, len(_of(shapes, 0)) - 1),
-    ("MaxUnpool", 1): _plane,
-    ("ScatterElements", 1): _scattered,
-    ("Scatter", 1): _scattered,
-    ("ScatterND", 1): _scattered_nd,
+    16: lambda node, shapes: _exactly(_of(shapes, 0)[1]),
 }
+multi_head_attention: Ranges = {4: _padding}
+attention: Ranges = {3: lambda node, shapes: _padding(node, shapes, 3)}
+embed_layer_norm: Ranges = {0: _rows(2), 1: _rows(4), 7: lambda node, shapes: MASK, 8: _rows(3)}
+microsoft_rotary_embedding: Ranges = {1: _rotary}
+rotary_embedding: Ranges = {3: _rows(1)}
+decoder_masked_attention: Ranges = {7: lambda node, shapes: Range(1, _of(shapes, 5)[2])}
+roi_align: Ranges = {2: _rows(0)}
+cumsum: Ranges = {1: lambda node, shapes: Range(0, len(_of(shapes, 0)))}
+dft: Ranges = {2: lambda node, shapes: Range(1, len(_of(shapes, 0)) - 1)}
+max_unpool: Ranges = {1: _plane}
+scatter_elements: Ranges = {1: _scattered}
+scatter_nd: Ranges = {1: _scattered_nd}
