@@ -6,7 +6,6 @@ Path --read--> ir.Model --simplify--> ir.Model --lower--> ModuleDef --structure-
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from onnxgen.paranoid.quick import is_paranoid
 from onnxgen.passes import simplified
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
+from onnxgen.record.way_back import WayBack
 from onnxgen.scopes import find_blocks
 from onnxgen.scopes.readings import shortest
 from onnxgen.structure import Plain, join_branches, structure
@@ -103,7 +103,7 @@ def build(
         generated = translated(made, differs, report)
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
-            hold(stored, module, json.loads(generated.metadata["wayback"]), options, decided(model.graph))
+            hold(stored, module, WayBack.from_metadata(generated.metadata).tensors, options, decided(model.graph))
             hold_way_back(model, generated, is_paranoid(options))
         return generated
 

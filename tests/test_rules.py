@@ -27,6 +27,7 @@ from tests.support.rooms import APART, FLOORS
 SAMPLE = ROOT / "samples" / "mnist" / "mnist.onnx"
 SMALL = ROOT / "samples" / "package" / "models" / "digits.onnx"
 OURS = sorted([*(ROOT / "onnxgen").rglob("*.py"), *(ROOT / "build_hooks").rglob("*.py")])
+MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in OURS}
 TEMPLATES = sorted((ROOT / "templates").rglob("*.jinja"))
 HELPERS = sorted((ROOT / "onnxgen" / "helpers").glob("*.py"))
 
@@ -106,7 +107,7 @@ def nodes(path: Path) -> list[ast.AST]:
 def _trees() -> Iterator[None]:
     """The trees of a file are made once; a million nodes are more than later tests should carry."""
     yield
-    for kept in (tree, nodes, imported):
+    for kept in (tree, nodes, imported, loads):
         kept.cache_clear()
 
 
@@ -181,31 +182,99 @@ def test_rooms_import_from_below() -> None:
 
 def test_any_module_may_be_imported_first() -> None:
     """What modules import when they are loaded makes no circle; importing one loads the packages around it, too."""
-    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in OURS}
-    needs: dict[str, set[str]] = {}
-    for module, path in modules.items():
-        used = {".".join(part) for found in at_once(tree(path).body) for part in _heads(found.split("."))}
-        needs[module] = {name for name in used & modules.keys() if not f"{module}.".startswith(f"{name}.")}
+    needs = {
+        module: {name for name in used if not f"{module}.".startswith(f"{name}.")} for module, used in loads().items()
+    }
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError with the circle
 
 
-def _heads(parts: list[str]) -> list[list[str]]:
-    return [parts[:end] for end in range(1, len(parts) + 1)]
+@cache
+def loads() -> dict[str, set[str]]:
+    """The modules that each of ours imports when it is loaded, with the packages around them."""
+    return {module: _ours(at_once(tree(path).body)) for module, path in MODULES.items()}
 
 
-def at_once(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield what statements import when a module is loaded: not inside functions, nor for a type checker."""
+def _ours(names: Iterable[str]) -> set[str]:
+    parts = [name.split(".") for name in names]
+    return {".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)} & MODULES.keys()
+
+
+def at_once(body: Iterable[ast.AST], late: bool = False) -> Iterator[str]:
+    """Yield what statements import when a module is loaded: not for a type checker, and inside functions if `late`."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif not isinstance(node, ast.FunctionDef) and not (isinstance(node, ast.If) and _for_types(node)):
-            yield from at_once(inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt))
+        elif (late or not isinstance(node, ast.FunctionDef)) and not (isinstance(node, ast.If) and _for_types(node)):
+            yield from at_once(ast.iter_child_nodes(node), late)
 
 
 def _for_types(node: ast.If) -> bool:
     return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+# A generated module is trained without the code that generated it. What needs a graph imports it inside a function:
+# these are all such imports of training, each with what a person does to pass them.
+GENERATOR = (
+    "arguments code graph importer lowering ops paranoid passes pipeline reader scopes shapes structure validate"
+)
+READY = "training.goals.detection.ready"
+DOORS = {
+    ("training.data.glance", READY): "trains a detector with boxes: the part before its decoding is generated",
+    ("training.prepare", READY): "the same",
+    ("training.goals.detection.part", READY): "the same",
+    (
+        "training.goals.detection.goal",
+        "export.decoded",
+    ): "the same: what the file's decoding does, for the run's record",
+    ("training.goals.detection.head", "export.decoding"): "gives a detector other classes: can the file decode them?",
+    (READY, "verify.graph"): "names a size that the detector takes",
+    (READY, "verify.multiples"): "the same",
+    ("training.teacher", "training.onnx_teacher"): "names an ONNX file as the teacher",
+    ("training.finetune.packed", "export.places"): "trains --lora of a quantised file: weights stay its integers",
+}
+
+
+def generating(module: str) -> set[str]:
+    """The modules of the generator that the import of a module loads."""
+    seen, todo = {module}, [module]
+    while todo:
+        todo += loads()[todo.pop()] - seen
+        seen |= {*todo}
+    return {name for name in seen if name.split(".")[1:2] and name.split(".")[1] in GENERATOR.split()}
+
+
+def test_training_imports_the_generator_through_doors_only() -> None:
+    behind = {f"onnxgen.{place}" for _, place in DOORS}
+    training = [module for module in MODULES if module.startswith("onnxgen.training")]
+    assert {module for module in training if generating(module)} == behind & {*training}
+    late = {
+        (module, used)
+        for module in training
+        for used in _ours(at_once(tree(MODULES[module]).body, late=True)) - loads()[module]
+    }
+    doors = {tuple(name.removeprefix("onnxgen.") for name in pair) for pair in late if generating(pair[1])}
+    assert doors == DOORS.keys()
+
+
+def test_a_run_loads_no_generator(tmp_path: Path) -> None:
+    """Up to the first step of a run of a generated module."""
+    generate(SMALL, tmp_path / "digits.py")
+    code = (
+        "import sys, lightning.pytorch\n"
+        "import onnxgen.training\n"
+        "from onnxgen.cli import run\n"
+        "def fit(*_, **__):\n"
+        "    print('loaded:', *(m for m in sys.modules if m.startswith('onnxgen.')))\n"
+        "    sys.exit()\n"
+        "lightning.pytorch.Trainer.fit = fit\n"
+        "run(['train', *sys.argv[1:]])\n"
+    )
+    told = python(code, str(tmp_path / "digits.py"), "--data", "digits", "--out", str(tmp_path / "run"))
+    loaded = next(line for line in told.splitlines() if line.startswith("loaded:")).split()[1:]
+    assert "onnxgen.training.running" in loaded
+    assert [module for module in loaded if module.split(".")[1] in GENERATOR.split()] == []
 
 
 def test_every_room_has_a_floor() -> None:
@@ -236,7 +305,7 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
         )
     }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
-    shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.scopes.origin"}
+    shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.record.way_back", "onnxgen.scopes.origin"}
     shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".info")}
     assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared
 

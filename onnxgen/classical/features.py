@@ -11,11 +11,12 @@ import onnx_ir as ir
 from onnxgen import op
 from onnxgen.classical import shapes
 from onnxgen.classical.scores import ML, as_dtype, elements, matrix, table
-from onnxgen.code.quote import TORCH_DTYPES, quote, shortest
+from onnxgen.code.quote import quote, shortest
 from onnxgen.errors import WRITER
 from onnxgen.graph.traits import STANDARDISES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.weights.dtypes import TORCH_DTYPES
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 

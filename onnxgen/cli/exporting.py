@@ -64,8 +64,8 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 def _is_whole(module: Path) -> bool:
     """Return True if a module can be imported and has its weights."""
+    from onnxgen.record.module import metadata_of
     from onnxgen.runtime.load import imported
-    from onnxgen.verify.integrity import metadata_of
 
     try:
         with imported(module) as space:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,10 @@ from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
-from onnxgen.output.labels import PREFIX, alphabet_in
+from onnxgen.record.labels import PREFIX, alphabet_in
 
 if TYPE_CHECKING:
-    from onnxgen.purpose import Purpose
+    from onnxgen.record.purpose import Purpose
 
 MAX_SHOWN = 100  # characters of an entry of the metadata
 Reasons = dict[str, tuple[bool, str]]  # by tensor: is it trained, and why
@@ -57,7 +58,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "opset": {legible(domain or "ai.onnx"): version for domain, version in sorted(model.opset_imports.items())},
         "inputs": [_value(v) for v in model.graph.inputs],
         "outputs": [_value(v) for v in model.graph.outputs],
-        "purpose": None if purpose is None else purpose.to_dict(),
+        "purpose": None if purpose is None else asdict(purpose),
         "alphabet": None if alphabet is None else {"source": alphabet.source, "characters": alphabet.characters},
         "nodes": len(nodes),
         "operators": [
@@ -74,8 +75,8 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
 def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, ...], list[str], Purpose | None]:
     """Convert the model. Returns why each tensor is trained or not, the problems, the notes, and the purpose."""
     from onnxgen import pipeline
-    from onnxgen.output.signature import recorded
     from onnxgen.purpose import purpose_of
+    from onnxgen.record.signature import recorded
 
     try:
         made = pipeline.build(path, options, pipeline.default_out(path, None))

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.points import combined, points, rows, stretches
-from onnxgen.code.quote import OMIT, TORCH_DTYPES, call, literal, quote, shortest
+from onnxgen.code.quote import OMIT, call, literal, quote, shortest
 from onnxgen.code.spaced import spaced
+from onnxgen.weights.dtypes import TORCH_DTYPES
 
 # torch has neither arange nor tril for these types
 PLAIN_ONLY = {d for d in ir.DataType if d.name.startswith(("UINT16", "UINT32", "UINT64", "FLOAT8"))}

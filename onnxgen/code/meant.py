@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onnxgen.code.allowed import MODULES, Refused
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.copied import Definition, defined_name
-from onnxgen.code.digest import is_docstring, without_docstring
+from onnxgen.record.digest import is_docstring, without_docstring
 
 # names that the templates define
 FUNCTIONS = {"constant", "from_pretrained", "load_weights"}

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnxgen.code.numbers import held, hold_same
 from onnxgen.shapes.dims import Sym
+from onnxgen.weights.dtypes import TORCH_DTYPES
 
 if TYPE_CHECKING:
     from onnxgen.code.module_def import Member
@@ -92,36 +93,6 @@ class AsciiText(str):
 
     def __repr__(self) -> str:
         return ascii(str(self))
-
-
-TORCH_DTYPES = {
-    ir.DataType.FLOAT: "float32",
-    ir.DataType.DOUBLE: "float64",
-    ir.DataType.FLOAT16: "float16",
-    ir.DataType.BFLOAT16: "bfloat16",
-    ir.DataType.INT8: "int8",
-    ir.DataType.INT16: "int16",
-    ir.DataType.INT32: "int32",
-    ir.DataType.INT64: "int64",
-    ir.DataType.UINT8: "uint8",
-    ir.DataType.UINT16: "uint16",
-    ir.DataType.UINT32: "uint32",
-    ir.DataType.UINT64: "uint64",
-    ir.DataType.BOOL: "bool",
-    ir.DataType.COMPLEX64: "complex64",
-    ir.DataType.COMPLEX128: "complex128",
-    ir.DataType.FLOAT8E4M3FN: "float8_e4m3fn",
-    ir.DataType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
-    ir.DataType.FLOAT8E5M2: "float8_e5m2",
-    ir.DataType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-    # torch lacks these types: their values are stored in the next wider one
-    ir.DataType.INT4: "int8",
-    ir.DataType.INT2: "int8",
-    ir.DataType.UINT4: "uint8",
-    ir.DataType.UINT2: "uint8",
-    ir.DataType.FLOAT4E2M1: "float32",
-    ir.DataType.FLOAT8E8M0: "float32",
-}
 
 
 def shortest(value: float, dtype: ir.DataType | None = ir.DataType.FLOAT) -> float:

@@ -18,7 +18,6 @@ from onnxgen._version import __version__
 from onnxgen.code.allowed import Refused
 from onnxgen.code.class_tree import ClassTree, names_of
 from onnxgen.code.copied import Import, copied, imported
-from onnxgen.code.digest import FINGERPRINT
 from onnxgen.code.meant import Meant, hold
 from onnxgen.code.own_code import OwnCode
 from onnxgen.code.printer import LINE_LENGTH, between_quotes, comment
@@ -301,19 +300,6 @@ def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, 
     lines = whole + [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(parts.items())]
     standard = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
     return {"stdlib": standard, "packages": [line for line in lines if line not in standard]}
-
-
-def with_fingerprint(source: str, fingerprint: str) -> str:
-    """Set the `FINGERPRINT` of a source.
-
-    Raises:
-        Refused: there is no such line, so the file would not load its weights.
-    """
-    line = f'FINGERPRINT = "{fingerprint}"'
-    made = FINGERPRINT.sub(line, source, count=1)
-    if line not in made.split("\n"):
-        raise Refused("the file does not have its fingerprint")
-    return made
 
 
 def aligned(rows: Mapping[str, list[tuple[str, str, str]]]) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 ModulePath = tuple[str, ...]  # where a module stands in the whole: ("encoder", "layers", "0"); () is the model
 
+MAX_LISTED_PATHS = 8  # module paths in an error
 MAX_IDENTIFIER_CHARACTERS = 60  # characters of an identifier; ONNX names may have thousands
 
 # Names that a generated file itself uses. Nothing else in it may have one of them.
@@ -326,6 +327,17 @@ def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
     while n < min(len(first), len(last)) and first[n] == last[n]:
         n += 1
     return first[:n]
+
+
+def matches(pattern: str, path: ModulePath) -> bool:
+    """Return True if a pattern matches a module path. `*` and `?` match within a part, `**` any number of parts.
+
+    `encoder.layers.*.mlp` is the mlp of every layer, `**.conv1` every conv1.
+    """
+    wildcards = {"**.": r"(?:.+\.)?", ".**": r"(?:\..+)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
+    tokens = re.findall(r"\*\*\.|\.\*\*|\*\*|\*|\?|[^*?.]+|\.", pattern)
+    expression = "".join(wildcards.get(token, re.escape(token)) for token in tokens)
+    return re.fullmatch(expression, ".".join(path)) is not None
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:

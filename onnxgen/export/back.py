@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +19,16 @@ from onnxgen.export.integers import Integers
 from onnxgen.export.places import Array, StoredTensor, places, places_in
 from onnxgen.export.report import ExportReport
 from onnxgen.export.rest import Rest
-from onnxgen.export.shared import CannotWriteBack, Sharing, Uses, declare, parts, same
-from onnxgen.reader.cut import Cut
+from onnxgen.export.shared import CannotWriteBack, Sharing, declare, same
 from onnxgen.reader.distinct import distinct, restore
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.protos import tensors_of
+from onnxgen.record.way_back import WayBack, parts
 from onnxgen.weights.provenance import rebuild
-
-# for tensors of local functions: domain, name and overload of the function, and the tensor's name there
-Functions = Mapping[str, list[str]]
-
-
-@dataclass(frozen=True)
-class Record:
-    """The weight provenance in the sidecar: how each ONNX tensor is made of the state dict, and where it is in the
-    file.
-
-    Of float tensors that the file has as integers, `quantised` says how (`onnxgen.weights.dequantised`). `cut` is the
-    part of the network that the module is.
-    """
-
-    tensors: Mapping[str, Any]
-    uses: Uses
-    functions: Functions
-    quantised: Mapping[str, Any] = field(default_factory=dict)
-    cut: Cut | None = None
 
 
 def write_back(
-    source: Path, out: Path, record: Record, state: Mapping[str, Array], report: ExportReport, head: Head | None = None
+    source: Path, out: Path, record: WayBack, state: Mapping[str, Array], report: ExportReport, head: Head | None = None
 ) -> dict[str, tuple[int, ...]]:
     """Write the ONNX file `source` with the tensors of `state` to `out`, and its external tensors beside it.
 
@@ -83,7 +63,7 @@ class _Writer:
         self,
         model: onnx.ModelProto,
         folder: Path,
-        record: Record,
+        record: WayBack,
         state: Mapping[str, Array],
         report: ExportReport,
         data: files.Data,

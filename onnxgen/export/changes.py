@@ -24,14 +24,15 @@ from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.graph.element_types import NAMED
 from onnxgen.heads.reading import find_tail
-from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import KEY
 from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader import read
-from onnxgen.reader.cut import cut_of
-from onnxgen.verify.integrity import approximation_of, metadata_of
+from onnxgen.record.module import metadata_of
+from onnxgen.record.tail import Tail
+from onnxgen.record.way_back import cut_of
+from onnxgen.verify.integrity import approximation_of
 from onnxgen.verify.stacked import freed_of
 
 SIZES, BATCH, NORMS, DTYPE, LAYOUT = "sizes", "batch", "norms", "dtype", "layout"

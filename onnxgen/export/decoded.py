@@ -15,7 +15,7 @@ from onnxgen.export.shared import CannotWriteBack
 from onnxgen.heads.boxes import ACCURACY, LAYOUTS
 from onnxgen.heads.decoding import corners, scores, taken
 from onnxgen.heads.seen import SEED, Grid
-from onnxgen.heads.tail import Tail
+from onnxgen.record.tail import Tail
 
 Table = tuple[str, int, Array]  # an output, the axis of its columns, and its numbers [points, columns]
 

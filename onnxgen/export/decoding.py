@@ -23,11 +23,11 @@ from onnxgen.export.sizes import Sizes, numbers_of, position_of, title_of
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.traits import ADDS, SCALES
 from onnxgen.heads.labels import Axis, Labels, labels_of
-from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_graph
 from onnxgen.reader.protos import uses
+from onnxgen.record.tail import Tail
 from onnxgen.shapes.info import info
 
 SIZED = {"Reshape": 1, "Expand": 1, "Tile": 1, "ConstantOfShape": 0}  # by operator: the input that holds sizes

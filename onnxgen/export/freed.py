@@ -20,13 +20,13 @@ from onnxgen.graph.annotations import FREED
 from onnxgen.graph.catalogue import having
 from onnxgen.graph.traits import SIZES
 from onnxgen.options import Options
-from onnxgen.output.signature import Signature
 from onnxgen.passes import PASSES
 from onnxgen.passes.batch import Freed, dynamic_batch
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.reader.placeholders import is_placeholder
 from onnxgen.reader.protos import opset_of, put, uses
+from onnxgen.record.signature import Signature
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dim_text import atom_text
 from onnxgen.shapes.dims import Dim, Sym, Symbol, is_symbol

@@ -14,7 +14,8 @@ import numpy as np
 
 from onnxgen.common.names import printable
 from onnxgen.export.places import Array
-from onnxgen.export.shared import CannotWriteBack, parts
+from onnxgen.export.shared import CannotWriteBack
+from onnxgen.record.way_back import parts
 from onnxgen.weights.provenance import rebuild
 
 Shapes = Mapping[str, tuple[int, ...]]

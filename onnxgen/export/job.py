@@ -21,14 +21,14 @@ from onnxgen.export.report import ANEW, BACK, DiffersError, ExportReport
 from onnxgen.export.shared import CannotWriteBack, same
 from onnxgen.export.state import bare, bare_model, build, is_constant, misfits, state_of, tied
 from onnxgen.options import Options
-from onnxgen.output.asked import recorded_options
 from onnxgen.output.write import Output
-from onnxgen.reader.cut import recorded_cut
+from onnxgen.record.asked import recorded_options
+from onnxgen.record.module import metadata_of, shapes_of
+from onnxgen.record.way_back import recorded_cut
 from onnxgen.runtime.checkpoint import read_weights
 from onnxgen.runtime.load import from_pretrained, imported
 from onnxgen.surgery.replacing import resize_head
 from onnxgen.verify.check import Check
-from onnxgen.verify.integrity import metadata_of, shapes_of
 from onnxgen.verify.report import VerifyReport
 from onnxgen.weights.streamed import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxgen.output.labels import KEYS, alphabet_of, read_list
+from onnxgen.record.labels import KEYS, alphabet_of, read_list
 
 
 def relabelled(entries: dict[str, str], classes: Sequence[str]) -> tuple[dict[str, str], list[str]]:

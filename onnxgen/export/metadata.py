@@ -6,7 +6,6 @@ What other tools tell there of the classes and of the inputs is made to fit the 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from onnxgen.common.names import printable
 from onnxgen.export import files
 from onnxgen.export.labels import relabelled
 from onnxgen.export.report import ExportReport
-from onnxgen.output.labels import PREFIX
-from onnxgen.weights import TRAINED
-
-IMGSZ = re.compile(r"\[(\d+), *(\d+)\]")  # height and width, as Ultralytics writes them
+from onnxgen.record.labels import PREFIX, ultralytics_size
+from onnxgen.record.sidecar import TRAINED
 
 
 def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportReport) -> None:
@@ -56,12 +53,12 @@ def _of_input(entries: dict[str, str], graph: onnx.GraphProto) -> dict[str, str]
     """Return the entries of Ultralytics with the size and the batch of the image that the network takes, if fixed."""
     shapes = [value.type.tensor_type.shape.dim for value in graph.input]
     images = [[dim.dim_value for dim in dims] for dims in shapes if len(dims) == 4]
-    match = IMGSZ.fullmatch(entries.get("imgsz", ""))
-    if match is None or len(images) != 1:
+    told = ultralytics_size(entries)
+    if told is None or len(images) != 1:
         return entries
     batch, _, height, width = images[0]  # 0 is an open one
     made = dict(entries)
-    if height and width and (height, width) != (int(match[1]), int(match[2])):
+    if height and width and (height, width) != told:
         made["imgsz"] = f"[{height}, {width}]"
     if batch and "batch" in made:
         made["batch"] = str(batch)

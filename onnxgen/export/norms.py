@@ -14,8 +14,9 @@ from onnx import helper, numpy_helper
 
 from onnxgen.common.names import Namer
 from onnxgen.export.places import Array, places
-from onnxgen.export.shared import declare, drop_unused, parts, used_names
+from onnxgen.export.shared import declare, drop_unused, used_names
 from onnxgen.reader.protos import inner_uses, opset_of, put, uses
+from onnxgen.record.way_back import parts
 
 MIN_OPSET = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
 CONVOLUTIONS = ("Conv", "ConvTranspose")

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgen.common.digest import file_sha256
-from onnxgen.common.json_text import json_object
-from onnxgen.common.names import printable
-from onnxgen.common.paths import is_same_place
-from onnxgen.errors import OnnxgenError
-from onnxgen.export.back import Record
-from onnxgen.output.signature import Signature, recorded
-from onnxgen.reader.cut import recorded_cut
-from onnxgen.verify.integrity import metadata_of, sidecar_of
-from onnxgen.weights.dequantised import KEY as QUANTISED
-from onnxgen.weights.sidecar import sidecar_files
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-GENERATE_AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
+from onnxgen.record.module import metadata_of, sidecar_of
+from onnxgen.record.sidecar import sidecar_files
+from onnxgen.record.signature import Signature, recorded
+from onnxgen.record.source import source_of
+from onnxgen.record.way_back import TENSORS, WayBack
 
 
 @dataclass(frozen=True)
@@ -44,7 +30,7 @@ class Origin:
     space: Mapping[str, Any]
     onnx: Path
     signature: Signature
-    record: Record
+    record: WayBack
 
     @property
     def files(self) -> set[Path]:
@@ -61,60 +47,7 @@ def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Orig
     """
     metadata = metadata_of(space)
     signature = recorded(metadata)
-    found = {key: _recorded(metadata, key) for key in ("wayback", "uses", "functions", QUANTISED)}
-    path = source_of(module, signature if "wayback" in metadata else None, onnx)
+    record = WayBack.from_metadata(metadata)
+    path = source_of(module, signature if TENSORS in metadata else None, onnx)
     assert signature is not None
-    record = Record(found["wayback"], found["uses"], found["functions"], found[QUANTISED], recorded_cut(metadata))
     return Origin(module, space, path, signature, record)
-
-
-def source_of(module: Path, signature: Signature | None, onnx: Path | None = None) -> Path:
-    """Return the ONNX file that a module was generated from (`onnx`: named by the user). See `origin_of` for errors."""
-    if signature is None:
-        what = f"the weights of {module} do not name the ONNX file that they came from"
-        raise OnnxgenError(what, help=GENERATE_AGAIN)
-    path = onnx or _found(module, signature.source)
-    if not path.is_file():
-        raise OnnxgenError(f"there is no file {path}")
-    if file_sha256(path) != signature.sha256:
-        what = f"{path} is not the file that {module} was generated from (the SHA-256 differs)"
-        way_out = "generate the module from this file again, or name the original with --onnx"
-        raise OnnxgenError(what, help=way_out)
-    return path
-
-
-def _recorded(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
-    try:
-        return json_object(metadata.get(key, "{}"))
-    except ValueError:
-        raise OnnxgenError(f"entry {key!r} of the weights file is damaged", help=GENERATE_AGAIN) from None
-
-
-def _found(module: Path, name: str) -> Path:
-    """Find the ONNX file: beside the module by its recorded name, or as the project's pyproject.toml says."""
-    beside = module.absolute().parent / Path(name).name
-    if name and beside.is_file():
-        return beside
-    found = _configured(module.absolute())
-    if found is not None and found.is_file():
-        return found
-    what = f"{module} was generated from {printable(name)}, which is not in the same folder"
-    raise OnnxgenError(what, help="name the file with --onnx")
-
-
-def _configured(module: Path) -> Path | None:
-    """Return `source` of the nearest pyproject.toml's `[[tool.onnxgen.models]]` entry whose `output` is the module."""
-    for folder in module.parents:
-        file = folder / "pyproject.toml"
-        if not file.is_file():
-            continue
-        try:
-            models = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("onnxgen", {}).get("models")
-        except (OSError, ValueError) as error:
-            raise OnnxgenError(f"{file} can't be read: {' '.join(str(error).split())}") from None
-        for entry in models if isinstance(models, list) else []:
-            source, output = (entry.get(k) if isinstance(entry, dict) else None for k in ("source", "output"))
-            if isinstance(source, str) and isinstance(output, str) and is_same_place(folder / output, module):
-                return folder / source
-        return None
-    return None

@@ -18,8 +18,8 @@ from onnxgen.errors import one_line
 from onnxgen.export.places import Array
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.heads.labels import Axis, channels_of_classes
-from onnxgen.heads.tail import Tail
 from onnxgen.reader.cut import cut_graph
+from onnxgen.record.tail import Tail
 
 NEVER = -30.0  # the logit of a class that no box is of
 RARE = 4.0  # subtracted from all other classes: few boxes are likely ones

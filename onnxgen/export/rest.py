@@ -7,8 +7,9 @@ from collections.abc import Collection
 import onnx
 
 from onnxgen.export.places import places
-from onnxgen.reader.cut import Cut, cut_graph
+from onnxgen.reader.cut import cut_graph
 from onnxgen.reader.protos import with_inner
+from onnxgen.record.way_back import Cut
 
 
 class Rest:

@@ -5,7 +5,7 @@ The sidecar records which node inputs stand for which state-dict key (`onnxgen.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,8 @@ import onnx_ir as ir
 from onnxgen.common.names import Namer, printable
 from onnxgen.export.places import Array
 from onnxgen.reader.protos import inner_graphs, uses, with_inner
+from onnxgen.record.way_back import Uses, parts
 from onnxgen.weights.provenance import rebuild
-
-# by ONNX tensor and state-dict key: (output of the node, index of its input)
-Uses = Mapping[str, Mapping[str, list[tuple[str, int]]]]
 
 
 class CannotWriteBack(Exception):
@@ -31,13 +29,6 @@ def same(a: Array, b: Array) -> bool:
         return False
     first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
     return bool(np.array_equal(first, second))
-
-
-def parts(entries: Any, shape: tuple[int, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Yield every part in a tensor's record. A tensor that is a whole state-dict tensor is one part of that `shape`."""
-    for entry in entries if isinstance(entries, list) else [entries]:
-        whole = {"key": entry, "size": [int(np.prod(shape))], "stride": [1]}
-        yield from [whole] if isinstance(entry, str) else entry["parts"]
 
 
 class Sharing:

@@ -6,18 +6,20 @@ import copy
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.origin import Origin
 from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
 from onnxgen.verify.convert import to_numpy
 from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.streamed import Array
+
+if TYPE_CHECKING:
+    from onnxgen.export.origin import Origin
 
 MAX_KEYS_SHOWN = 3  # keys in a message
 

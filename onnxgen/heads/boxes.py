@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxgen.heads.decoding import Array, cells_of, corners
 from onnxgen.heads.seen import Grid, Probe, Seen
-from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 
 LAYOUTS = ("centres", "corners", "corner")
 ACCURACY = 1e-4  # relative, or in pixels by 10: of the graph's float32

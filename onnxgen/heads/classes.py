@@ -11,7 +11,7 @@ import numpy as np
 from onnxgen.heads.boxes import ACCURACY, Maps, Reading
 from onnxgen.heads.decoding import Array, scores, taken
 from onnxgen.heads.seen import Grid, Probe
-from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 
 OBJECT = re.compile("obj|conf", re.I)  # in the name of a layer or value that says if there is an object
 NO_OBJECTS = ("distances", "priors")  # kinds whose heads have no objectness in the map of their boxes

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 
 Array = NDArray[Any]
 

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnxgen.heads.decoding import Array
 from onnxgen.heads.frontier import behind, raw_values
 from onnxgen.heads.response import Response
-from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
 from onnxgen.passes.trainable import trainable
+from onnxgen.record.tail import Tail
 from onnxgen.shapes import propagate
 
 RAISED = 0.5  # added to a class

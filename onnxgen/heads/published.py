@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxgen.heads.tail import Tail
+from onnxgen.record.tail import Tail
 
 # UltraFace (Linzaer, Ultra-Light-Fast-Generic-Face-Detector-1MB): widths of the priors by level, in pixels.
 ULTRAFACE = ((10, 16, 24), (32, 48), (64, 96), (128, 192, 256))

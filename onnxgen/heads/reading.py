@@ -21,9 +21,9 @@ from onnxgen.heads.frontier import behind, raw_values
 from onnxgen.heads.published import published
 from onnxgen.heads.response import Response, sizes
 from onnxgen.heads.seen import Probe
-from onnxgen.heads.tail import Channels, Tail
 from onnxgen.options import Options
 from onnxgen.passes.trainable import trainable
+from onnxgen.record.tail import Channels, Tail
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
 

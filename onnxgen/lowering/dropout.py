@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks, change_own, expressions, used
 from onnxgen.code.quote import MemberRef, Ref, call, put, quote, refs, rewrite, unless, walk
-from onnxgen.common.names import ModulePath, module_part, printable
+from onnxgen.common.names import MAX_LISTED_PATHS, ModulePath, matches, module_part, printable
 from onnxgen.errors import Problems
 
-MAX_LISTED_PATHS = 8  # module paths in an error
 _INSIDE = "name a module inside it"
 
 
@@ -46,17 +44,6 @@ def add_dropout(module: ModuleDef, dropout: Mapping[str, float]) -> None:
         else:
             adding.after_scope(path, chosen[path])
     adding.problems.raise_if_any()
-
-
-def matches(pattern: str, path: ModulePath) -> bool:
-    """Return True if a pattern matches a module path. `*` and `?` match within a part, `**` any number of parts.
-
-    `encoder.layers.*.mlp` is the mlp of every layer, `**.conv1` every conv1.
-    """
-    wildcards = {"**.": r"(?:.+\.)?", ".**": r"(?:\..+)?", "**": ".*", "*": r"[^.]*", "?": r"[^.]"}
-    tokens = re.findall(r"\*\*\.|\.\*\*|\*\*|\*|\?|[^*?.]+|\.", pattern)
-    expression = "".join(wildcards.get(token, re.escape(token)) for token in tokens)
-    return re.fullmatch(expression, ".".join(path)) is not None
 
 
 class _Adding:

@@ -36,7 +36,8 @@ from onnxgen.passes.regular import name_of
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
 from onnxgen.weights.copied import Copied, note_copy
-from onnxgen.weights.provenance import WIDER, Source
+from onnxgen.weights.dtypes import WIDER
+from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import is_uniform, stored, viewed_from
 
 COUNTED = re.compile(r"[A-Za-z]\d+")  # `v96`: a letter and a count say nothing

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgen.code.kinds import argument_annotation
 from onnxgen.code.module_def import Member
 from onnxgen.code.printer import annotation as annotation_tree
-from onnxgen.code.quote import TORCH_DTYPES, literal, shortest
+from onnxgen.code.quote import literal, shortest
 from onnxgen.code.stub import Stub, listed, named
 from onnxgen.common.names import MODULE_ATTRIBUTES, RESERVED, Namer, identifier, printable
 from onnxgen.errors import Problem
@@ -25,6 +25,7 @@ from onnxgen.graph.schemas import plain
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.info import Info, info
+from onnxgen.weights.dtypes import TORCH_DTYPES
 
 UNSUPPORTED = "the operator is not supported"
 WAYS_OUT = "write a plugin for it (docs/EXTENDING.md), leave it open with --allow-unsupported, or open an issue"

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import TORCH_DTYPES, DeviceOf, literal, unless
+from onnxgen.code.quote import DeviceOf, literal, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME
@@ -16,6 +16,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, as_float, formula
 from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import SIGNED
+from onnxgen.weights.dtypes import TORCH_DTYPES
 
 T = ir.DataType
 METHODS = {

@@ -18,35 +18,35 @@ from numpy.typing import NDArray
 
 from onnxgen._version import __version__
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.digest import tree_digest
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.printer import is_quotable
-from onnxgen.code.quote import TORCH_DTYPES
-from onnxgen.code.render import Frame, aligned, render, with_fingerprint
+from onnxgen.code.render import Frame, aligned, render
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE
 from onnxgen.graph.budget import past, writable
 from onnxgen.lowering.uses import uses
 from onnxgen.options import Options
-from onnxgen.output.asked import KEY as OPTIONS
-from onnxgen.output.asked import asked
-from onnxgen.output.labels import KEY as ALPHABET
-from onnxgen.output.labels import alphabet_in
-from onnxgen.output.merge import BASE, BUILD_LINE, packed
-from onnxgen.output.signature import KEY as SIGNATURE
 from onnxgen.output.signature import signature
 from onnxgen.passes.folded import folds
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import add_used, stored_values
-from onnxgen.reader.cut import cut_metadata
+from onnxgen.record.asked import KEY as OPTIONS
+from onnxgen.record.asked import asked
+from onnxgen.record.base import BASE, BUILD_LINE, packed
+from onnxgen.record.digest import tree_digest, with_fingerprint
+from onnxgen.record.labels import KEY as ALPHABET
+from onnxgen.record.labels import alphabet_in
+from onnxgen.record.sidecar import index_path
+from onnxgen.record.signature import KEY as SIGNATURE
+from onnxgen.record.way_back import WayBack, cut_of
 from onnxgen.shapes.info import info
 from onnxgen.weights.approximation import KEY as APPROXIMATION
 from onnxgen.weights.copied import twins
-from onnxgen.weights.dequantised import KEY as QUANTISED
 from onnxgen.weights.dequantised import UnpackedTensor, quantised
+from onnxgen.weights.dtypes import TORCH_DTYPES
 from onnxgen.weights.provenance import Source, way_back
-from onnxgen.weights.sidecar import index_path, is_sharded
+from onnxgen.weights.sidecar import is_sharded
 from onnxgen.weights.streamed import embed_bytes, stored_dtype
 
 Tensors = dict[str, Source | NDArray[Any]]
@@ -154,8 +154,8 @@ def compose(
     """
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, model, options)
-    origin = {**_way_back(model, module, record), SIGNATURE: signature(model, path).to_json(), **_freed_batch(model)}
-    origin |= {OPTIONS: asked(given or options, out.parent), **_of_options(model, options)}
+    origin = {**_way_back(model, module, record, options), **_freed_batch(model), **_of_options(model, options)}
+    origin |= {SIGNATURE: signature(model, path).to_json(), OPTIONS: asked(given or options, out.parent)}
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -183,8 +183,8 @@ def compose(
 
 
 def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
-    """Return the metadata of the part of the network, its type, its alphabet, and how far it differs from the file."""
-    found = cut_metadata(options) | ({DTYPE: options.dtype} if options.dtype else {})
+    """Return the metadata of the type, the alphabet, and how far it differs from the file."""
+    found = {DTYPE: options.dtype} if options.dtype else {}
     if (alphabet := alphabet_in(model.metadata_props)) is not None:
         found[ALPHABET] = alphabet.to_json()
     approximated = APPROXIMATED.get(model)
@@ -206,15 +206,11 @@ def _check_length(classes: list[ClassTree], options: Options) -> None:
         raise OnnxgenError(problem)
 
 
-def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata for writing trained values back: how each ONNX tensor is rebuilt, the users of tensors that
-    the file stores once for several keys, the local functions of tensors that are not in the graph, and the integers
-    that tensors were dequantised from.
-    """
+def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any], options: Options) -> dict[str, str]:
+    """Return the metadata for writing trained values back."""
     shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
-    local = {v.name: LOCAL.get(v) for v in stored_values(model.graph) if LOCAL.has(v) and v.name in record}
-    found = {"wayback": record, "uses": shared, "functions": local, QUANTISED: quantised(model, record)}
-    return {key: json.dumps(value) for key, value in found.items() if value or key == "wayback"}
+    local = {v.name or "": LOCAL.get(v) for v in stored_values(model.graph) if LOCAL.has(v) and v.name in record}
+    return WayBack(record, shared, local, quantised(model, record), cut_of(options)).to_metadata()
 
 
 def _freed_batch(model: ir.Model) -> dict[str, str]:

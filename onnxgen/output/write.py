@@ -9,27 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgen.code.digest import is_digest
 from onnxgen.common.atomic import is_same_file, tidy
 from onnxgen.common.paths import RECORD
 from onnxgen.errors import EditedError, OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import DATA, Generated
-from onnxgen.output.merge import (
-    BASE,
-    UNREADABLE,
-    bare,
-    base_of,
-    bases,
-    fingerprint,
-    is_as_signed,
-    merge,
-    signed,
-    unpacked,
-    with_build,
-)
-from onnxgen.weights.sidecar import index_path, is_lost, same_content, sidecar_files, sidecar_targets, write_pair
-from onnxgen.weights.streamed import read_header
+from onnxgen.output.merge import is_as_signed, merge, signed
+from onnxgen.record.base import BASE, UNREADABLE, bare, base_of, bases, fingerprint, unpacked, with_build
+from onnxgen.record.digest import is_digest
+from onnxgen.record.sidecar import index_path, metadata_at, read_header, sidecar_files
+from onnxgen.weights.sidecar import is_lost, same_content, sidecar_targets, write_pair
 
 _BOTH = "was edited by hand, and the ONNX file or the options changed too"
 _WEIGHTS = "was edited by hand, and the weights changed too"
@@ -119,18 +108,11 @@ class Output:
     def _same_content(self, generated: Generated, metadata: Mapping[str, str], alone: bool = True) -> bool:
         return same_content(generated.weights, generated.tensors, metadata, self.options.shard_size, alone)
 
-    def _metadata(self, generated: Generated) -> dict[str, str]:
-        """Return the metadata of the existing sidecar; empty if there is none."""
-        try:
-            return read_header(sidecar_files(generated.weights)[0])[0]
-        except OnnxgenError:
-            return {}
-
     def _recorded(self, generated: Generated) -> dict[str, str]:
         """Return what the sidecar may record in another way: the data digest, which only builds record, and the same
         base, compressed by another zlib.
         """
-        metadata = self._metadata(generated)
+        metadata = metadata_at(generated.weights)
         found = {DATA: metadata[DATA]} if DATA in metadata else {}
         if BASE in metadata and unpacked(metadata[BASE]) == unpacked(generated.metadata[BASE]):
             found[BASE] = metadata[BASE]
@@ -258,11 +240,11 @@ class Output:
     def _is_of_another(self, generated: Generated) -> bool:
         """Return True if the sidecar has the fingerprint of another module, so this one would not load it."""
         ours = generated.metadata["fingerprint"]
-        return self._metadata(generated).get("fingerprint", ours) != ours
+        return metadata_at(generated.weights).get("fingerprint", ours) != ours
 
     def _has_other_tensors(self, generated: Generated) -> bool:
         """Return True if the sidecar is of the same source and has other tensors: perhaps a person trained them."""
-        metadata = self._metadata(generated)
+        metadata = metadata_at(generated.weights)
         data = metadata.get(DATA, "")
         same = self._needed(generated).items() <= metadata.items() and generated.metadata.get(DATA, data) == data
         return same and not same_content(generated.weights, generated.tensors, None, self.options.shard_size, False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.weights.dequantised import KEY, Dequantised, DequantisedTensor
+from onnxgen.record.way_back import WayBack
+from onnxgen.weights.dequantised import Dequantised, DequantisedTensor
 from onnxgen.weights.provenance import Source, rebuild
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
 
     A tensor that is not trained need not be: it is a constant of the module.
     """
-    record, how = (json.loads(generated.metadata.get(key, "{}")) for key in ("wayback", KEY))
+    way_back = WayBack.from_metadata(generated.metadata)
+    record, how = way_back.tensors, way_back.quantised
     trained = generated.report.trainable
     for value in model.graph.initializers.values():
         tensor = value.const_value
@@ -43,7 +44,8 @@ def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
 
 def altered(generated: Generated) -> Iterator[str]:
     """Yield, for tensors that the state dict is made of unchanged, how an export without training would differ."""
-    record, how = (json.loads(generated.metadata.get(key, "{}")) for key in ("wayback", KEY))
+    way_back = WayBack.from_metadata(generated.metadata)
+    record, how = way_back.tensors, way_back.quantised
     sources = [found for found in generated.tensors.values() if isinstance(found, Source)]
     pieces = {piece.name: piece.tensor for source in sources for piece in (*source.pieces, *source.empty)}
     for name in (record.keys() & pieces.keys()) - how.keys():
@@ -72,7 +74,7 @@ def _is_near(floats: Any, original: Any) -> bool:
     return bool(np.allclose(floats.astype(np.float64)[held], wide, HALF_RTOL, HALF_RTOL * np.abs(wide).max(initial=0)))
 
 
-def _changed(tensor: DequantisedTensor, name: str, record: dict[str, Any], generated: Generated) -> str:
+def _changed(tensor: DequantisedTensor, name: str, record: Mapping[str, Any], generated: Generated) -> str:
     """Describe how an export of an untrained tensor would differ; empty if it would not."""
     read: list[Any] = []
 

@@ -6,5 +6,3 @@ the graph is built like it, or named like it, and nothing speaks for another kin
 """
 
 from onnxgen.purpose.deciding import purpose_of as purpose_of
-from onnxgen.purpose.found import KINDS as KINDS
-from onnxgen.purpose.found import Purpose as Purpose

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxgen.purpose.found import BUILT, FITS, NAMED, Purpose, Vote
+from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
 from onnxgen.purpose.network import Network, shown
 from onnxgen.purpose.table import INCLUDES, RULES
+from onnxgen.record.purpose import Purpose
 
 _MOST = 4  # sentences of evidence, and candidates
 

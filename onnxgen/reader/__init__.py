@@ -22,7 +22,7 @@ from onnxgen.options import Options
 from onnxgen.reader.carried import settle_states
 from onnxgen.reader.check import check
 from onnxgen.reader.constants import fix_constants
-from onnxgen.reader.cut import cut_graph, cut_of, types_of
+from onnxgen.reader.cut import cut_graph, types_of
 from onnxgen.reader.distinct import distinct
 from onnxgen.reader.duplicates import drop_duplicates
 from onnxgen.reader.functions import check_functions, inline
@@ -34,6 +34,7 @@ from onnxgen.reader.shapes import fix_inputs
 from onnxgen.reader.signatures import check_signatures
 from onnxgen.reader.skeleton import put_elements
 from onnxgen.reader.tables import store_tables
+from onnxgen.record.way_back import cut_of
 from onnxgen.scopes.lines import note_variables
 from onnxgen.scopes.origin import note_origin, param_path
 from onnxgen.scopes.recorded import note_parameter_names

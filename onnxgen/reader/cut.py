@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir as ir
 
-from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.errors import Problems
-from onnxgen.options import Options
 from onnxgen.reader.protos import put, taken
-
-KEY = "cut"  # in the sidecar's metadata
-Cut = tuple[Sequence[str], Sequence[str]]  # names of the first and the last values; empty means as in the file
-
-
-def cut_of(options: Options) -> Cut | None:
-    """Return the part that the options ask for, or None for the whole network."""
-    return (tuple(options.inputs), tuple(options.outputs)) if options.inputs or options.outputs else None
-
-
-def recorded_cut(metadata: Mapping[str, str]) -> Cut | None:
-    """Return the part that a module was generated from, as its sidecar records it."""
-    try:
-        found = json_object(metadata[KEY])
-        return tuple(map(str, found["inputs"])), tuple(map(str, found["outputs"]))
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def cut_metadata(options: Options) -> dict[str, str]:
-    """Return the sidecar metadata that `recorded_cut` reads."""
-    cut = cut_of(options)
-    return {} if cut is None else {KEY: json.dumps({"inputs": cut[0], "outputs": cut[1]})}
+from onnxgen.record.way_back import Cut
 
 
 def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypeProto]) -> None:

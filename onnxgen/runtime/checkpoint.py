@@ -16,8 +16,7 @@ from torch import Tensor
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.weights.sidecar import index_path, sidecar_files
-from onnxgen.weights.streamed import read_header
+from onnxgen.record.sidecar import index_path, read_header, sidecar_files
 
 SUFFIXES = (".pt", ".pth", ".ckpt")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where a checkpoint may have its state dict

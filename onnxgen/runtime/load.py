@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.common.paths import installing, python_file
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
+from onnxgen.record.module import METADATA
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +45,6 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
     """
     need_torch("load")
     from onnxgen import pipeline
-    from onnxgen.output.signature import METADATA
 
     path, options = Path(path), options or Options()
     with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:

@@ -17,10 +17,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, typed
+from onnxgen.record.sidecar import INDEX, read_header, sidecar_files
 from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
 from onnxgen.runtime.skip_init import SkipInit
-from onnxgen.weights.sidecar import INDEX, sidecar_files
-from onnxgen.weights.streamed import read_header
 
 MAX_SHOWN = 240  # characters of a list of keys
 

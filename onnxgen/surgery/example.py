@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from onnxgen.errors import OnnxgenError, typed
-from onnxgen.output.signature import Port
+from onnxgen.record.signature import Port
 from onnxgen.surgery.ports import signature_of
 
 Example: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]  # one argument, several, or by name

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from onnxgen.common.names import MAX_LISTED_PATHS, matches
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.lowering.dropout import MAX_LISTED_PATHS, matches
 
 NORMS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,

@@ -9,9 +9,9 @@ from dataclasses import replace
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature, recorded
+from onnxgen.record.module import metadata_of
+from onnxgen.record.signature import Port, Signature, recorded
 from onnxgen.surgery.returned import as_returned
-from onnxgen.verify.integrity import metadata_of
 
 
 def signature_of(model: nn.Module) -> Signature:

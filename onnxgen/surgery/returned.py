@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from onnxgen.output.merge import BASE, UNREADABLE, unpacked
-from onnxgen.output.signature import Port
+from onnxgen.record.base import BASE, UNREADABLE, unpacked
+from onnxgen.record.signature import Port
 
 
 def as_returned(outputs: tuple[Port, ...], kind: type[nn.Module], metadata: Mapping[str, str]) -> tuple[Port, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.output.signature import Port
+from onnxgen.record.signature import Port
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import EACH, fed, says_batch
 from onnxgen.training.data.samples import Data, Field

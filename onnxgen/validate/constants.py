@@ -15,11 +15,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.code.spaced import linspace
 from onnxgen.code.torch_api import function_of
 from onnxgen.errors import WrongTranslation
 from onnxgen.validate.python import PYTHON
+from onnxgen.weights.dtypes import TORCH_DTYPES
 
 Array = NDArray[Any]
 # Reversed, so that the first of several names wins.

@@ -18,14 +18,15 @@ from onnxgen.graph.annotations import APPROXIMATED, FREED
 from onnxgen.graph.element_types import NAMED
 from onnxgen.heads.trained import of_task
 from onnxgen.options import Options
-from onnxgen.output.asked import recorded_options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
 from onnxgen.plugins.evaluating import evaluators, without_reference
 from onnxgen.reader import read
-from onnxgen.reader.cut import cut_of, recorded_cut
+from onnxgen.record.asked import recorded_options
+from onnxgen.record.module import metadata_of
+from onnxgen.record.way_back import cut_of, recorded_cut
 from onnxgen.runtime.load import from_pretrained, imported, load
 from onnxgen.runtime.partial import load_partly
 from onnxgen.verify import answering, directions, excuses, gradients, promises, torch_side
@@ -38,7 +39,6 @@ from onnxgen.verify.integrity import (
     approximation_of,
     compare_recorded,
     compare_weights,
-    metadata_of,
     other_file,
     record_of,
     without_alphabet,

@@ -13,8 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.quote import TORCH_DTYPES
-from onnxgen.weights.provenance import WIDER
+from onnxgen.weights.dtypes import TORCH_DTYPES, WIDER
 
 if TYPE_CHECKING:
     import torch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,58 +14,31 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
-from onnxgen.output.labels import alphabet_in, recorded_alphabet
-from onnxgen.output.signature import METADATA, recorded
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
+from onnxgen.record.labels import alphabet_in, recorded_alphabet
+from onnxgen.record.module import metadata_of, noted, sidecar_of
+from onnxgen.record.signature import recorded
+from onnxgen.record.way_back import TENSORS
 from onnxgen.verify.graph import Graph
 from onnxgen.verify.report import Integrity
 from onnxgen.weights.approximation import KEY as APPROXIMATION
 from onnxgen.weights.approximation import Approximation
 from onnxgen.weights.provenance import Source, rebuild
-from onnxgen.weights.sidecar import read_tensors, sidecar_files
+from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.stored import stored
-from onnxgen.weights.streamed import embedded_header, read_header
 
-_INDEX = ".index.json"
-Found = TypeVar("Found")
 FOLDED = 1e-5  # allowed relative difference of weights into which a norm was folded
-
-
-def sidecar_of(space: Mapping[str, Any]) -> Path | None:
-    """Return the weights file of a generated file, or None if it embeds them (`--embed`) or was not generated."""
-    weights = space.get("WEIGHTS")
-    return weights.with_name(weights.name.removesuffix(_INDEX)) if isinstance(weights, Path) else None
-
-
-def noted(space: Mapping[str, Any], key: str, parse: Callable[[str], Found]) -> Found | None:
-    """Return an entry of the metadata of a generated file's weights, or None if it has none."""
-    try:
-        return parse(metadata_of(space)[key])
-    except (OnnxgenError, KeyError, TypeError, ValueError):
-        return None
 
 
 def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the recorded weight provenance (`provenance.way_back`), or None if the sidecar has none."""
-    return noted(space, "wayback", json_object)
+    return noted(space, TENSORS, json_object)
 
 
 def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
     """Return the recorded approximation of a quantised file, or None if there is none."""
     return noted(space, APPROXIMATION, Approximation.from_json)
-
-
-def metadata_of(space: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the metadata of a generated file's weights; empty if it has none.
-
-    Raises:
-        OnnxgenError: the weights are damaged.
-    """
-    if METADATA in space:
-        return dict(space[METADATA])
-    sidecar = sidecar_of(space)
-    return _embedded(space).get(METADATA, {}) if sidecar is None else read_header(sidecar_files(sidecar)[0])[0]
 
 
 def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) -> list[str]:
@@ -101,25 +74,6 @@ def without_alphabet(path: Path, space: Mapping[str, Any], module: str) -> list[
         return []
     what = f"the weights of {module} lack the {len(found.characters):,} characters that {path} lists ({found.source})"
     return [f"{what}: train would number those of its data; generate it again"]
-
-
-def shapes_of(space: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a generated file's weights. Raises `OnnxgenError` if they are broken."""
-    sidecar = sidecar_of(space)
-    if sidecar is not None:
-        return {key: e.shape for file in sidecar_files(sidecar) for key, e in read_header(file)[1].items()}
-    return {key: tuple(e["shape"]) for key, e in _embedded(space).items() if key != METADATA}
-
-
-def _embedded(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header of the weights that a generated file embeds (`--embed`)."""
-    text = space.get("WEIGHTS")
-    if not isinstance(text, str):
-        return {}
-    try:
-        return embedded_header(text)
-    except ValueError as error:
-        raise OnnxgenError(f"the weights in the module are damaged: {printable(str(error), 300)}") from None
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader.constants import Given, fix_constants
-from onnxgen.reader.cut import Cut, cut_graph
+from onnxgen.reader.cut import cut_graph
 from onnxgen.reader.protos import every_node, opset_of
+from onnxgen.record.way_back import Cut
 from onnxgen.verify.limits import TimedOut, limited
 
 # Without it, sums of products of uint8 and int8 saturate at 16 bits on processors with AVX2 but without VNNI.

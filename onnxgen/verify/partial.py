@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.record.module import sidecar_of
 from onnxgen.verify import torch_side
 from onnxgen.verify.convert import to_numpy
-from onnxgen.verify.integrity import compare_recorded, sidecar_of
+from onnxgen.verify.integrity import compare_recorded
 from onnxgen.verify.oracle import Answer
 from onnxgen.verify.report import VerifyReport
 from onnxgen.weights.sidecar import read_tensors

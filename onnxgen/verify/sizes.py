@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import recorded
+from onnxgen.record.signature import recorded
 from onnxgen.shapes.dims import evaluate, substitute, symbols
 from onnxgen.verify.graph import Graph
 

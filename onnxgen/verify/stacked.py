@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.common.json_text import json_object
 from onnxgen.passes.batch import Freed
-from onnxgen.verify.integrity import noted
+from onnxgen.record.module import noted
 from onnxgen.verify.oracle import Oracle, Refused
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from onnxgen.common.names import printable
 from onnxgen.options import Options
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
+from onnxgen.record.way_back import WayBack
 from onnxgen.view.graph import node_rows, tensor_rows
 from onnxgen.view.lines import traced
 
@@ -64,7 +64,7 @@ def view(path: Path, options: Options, out: Path) -> str:
         scopes=scopes,
         lines=shown,
         in_lines={number for _, numbers in shown for number in numbers},
-        tensors=tensor_rows(model, generated, json.loads(generated.metadata["wayback"])),
+        tensors=tensor_rows(model, generated, WayBack.from_metadata(generated.metadata).tensors),
     )
 
 

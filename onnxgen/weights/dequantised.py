@@ -31,8 +31,6 @@ BNB_TABLES = {
     ],
 }  # fmt: skip
 
-KEY = "quantised"  # in the sidecar's metadata: maps the names of such float tensors to their `Dequantised`
-
 
 @dataclass(frozen=True)
 class Dequantised:

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.weights.coverage import Covered, covers
+from onnxgen.weights.dtypes import WIDER
 from onnxgen.weights.strided import (
     Array,
     Piece,
@@ -41,21 +42,6 @@ from onnxgen.weights.strided import (
     tidy,
     window,
 )
-
-WIDER = {
-    ir.DataType.INT4: ir.DataType.INT8,
-    ir.DataType.UINT4: ir.DataType.UINT8,
-    ir.DataType.INT2: ir.DataType.INT8,
-    ir.DataType.UINT2: ir.DataType.UINT8,
-    ir.DataType.FLOAT4E2M1: ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT8E8M0: ir.DataType.FLOAT,
-    **{
-        getattr(ir.DataType, name): ir.DataType.FLOAT8E4M3FN
-        for name in ("FLOAT6E2M3", "FLOAT6E3M2")
-        if hasattr(ir.DataType, name)  # since onnx-ir 1.1
-    },
-}
-"""Types that torch lacks, and the next wider one that they travel in (it holds each of their values exactly)."""
 
 MAX_PIECES = 65_536  # per tensor; no exporter's reshapes produce more
 

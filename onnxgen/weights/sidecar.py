@@ -6,28 +6,34 @@ import hashlib
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from onnxgen.common.atomic import SUFFIX, replacing
-from onnxgen.common.json_text import json_object
 from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.weights import TRAINED
-from onnxgen.weights.streamed import (
-    BY_NAME,
+from onnxgen.record.sidecar import (
     MARK,
+    TRAINED,
+    followed,
+    header_metadata,
+    index_path,
+    is_ours,
+    read_header,
+    sidecar_files,
+    stale,
+)
+from onnxgen.weights.dtypes import BY_NAME
+from onnxgen.weights.streamed import (
     Array,
     Tensors,
     header_of,
     in_order,
-    read_header,
     sample,
     stored_chunks,
     stored_size,
@@ -66,8 +72,8 @@ def write_pair(
         OnnxgenError: a path cannot be written, the disk is full, or a weight cannot be read or stored; or the module
             was changed meanwhile; or, without `force`, the sidecar exists and was not written by onnxgen.
     """
-    out = _followed(out)
-    files = [] if weights is None else plan(_followed(weights), tensors, metadata, shard_size)
+    out = followed(out)
+    files = [] if weights is None else plan(followed(weights), tensors, metadata, shard_size)
     targets = [file.path for file in files]
     if out in targets:
         what = f"the module and the weights would both be written to {out}"
@@ -87,14 +93,9 @@ def write_pair(
         if source is not None and before is None:
             with replacements.file(out) as file:
                 file.write(source.encode())
-        for stale in [] if weights is None else _stale(_followed(weights), targets):
-            replacements.remove(stale)
+        for old in [] if weights is None else stale(followed(weights), targets):
+            replacements.remove(old)
     return targets if source is None else [*targets, out]
-
-
-def _followed(path: Path) -> Path:
-    """Return the file to replace at a path: the target if the path is a link."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 @contextmanager
@@ -130,12 +131,12 @@ def same_content(
     Without `metadata`, the file's metadata counts as right. Returns False if the sidecar is missing or broken, or, if
     it must be `alone`, if files of another layout (one file, or other shards) lie beside it. Streams both sides.
     """
-    path = _followed(path)
+    path = followed(path)
     try:
         if metadata is None:
-            metadata = read_header(sidecar_files(path)[0])[0]
+            metadata = header_metadata(path)
         files = plan(path, tensors, metadata, shard_size)
-        left_over = alone and _stale(path, [file.path for file in files])
+        left_over = alone and stale(path, [file.path for file in files])
         return not left_over and all(_same(file, tensors) for file in files)
     except (OSError, OnnxgenError):
         return False
@@ -144,7 +145,7 @@ def same_content(
 def is_lost(path: Path) -> bool:
     """Return True if the sidecar at `path` is missing, or too broken to be read."""
     try:
-        for file in sidecar_files(_followed(path)):
+        for file in sidecar_files(followed(path)):
             read_header(file)
     except OnnxgenError:
         return True
@@ -152,32 +153,6 @@ def is_lost(path: Path) -> bool:
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
-
-
-def sidecar_files(path: Path) -> list[Path]:
-    """Return the safetensors files of the sidecar at `path`: the file itself, or the shards of its index. `path` may
-    also be the index.
-
-    Raises `OnnxgenError` if `path` names an index that is missing, or if the index is broken.
-    """
-    base = path.with_name(path.name.removesuffix(INDEX))
-    index = index_path(base)
-    if base == path and (path.is_file() or not index.is_file()):
-        return [path]
-    try:
-        names = sorted(set(json_object(index.read_bytes())["weight_map"].values()))
-        if not names or not all(_shard_pattern(base).fullmatch(name) for name in names):
-            raise ValueError("the index names files that are not its shards")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OnnxgenError(f"{index} is not an index of weights: {error}") from error
-    return [path.with_name(name) for name in names]
-
-
-def entries(path: Path, key: str) -> Iterator[str]:
-    """Yield an entry of the metadata of each file that a sidecar at `path` has, also in the other layout."""
-    for file in _stale(_followed(path), []):
-        with suppress(OnnxgenError, KeyError):
-            yield read_header(file)[0][key]
 
 
 def read_tensors(path: Path) -> dict[str, Array]:
@@ -269,32 +244,11 @@ def _same(file: Planned, tensors: Tensors) -> bool:
 # ---- the files beside each other -------------------------------------------------------------------------------------
 
 
-def index_path(path: Path) -> Path:
-    """Return the path of the index of the sidecar at `path`, used if it is sharded."""
-    return path.parent / f"{path.name}{INDEX}"  # `with_name` fails on "."
-
-
-def _shard_pattern(path: Path) -> re.Pattern[str]:
-    return re.compile(re.escape(path.stem) + r"-\d{5,}-of-\d{5,}" + re.escape(path.suffix))
-
-
-def _ours(path: Path, broken: bool) -> bool:
-    """Return True if onnxgen wrote this file. `broken`: the answer for an unreadable weights file."""
-    try:
-        if path.suffix == ".json":
-            metadata = json_object(path.read_bytes()).get("metadata", {})
-        else:
-            metadata = read_header(path)[0]
-        return bool(metadata.get("generator") == MARK["generator"])
-    except (OSError, ValueError, AttributeError, OnnxgenError):
-        return broken and path.suffix in (".safetensors", ".json")
-
-
 def _refuse_foreign(targets: Iterable[Path], broken: bool) -> None:
     """Refuse to overwrite other programs' files. `broken`: an unreadable weights file counts as ours."""
     way_out = "move that file, name another --weights FILE, or overwrite it with --force"
     for target in targets:
-        if target.is_file() and not _ours(target, broken):
+        if target.is_file() and not is_ours(target, broken):
             raise OnnxgenError(f"{target} exists, and onnxgen did not write it", help=way_out)
         if target.is_file() and _is_trained(target):
             raise OnnxgenError(f"{target} has the trained weights of a run", help=way_out)
@@ -306,11 +260,3 @@ def _is_trained(path: Path) -> bool:
         return TRAINED in read_header(path)[0]
     except OnnxgenError:
         return False
-
-
-def _stale(path: Path, targets: list[Path]) -> list[Path]:
-    """Return the files that an earlier write left at this path in the other layout (one file, or shards and index)."""
-    pattern = _shard_pattern(path)
-    found = [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)] if path.parent.is_dir() else []
-    found += [file for file in (path, index_path(path)) if file.exists()]
-    return sorted(file for file in found if file not in targets and file.is_file() and _ours(file, broken=False))

@@ -9,7 +9,6 @@ and only the pages that it is reading if the tensor is memory-mapped.
 
 from __future__ import annotations
 
-import base64
 import io
 import itertools
 import json
@@ -17,18 +16,17 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeGuard
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.common.json_text import json_object
-from onnxgen.common.names import printable
 from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import MAX_HEADER
+from onnxgen.weights.dtypes import SAFETENSORS_DTYPES, WIDER
 from onnxgen.weights.file_tensor import FileTensor, SourceFile
-from onnxgen.weights.provenance import WIDER, Source
+from onnxgen.weights.provenance import Source
 from onnxgen.weights.strided import Array as Array
 from onnxgen.weights.strided import merged
 
@@ -37,40 +35,6 @@ Tensors = Mapping[str, Source | Array]
 CHUNK = 16 << 20  # bytes in one chunk
 COPIED = 1 << 30  # bytes in one system call, at most
 SAMPLES = 8  # approximate number of sampled elements of each tensor
-MAX_HEADER = 100_000_000  # bytes; limit of the safetensors library
-MARK = {"format": "pt", "generator": "onnxgen"}  # loaders of the Hugging Face layout require "format"
-
-DTYPES = {
-    ir.DataType.BOOL: "BOOL",
-    ir.DataType.UINT8: "U8",
-    ir.DataType.INT8: "I8",
-    ir.DataType.UINT16: "U16",
-    ir.DataType.INT16: "I16",
-    ir.DataType.UINT32: "U32",
-    ir.DataType.INT32: "I32",
-    ir.DataType.UINT64: "U64",
-    ir.DataType.INT64: "I64",
-    ir.DataType.FLOAT16: "F16",
-    ir.DataType.BFLOAT16: "BF16",
-    ir.DataType.FLOAT: "F32",
-    ir.DataType.DOUBLE: "F64",
-    ir.DataType.COMPLEX64: "C64",
-    ir.DataType.FLOAT8E4M3FN: "F8_E4M3",
-    ir.DataType.FLOAT8E5M2: "F8_E5M2",
-    ir.DataType.FLOAT8E4M3FNUZ: "F8_E4M3FNUZ",
-    ir.DataType.FLOAT8E5M2FNUZ: "F8_E5M2FNUZ",
-    ir.DataType.FLOAT8E8M0: "F8_E8M0",
-}
-BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-
-
-class Entry(NamedTuple):
-    """A tensor in a safetensors file: dtype by its safetensors name, shape, and its bytes in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -81,76 +45,6 @@ def embed_bytes(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
     file = io.BytesIO()
     write_tensors(file, header_of(tensors, metadata), in_order(tensors), tensors)
     return file.getvalue()
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
-def embedded_header(text: str) -> dict[str, Any]:
-    """Return the header of the weights in the constant `WEIGHTS` of a module (`--embed`).
-
-    Raises `ValueError` if they are damaged.
-    """
-    data = base64.b85decode("".join(text.split()))
-    return json_object(data[8 : 8 + int.from_bytes(data[:8], "little")])
-
-
-def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
-    """Read the metadata and the tensors' entries of one safetensors file.
-
-    Raises:
-        OnnxgenError: the file is not a safetensors file, is cut short, or has an invalid header.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER, size - 8):
-                raise ValueError("the header is cut short")
-            header = json_object(file.read(length))
-        metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("the metadata is not a map of strings")
-        entries = {key: _entry(key, found, 8 + length) for key, found in header.items()}
-        _check_offsets(entries, 8 + length, size)
-        return metadata, entries
-    except OSError as error:
-        raise OnnxgenError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise OnnxgenError(f"{path} is not a safetensors file: {error}") from error
-
-
-def _entry(key: str, found: Any, begin: int) -> Entry:
-    """Return the entry of a tensor in a header. The bytes of all tensors begin at `begin`."""
-    if not isinstance(found, dict):
-        raise ValueError(f"tensor {printable(key)!r} has no description")
-    dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in BY_NAME:
-        raise ValueError(f"tensor {printable(key)!r} has an unknown type")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor {printable(key)!r} has no sizes")
-    if math.prod(shape) * int(BY_NAME[dtype].itemsize) != offsets[1] - offsets[0] or max(shape, default=0) >= 2**63:
-        raise ValueError(f"tensor {printable(key)!r} is cut short")
-    return Entry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
-
-
-def _are_sizes(found: Any) -> TypeGuard[list[int]]:
-    return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
-
-
-def _check_offsets(entries: Mapping[str, Entry], begin: int, size: int) -> None:
-    """Check that tensors fill the file behind its header, in any order. The library reads no other file."""
-    end = begin
-    for key, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
-        if entry.start < end:
-            raise ValueError(f"tensor {printable(key)!r} lies over another")
-        if entry.start > end:
-            raise ValueError(f"{entry.start - end} bytes before tensor {printable(key)!r} are of no tensor")
-        end = entry.stop
-        if end > size:
-            raise ValueError(f"tensor {printable(key)!r} is cut short")
-    if end < size:
-        raise ValueError(f"{size - end} bytes behind its tensors are of no tensor")
 
 
 # ---- one file --------------------------------------------------------------------------------------------------------
@@ -168,10 +62,10 @@ def header_of(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
     for key in in_order(tensors):
         value = tensors[key]
         dtype = stored_dtype(value)
-        if dtype not in DTYPES or key == "__metadata__":
+        if dtype not in SAFETENSORS_DTYPES or key == "__metadata__":
             raise OnnxgenError(f"weight {key!r} of type {dtype.name} cannot be stored as safetensors")
         begin, end = end, end + stored_size(value)
-        header[key] = {"dtype": DTYPES[dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+        header[key] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:

@@ -575,6 +575,11 @@ def patched(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
 
 
+def signed(header: dict[str, Any]) -> str:
+    """The signature in a header, but with another file."""
+    return json.dumps(json.loads(header["__metadata__"]["signature"]) | {"sha256": "0"})
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
@@ -584,7 +589,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a huge header": lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:]),
     "no JSON": lambda path: path.write_bytes(path.read_bytes().replace(b"{", b"[", 1)),
     "of another module": lambda path: patched(path, lambda h: h["__metadata__"].update(fingerprint="0" * 32)),
-    "of another source": lambda path: patched(path, lambda h: h["__metadata__"].update(signature='{"sha256": "0"}')),
+    "of another source": lambda path: patched(path, lambda h: h["__metadata__"].update(signature=signed(h))),
     "of other data": lambda path: patched(path, lambda h: h["__metadata__"].update(data="0" * 32)),
     "no metadata": lambda path: patched(path, lambda h: h.pop("__metadata__")),
 }

@@ -24,6 +24,7 @@ from onnxgen.export.report import BACK
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.export.sizes import Sizes
 from onnxgen.options import Options
+from onnxgen.record.way_back import WayBack
 from tests.support.real import imported
 
 F = np.float32
@@ -70,7 +71,7 @@ def test_the_size_of_a_head_is_that_of_its_own_parts() -> None:
 def test_tensors_that_a_head_cant_have_are_told_as_plain_text() -> None:
     entry = {"parts": [{"key": "head.weight"}]}
     tensors: dict[str, Any] = {"w": entry, "shared": [entry, entry], "v": entry}
-    record = back.Record(tensors, {}, {"v": []})
+    record = WayBack(tensors, {}, {"v": []})
     for by_tensor, names, told in (
         ({HOSTILE: []}, ["w"], "holds the head's weights as integers"),
         ({}, ["w", "v"], "once for the head and for something else"),

@@ -27,8 +27,8 @@ from onnxgen.export.places import fill, places
 from onnxgen.export.retyped import retyped_file
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.heads.labels import Axis, Labels, _axis
-from onnxgen.heads.tail import Channels, Level, Tail
 from onnxgen.options import Options
+from onnxgen.record.tail import Channels, Level, Tail
 
 F = np.float32
 TYPED = {  # the protobuf's field of the elements of a type

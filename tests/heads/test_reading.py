@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.decoding import need_decoding
 from onnxgen.heads.reading import find_tail
-from onnxgen.heads.tail import Tail, tail_of
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.cut import cut_graph
+from onnxgen.record.tail import Tail, tail_of
 from onnxgen.training.goals.detection.boxes import to_corners
 from onnxgen.training.goals.detection.decoder import Decoded, Decoder
 from tests.heads import small

@@ -9,8 +9,8 @@ import pytest
 
 from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import read_header
 from onnxgen.runtime.checkpoint import read_weights
-from onnxgen.weights.streamed import read_header
 from tests.support.reader_models import Write, model, node, weight, write
 
 __all__ = ["write"]  # a fixture

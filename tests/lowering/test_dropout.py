@@ -15,7 +15,7 @@ from onnx import helper as h
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run
-from onnxgen.lowering.dropout import matches
+from onnxgen.common.names import matches
 from onnxgen.pipeline import build, check, generate
 from tests.support.real import assert_way_back, imported
 from tests.support.real import run as run_file

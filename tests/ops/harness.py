@@ -26,13 +26,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgen.code import render
-from onnxgen.code.quote import TORCH_DTYPES
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
 from onnxgen.pipeline import build
 from onnxgen.verify.graph import PRODUCTS
 from onnxgen.verify.oracle import Onnxruntime
+from onnxgen.weights.dtypes import TORCH_DTYPES
 from tests.shapes.agreeing import hold_elements, hold_sizes
 from tests.support.defaults import given_defaults
 from tests.support.onnx_cases import node_cases

@@ -14,8 +14,8 @@ import onnxgen
 from onnxgen.cli.options import generation_options, take_options
 from onnxgen.common.limits import Limits
 from onnxgen.options import OPTIONS, Options
-from onnxgen.output.asked import KEY, asked, command, recorded_options, words
-from onnxgen.weights.streamed import read_header
+from onnxgen.record.asked import KEY, asked, command, recorded_options, words
+from onnxgen.record.sidecar import read_header
 from tests.conftest import ROOT
 
 GIVEN: dict[str, Any] = {

@@ -21,8 +21,9 @@ import pytest
 from onnxgen.cli import run
 from onnxgen.output import merge as merging
 from onnxgen.output import write
-from onnxgen.output.merge import BASE, merge
-from onnxgen.weights.streamed import read_header
+from onnxgen.output.merge import merge
+from onnxgen.record.base import BASE
+from onnxgen.record.sidecar import read_header
 from tests.conftest import ROOT
 from tests.output.edits import Place, network, new_method, replaced
 from tests.support.tiers import drawn

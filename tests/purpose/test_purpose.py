@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from onnxgen import Options
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.output import signature as signatures
-from onnxgen.output.signature import Signature
 from onnxgen.pipeline import build, read_and_simplify
-from onnxgen.purpose import KINDS, Purpose, purpose_of
+from onnxgen.purpose import purpose_of
+from onnxgen.record.purpose import KINDS, Purpose
+from onnxgen.record.signature import Signature, recorded
 from tests.conftest import ROOT
 from tests.purpose.heads import HEADS, TRAPS, Head, image, pooled, trunk
 from tests.support.exported import exported
@@ -72,7 +74,7 @@ def told(path: Path) -> Purpose:
     assert found.kind in ("", *KINDS) and set(found.candidates) <= set(KINDS)
     assert not (found.kind and found.candidates), "candidates are for those who are unsure"
     assert found.evidence or not found.kind
-    assert Purpose.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert Purpose.from_dict(json.loads(json.dumps(asdict(found)))) == found
     return found
 
 
@@ -222,7 +224,7 @@ def test_a_map_of_one_cell_is_no_segmentation(tmp_path: Path) -> None:
 
 def test_the_signature_keeps_it(tmp_path: Path) -> None:
     made = build(SAMPLE, Options(), tmp_path / "model.py")
-    found = signatures.recorded(made.metadata)
+    found = recorded(made.metadata)
     assert found is not None and found.purpose is not None
     assert found.purpose.kind == "classification" and found.purpose.facts["classes"] == 10
     assert Signature.from_json(found.to_json()) == found

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from onnxgen import OnnxgenError, Options, export, generate
 from onnxgen.cli import run as command
+from onnxgen.record.sidecar import read_header
 from onnxgen.weights.dequantised import Dequantised
-from onnxgen.weights.streamed import read_header
 from tests.quantized.nets import CASES, example, generated, pretrained, quantised, rms, run
 
 FLOAT = Options(quantized="float")

@@ -17,8 +17,8 @@ from onnx import numpy_helper, parser
 import onnxgen
 from onnxgen import Options, generate, verify
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import read_header
 from onnxgen.training.model import open_model
-from onnxgen.weights.streamed import read_header
 
 F = np.float32
 WEIGHT, BIAS = np.arange(12, dtype=F).reshape(4, 3) / 10, np.array([1, -1, 0.5], F)

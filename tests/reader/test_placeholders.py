@@ -13,9 +13,9 @@ from onnx.numpy_helper import from_array
 import onnxgen
 from onnxgen.export.freed import fix_sizes
 from onnxgen.options import Options
-from onnxgen.output.signature import Port, Signature
 from onnxgen.reader import read
 from onnxgen.reader.placeholders import is_placeholder, separate
+from onnxgen.record.signature import Port, Signature
 from tests.support.reader_models import Write, model, node, value, write
 
 __all__ = ["write"]  # a fixture

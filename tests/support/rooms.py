@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The layers of the packages, lowest first: a package imports only from its own layer and from those below it.
 FLOORS = (
     ("_version", "common", "errors", "options"),
+    ("record",),
     ("graph",),
     ("shapes",),
     ("plugins",),
@@ -47,7 +48,7 @@ APART = ("build_hooks", "_callable", "importer", "templates")  # they use only t
 # What uses a finished module. A change inside the generator does not reach its tests, unless the change is in a package
 # that it reads files with: the generator's own tests hold what a finished module is.
 USERS = ("view", "training", "cli", "build_hooks", "importer")
-READ_BY_USERS = ("_version", "common", "errors", "options", "weights", "output", "_callable")
+READ_BY_USERS = ("_version", "common", "errors", "options", "record", "weights", "output", "_callable")
 
 # The packages that a folder of tests is about, if it has another name than its package.
 ABOUT = {

@@ -20,7 +20,7 @@ from onnxgen import generate, verify
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.labels import relabelled
-from onnxgen.output.labels import Alphabet, alphabet_in, alphabet_of
+from onnxgen.record.labels import Alphabet, alphabet_in, alphabet_of
 from onnxgen.training import Settings, evaluate, fit, load
 from onnxgen.training.prepare import Plan, prepare
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.settings import Settings

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from onnxgen import generate
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
-from onnxgen.purpose.found import Purpose
+from onnxgen.record.purpose import Purpose
+from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data

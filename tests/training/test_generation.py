@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import onnxgen
 from onnxgen.cli import run as command
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training import causal_lm, fit, load, open_model
 from onnxgen.training.generation.ports import causal_ports
 from tests.training import causal, texts

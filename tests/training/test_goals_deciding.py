@@ -14,8 +14,9 @@ from torch import nn
 
 from onnxgen import generate
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import METADATA, Port, Signature
-from onnxgen.purpose import Purpose
+from onnxgen.record.module import METADATA
+from onnxgen.record.purpose import Purpose
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training import Settings, evaluate, fit, load
 from onnxgen.training.checkpoint.peek import KEY
 from onnxgen.training.config import read_config

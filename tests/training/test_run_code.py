@@ -104,7 +104,7 @@ def test_a_configuration_of_a_run_names_code(name: str, value: str, here: Path, 
 @pytest.mark.parametrize("place", ["../evil.py", "evil.py"])
 def test_a_module_that_is_not_that_of_the_run(place: str, here: Path, capsys: Out) -> None:
     """Neither on a resume, nor as the base of an adapter, nor for an export."""
-    from onnxgen.code.digest import code_digest
+    from onnxgen.record.digest import code_digest
 
     shutil.copy("evil.py", "run/evil.py")
     shutil.copy("evil.py", "lora/evil.py")

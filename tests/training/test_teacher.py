@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from onnxgen import Options, generate
 from onnxgen.errors import OnnxgenError
-from onnxgen.training import evaluate, fit, load, open_model, teacher
+from onnxgen.training import evaluate, fit, load, onnx_teacher, open_model, teacher
 from onnxgen.training.config import read_config
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.teaching import with_teacher
+from onnxgen.training.onnx_teacher import OnnxNetwork
 from onnxgen.training.prepare import prepare
 from onnxgen.training.settings import Settings
-from onnxgen.training.teacher import OnnxNetwork
 from tests.zoo.export import quiet
 
 CPU: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "batch_size": 16}
@@ -320,7 +320,7 @@ def test_a_teacher_of_images_of_another_scale_is_refused(made: Path, monkeypatch
     x, inputs = pixels(4), {"x": "x"}
     network = OnnxNetwork(made / "logits.onnx", ())
     for scale, own in (("imagenet", "imagenet"), ("", "imagenet"), ("imagenet", ""), ("0.5,0.2", "imagenet")):
-        monkeypatch.setattr(teacher, "OnnxNetwork", lambda *given, own=own: setattr(network, "scale", own) or network)
+        monkeypatch.setattr(onnx_teacher, "OnnxNetwork", lambda *_, own=own: setattr(network, "scale", own) or network)
         said = pytest.raises(OnnxgenError, match=f"by {own}, and the student gets {scale} -> --normalize {own}")
         with said if scale == "0.5,0.2" else nullcontext():
             teacher.open_teacher(made / "logits.onnx", (), inputs, {"x": x}, scale)

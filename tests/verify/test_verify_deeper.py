@@ -20,6 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.reader import read
+from onnxgen.record.sidecar import read_header
 from onnxgen.runtime.load import load
 from onnxgen.verify import feeds, verify
 from onnxgen.verify.compare import MAX_SLACK_PART, Tolerance
@@ -28,7 +29,6 @@ from onnxgen.verify.freedom import NOISE, Freedom, explained
 from onnxgen.verify.graph import examine
 from onnxgen.verify.report import Gradients
 from onnxgen.verify.sizes import sizes
-from onnxgen.weights.streamed import read_header
 
 NET = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6] x) => (float[n, 4] y) {
     a = Gemm <transB = 1> (x, w0, b0)  r = Relu (a)  s = Sub (r, a)  y = Gemm <transB = 1> (s, w1, b1) }"""

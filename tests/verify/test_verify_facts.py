@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import onnxgen
 from onnxgen.options import Options
+from onnxgen.record.sidecar import read_header
 from onnxgen.runtime.load import imported
 from onnxgen.verify import feeds
 from onnxgen.verify.check import Check
@@ -37,7 +38,6 @@ from onnxgen.verify.torch_side import Backward, cast_numpy
 from onnxgen.verify.trace import Event, Results, _Trace, traced
 from onnxgen.verify.vivid import _mute
 from onnxgen.verify.wide import _key
-from onnxgen.weights.streamed import read_header
 
 F = np.float32
 

@@ -22,10 +22,11 @@ from safetensors.numpy import load_file, save
 
 from onnxgen.common import atomic
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import INDEX, MARK, read_header, sidecar_files
 from onnxgen.weights import sidecar, streamed
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
-from onnxgen.weights.sidecar import INDEX, is_sharded, read_tensors, same_content, sidecar_files, write_pair
-from onnxgen.weights.streamed import embed_bytes, header_of, in_order, read_header, write_tensors
+from onnxgen.weights.sidecar import is_sharded, read_tensors, same_content, write_pair
+from onnxgen.weights.streamed import embed_bytes, header_of, in_order, write_tensors
 from tests.support import forked
 
 
@@ -340,7 +341,7 @@ def test_fresh_or_not(tmp_path: Path) -> None:
                     (tmp_path / name).write_bytes(bad)
                     assert not same_content(path, tensors, metadata, size), name
                 (tmp_path / name).write_bytes(good)
-    write_safetensors(path, tensors, {**streamed.MARK, "fingerprint": "0"})
+    write_safetensors(path, tensors, {**MARK, "fingerprint": "0"})
     assert not same_content(path, tensors, metadata, 200), "an older layout is left beside it"
 
 

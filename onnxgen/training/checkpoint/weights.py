@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
+from onnxgen.record.module import sidecar_of
+from onnxgen.record.sidecar import shapes_in
 from onnxgen.training.sharded.rows import read_rows, sharded
-from onnxgen.verify.integrity import sidecar_of
-from onnxgen.weights.sidecar import sidecar_files
-from onnxgen.weights.streamed import read_header
 
 COMPILED = "_orig_mod."  # torch.compile's prefix for the names in a module that it wraps
 
@@ -89,8 +88,7 @@ def _stored(model: nn.Module) -> frozenset[str]:
     spaces = [vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules]
     try:
         sidecar = next(filter(None, map(sidecar_of, spaces)), None)
-        files = [] if sidecar is None else sidecar_files(sidecar)
-        return frozenset(key for file in files for key in read_header(file)[1])
+        return frozenset(() if sidecar is None else shapes_in(sidecar))
     except OnnxgenError:
         return frozenset()
 

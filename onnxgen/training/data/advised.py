@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from onnxgen.output.signature import Signature
+from onnxgen.record.signature import Signature
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.model import fixed_batch
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port
+from onnxgen.record.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.training.data.fed import fed, says_batch
 from onnxgen.training.data.images import shown

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import Problem, Problems, counted, typed
-from onnxgen.output.signature import Port
+from onnxgen.record.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.advised import advised, runner, usual

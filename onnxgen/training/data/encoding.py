@@ -15,7 +15,7 @@ from torch import Tensor
 from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problems
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.preprocessing import Column, Table, fitted, values_of
 from onnxgen.training.data.samples import Feeding

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 
 EACH = "each"  # stands in front of the axes of an input without a batch, of which each sample is run by itself

@@ -10,7 +10,7 @@ from torch import nn
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problem, Problems
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.fed import arrangement, fed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import target_called

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.advised import Chooser, classifies, reads_lines, runner
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment

@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, counted
+from onnxgen.record.sidecar import metadata_at, shapes_in
+from onnxgen.record.signature import Signature, recorded
 from onnxgen.training.config import DIGITS
 from onnxgen.training.data.layout import (
     SOUNDS,
@@ -32,9 +34,6 @@ from onnxgen.training.data.read_early import check_file
 from onnxgen.training.data.unpacked import unpacked
 from onnxgen.training.goals.names import check_names
 from onnxgen.training.settings import Settings
-
-if TYPE_CHECKING:
-    from onnxgen.output.signature import Signature
 
 ALWAYS = ("torch", "lightning", "torchmetrics", "tensorboard", "matplotlib")  # packages of every run
 MOST_NAMES = 20  # of blocks, in an error
@@ -187,24 +186,14 @@ def _classes_of(model: Path) -> int:
 
 def _signature_of(model: Path) -> Signature | None:
     """Return what the weights beside a module say of its inputs and outputs; None if they say nothing."""
-    from onnxgen.output.signature import recorded  # these import onnx, which an empty folder need not wait for
-    from onnxgen.weights.sidecar import sidecar_files
-    from onnxgen.weights.streamed import read_header
-
     if model.is_dir():  # of a run another module may be trained
         return None
-    try:
-        return recorded(read_header(sidecar_files(model.with_suffix(".safetensors"))[0])[0])
-    except (OnnxgenError, OSError, LookupError, TypeError, ValueError):
-        return None
+    return recorded(metadata_at(model.with_suffix(".safetensors")))
 
 
 def _stored(model: Path) -> list[str]:
     """Return the names of the weights beside a module; none if they can't be read."""
-    from onnxgen.weights.sidecar import sidecar_files
-    from onnxgen.weights.streamed import read_header
-
     try:
-        return [name for path in sidecar_files(model.with_suffix(".safetensors")) for name in read_header(path)[1]]
-    except (OnnxgenError, OSError, LookupError, TypeError, ValueError):
+        return [*shapes_in(model.with_suffix(".safetensors"))]
+    except (OnnxgenError, ValueError):
         return []

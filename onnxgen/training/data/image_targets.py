@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.folder import Files

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.output.signature import Port
+from onnxgen.record.signature import Port
 from onnxgen.training.config import parse_size
 from onnxgen.training.data.advised import Chooser
 from onnxgen.training.data.arrays import spread

@@ -6,17 +6,14 @@ It refuses only what is certain. All of it is checked again, and more, where the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
+from onnxgen.record.signature import Port
 from onnxgen.training.config import parse_size
 from onnxgen.training.data.recipes import recipes
 from onnxgen.training.data.scales import by_input, parse_scale
 from onnxgen.training.settings import Settings
-
-if TYPE_CHECKING:
-    from onnxgen.output.signature import Port
 
 _WORDS = ("auto", "none", "")
 _CHANNELS = (1, 3, 4)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port
+from onnxgen.record.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.augment import Augment, grid

@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problem, Problems
+from onnxgen.record.signature import Port
 from onnxgen.training.data.archives import array_of, decoded, divided, need_one_length, read_npz
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES
 from onnxgen.training.data.preprocessing import texts_of
 from onnxgen.training.data.source import Gaps, target_called, text_input
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.settings import Settings
-
-if TYPE_CHECKING:
-    from onnxgen.output.signature import Port
 
 _TEXTS, _ARRAYS = (".csv", ".tsv"), (".npz", ".parquet")
 # bytes of a file that is read here, twice in all: text takes a tenth of a second for each MiB

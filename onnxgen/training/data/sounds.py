@@ -18,7 +18,7 @@ from torch import Tensor
 from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.output.signature import Signature
+from onnxgen.record.signature import Signature
 from onnxgen.training.data.arrays import Arrays, subset
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES

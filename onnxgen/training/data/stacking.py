@@ -9,7 +9,7 @@ import torch
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problems, counted
-from onnxgen.output.signature import Signature
+from onnxgen.record.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.feeding import no_target
 from onnxgen.training.data.preprocessing import fitted

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import Files
 from onnxgen.training.data.layout import SUFFIXES

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from onnxgen.common.json_text import json_object
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.record.sidecar import read_header
 from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
 from onnxgen.surgery.owners import check_patterns, is_below, near
 from onnxgen.surgery.replacing import resize_head
 from onnxgen.training.finetune.freezing import freeze, unfreeze
 from onnxgen.training.finetune.packed import Packed, packed_layers, read_outside, unpack
-from onnxgen.weights.streamed import read_header
 
 KEY = "adapter"  # of the metadata of a file that holds an adapter
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

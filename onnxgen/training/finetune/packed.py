@@ -24,15 +24,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.export.origin import Origin, origin_of
-from onnxgen.export.places import places_of
-from onnxgen.export.shared import parts
+from onnxgen.record.module import metadata_of, sidecar_of
+from onnxgen.record.sidecar import read_header, sidecar_files
+from onnxgen.record.way_back import QUANTISED, parts
 from onnxgen.surgery.example import Example, call, undisturbed
 from onnxgen.surgery.owners import is_below
 from onnxgen.verify.convert import to_torch
-from onnxgen.verify.integrity import metadata_of, sidecar_of
-from onnxgen.weights.dequantised import BITS, KEY, TABLE, Dequantised, table
-from onnxgen.weights.sidecar import sidecar_files
-from onnxgen.weights.streamed import BY_NAME, read_header
+from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, table
+from onnxgen.weights.dtypes import BY_NAME
 
 TYPES = {ir.DataType[name] for name in "INT2 UINT2 INT4 UINT4 INT8 UINT8 INT16".split()}
 AT_ONCE = 1 << 17  # bytes of numbers that are looked up at once
@@ -243,14 +242,16 @@ def pack(model: nn.Module, file: Path, without: tuple[str, ...] = ()) -> list[st
         notes for the user: what is kept as integers, and what is not and why. Empty if the file is not quantised.
     """
     space = vars(sys.modules[type(model).__module__])
-    if metadata_of(space).get(KEY, "{}") == "{}":
+    if metadata_of(space).get(QUANTISED, "{}") == "{}":
         return []
+    from onnxgen.export.places import places_of  # imported here: it reads graphs
+
     try:
         origin = origin_of(file, space, None)
     except OnnxgenError as error:
         return [f"the weights are kept as floats, not as the integers of the file: {one_line(error)}"]
     _give_back_memory()
-    packing = _Packing(model, origin, without)
+    packing = _Packing(model, origin, places_of(origin.onnx), without)
     packing.run()
     return packing.notes()
 
@@ -264,10 +265,10 @@ def _give_back_memory() -> None:
 
 
 class _Packing:
-    def __init__(self, model: nn.Module, origin: Origin, without: tuple[str, ...]) -> None:
+    def __init__(self, model: nn.Module, origin: Origin, stored: Mapping[str, Any], without: tuple[str, ...]) -> None:
         self.model, self.record, self.without = model, origin.record, without
         self.folder, self.onnx = origin.onnx.absolute().parent, origin.onnx
-        self.stored = places_of(origin.onnx)
+        self.stored = stored
         self.made: dict[str, Integers | None] = {}
         self.value = _values(origin.space)
         self.packed: list[Packed] = []

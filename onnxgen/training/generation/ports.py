@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.text.roles import DECODER, DECODER_MASK, IDS, PAST, fixed_length, past_shape, roles_of
 
 WAY = "export it with input_ids, attention_mask and logits; in optimum: --task text-generation-with-past"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.labels import PREFIX, SPACE, Alphabet, recorded_alphabet
+from onnxgen.record.labels import PREFIX, SPACE, Alphabet, recorded_alphabet
+from onnxgen.record.module import metadata_of
 from onnxgen.surgery.classes import told_classes
 from onnxgen.training.data.images import ToInput
-from onnxgen.verify.integrity import metadata_of
 
 if TYPE_CHECKING:
     from onnxgen.training.goals.choice import Situation

@@ -14,7 +14,7 @@ from torchmetrics.text import CharErrorRate
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.output.labels import Alphabet
+from onnxgen.record.labels import Alphabet
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.values import Values

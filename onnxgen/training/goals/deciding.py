@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Signature
-from onnxgen.purpose import Purpose
+from onnxgen.record.module import shapes_of
+from onnxgen.record.purpose import Purpose
+from onnxgen.record.signature import Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import axes_of
@@ -26,7 +27,6 @@ from onnxgen.training.goals.choice import LOSS_SETTINGS, TASKS
 from onnxgen.training.goals.names import OUTPUTS
 from onnxgen.training.runs.record import has_code
 from onnxgen.training.settings import Settings
-from onnxgen.verify.integrity import shapes_of
 
 OF_SINGLE_OUTPUTS = (*LOSS_SETTINGS, "mixup", "cutmix", "sampler")  # settings that a loss of each output reads
 _EACH = "for a loss of each output, --task outputs"

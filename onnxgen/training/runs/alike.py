@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted, typed
-from onnxgen.heads.tail import tail_of
+from onnxgen.record.tail import tail_of
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.asked import order_told
 from onnxgen.training.data.fed import fed

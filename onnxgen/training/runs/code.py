@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.code.digest import FINGERPRINT, tree_digest
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.digest import FINGERPRINT, tree_digest
 from onnxgen.training.config import FUNCTION
 from onnxgen.training.runs.folder import MODULE
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.record.sidecar import TRAINED
 from onnxgen.training.data.scales import scale_text
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
 from onnxgen.training.runs.image import Image
 from onnxgen.training.runs.record import BOXES, Input, Record, Target
-from onnxgen.weights import TRAINED
 
 VERSION = 2  # 1 was the list of inputs
 APPLIED = {"softmax": "", "log_softmax": "exp", "sigmoid": "", "": "softmax"}  # by what a model of classes ends in

@@ -18,13 +18,16 @@ from safetensors.torch import load
 from torch import Tensor
 
 from onnxgen._version import __version__
-from onnxgen.code.digest import code_digest
 from onnxgen.common.atomic import replacing
 from onnxgen.common.digest import file_sha256
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
-from onnxgen.output.signature import KEY as SIGNATURE
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.base import fingerprint
+from onnxgen.record.digest import code_digest
+from onnxgen.record.module import metadata_of, sidecar_of
+from onnxgen.record.sidecar import sidecar_files
+from onnxgen.record.signature import KEY as SIGNATURE
+from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
@@ -48,12 +51,11 @@ from onnxgen.training.runs.held import held_back
 from onnxgen.training.runs.image import Image
 from onnxgen.training.runs.record import Input, Part, Record, Target, code_of, noted, read_record, write_record
 from onnxgen.training.runs.seen import SAMPLES, digests
-from onnxgen.training.runs.source import fingerprint_of, source_of
+from onnxgen.training.runs.source import source_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
 from onnxgen.verify.convert import to_torch
-from onnxgen.verify.integrity import metadata_of, sidecar_of
-from onnxgen.weights.sidecar import read_tensors, sidecar_files
+from onnxgen.weights.sidecar import read_tensors
 
 ADAPTED = "its weights are an adapter of another module's"
 _OUT = "ONNXGEN_OUT"  # tells the folder of a run to the processes that Lightning starts
@@ -168,7 +170,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     if plan.settings.strategy == "fsdp":
         found.shard_size = _shard_size(vars(sys.modules[type(plan.model).__module__]))
     found.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: signature.to_json()}
-    found.metadata["fingerprint"] = fingerprint_of(found.source)
+    found.metadata["fingerprint"] = fingerprint(found.source) or ""
     found.record = replace(record, own_code=code_digest(found.source))
     return found
 

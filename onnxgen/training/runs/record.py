@@ -19,6 +19,7 @@ from onnxgen.common.digest import file_sha256
 from onnxgen.common.json_text import json_object
 from onnxgen.common.paths import is_same_place
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.digest import code_digest, is_digest
 from onnxgen.training.config import TYPES, seen_here, typed
 from onnxgen.training.runs.code import is_same_code
 from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of, no_run
@@ -268,8 +269,6 @@ class Record:
 
 def code_of(module: Path) -> str | None:
     """Return a digest of what a module does (see `code_digest`); None if it can't be read."""
-    from onnxgen.code.digest import code_digest
-
     try:
         return code_digest(module.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -278,8 +277,6 @@ def code_of(module: Path) -> str | None:
 
 def has_code(module: Path, recorded: str) -> bool:
     """Return True if a module does what it did when its digest was recorded (see `is_digest`)."""
-    from onnxgen.code.digest import is_digest
-
     try:
         return is_digest(recorded, module.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):

@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from onnxgen.code.digest import LENGTH, code_digest, is_digest
-from onnxgen.code.render import with_fingerprint
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port
+from onnxgen.record.digest import LENGTH, code_digest, is_digest, with_fingerprint
+from onnxgen.record.signature import Port
 from onnxgen.training.runs.code import READING
 from onnxgen.training.runs.folder import BEST, INDEX
 
@@ -58,12 +57,6 @@ def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports, *, d
     if unedited:  # it is again what onnxgen would call its own
         text = with_fingerprint(text, code_digest(text) + str(space.FINGERPRINT)[LENGTH:])
     return text
-
-
-def fingerprint_of(text: str) -> str:
-    """Return the `FINGERPRINT` of a module's text; "" if there is none."""
-    found = re.search(r'^FINGERPRINT = "(\w*)"$', text, re.MULTILINE)
-    return found[1] if found else ""
 
 
 def _with_weights(text: str, divided: bool) -> str:

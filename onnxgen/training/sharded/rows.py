@@ -23,9 +23,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from onnxgen.common.atomic import replacing
+from onnxgen.record.sidecar import sidecar_files
 from onnxgen.training.runs.folder import files_of
 from onnxgen.verify.convert import to_numpy
-from onnxgen.weights.sidecar import STAMP, plan, sidecar_files
+from onnxgen.weights.sidecar import STAMP, plan
 from onnxgen.weights.streamed import stored_size
 
 Made = TypeVar("Made")

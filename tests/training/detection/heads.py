@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 
 
 def distances(classes: int = 3, bins: int = 4, size: int = 32) -> Tail:

@@ -19,15 +19,15 @@ from onnxgen.export.proof import same_boxes
 from onnxgen.export.shared import CannotWriteBack
 from onnxgen.heads.labels import labels_of
 from onnxgen.heads.reading import find_tail
-from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
-from onnxgen.output.asked import recorded_options
 from onnxgen.reader import read
+from onnxgen.record.asked import recorded_options
+from onnxgen.record.sidecar import metadata_at
+from onnxgen.record.tail import Tail
 from onnxgen.training import fit, load
 from onnxgen.training.goals.detection.boxes import to_corners
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.head import PRIOR, replace_classes, tail_of_model
-from onnxgen.training.goals.detection.ready import metadata_beside
 from onnxgen.training.model import open_model
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.heads import small
@@ -250,5 +250,5 @@ def test_the_options_of_a_module_are_kept(place: Path, tmp_path: Path) -> None:
     onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", Options(annotate=True, dtype="float64"))
     found = fit(tmp_path / "net.py", place / "data", out=tmp_path / "run", **GIVEN)
     assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float64}
-    given = recorded_options(metadata_beside(tmp_path / "net_maps.py"), tmp_path)
+    given = recorded_options(metadata_at(tmp_path / "net_maps.safetensors"), tmp_path)
     assert given == Options(annotate=True, dtype="float64", task="detection")

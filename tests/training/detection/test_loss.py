@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.heads.tail import Tail, tail_of
+from onnxgen.record.tail import Tail, tail_of
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.loss import DetectionLoss, class_loss, distribution_loss
 from tests.training.detection import heads

@@ -22,20 +22,20 @@ import onnxgen
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.output.asked import recorded_options
+from onnxgen.record.asked import recorded_options
+from onnxgen.record.sidecar import metadata_at, read_header
 from onnxgen.surgery.head import find_head
 from onnxgen.training import fit
 from onnxgen.training.data.glance import glance
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.detection import ready
-from onnxgen.training.goals.detection.ready import metadata_beside, part_to_train
+from onnxgen.training.goals.detection.ready import part_to_train
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.listing import Run, compared, listed, page
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
 from onnxgen.training.words import command_words, in_command
-from onnxgen.weights.streamed import read_header
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
 from tests.heads import small
 from tests.training.test_early import ran
@@ -74,7 +74,7 @@ def test_a_free_size_is_that_of_the_training(place: Path) -> None:
     part, notes = part_to_train(place / "free.py")
     assert part == place / "free_maps_32x48.py" and sizes_of(part) == "[batch, 3, 32, 48]"
     assert "trained with 32x48, which free.onnx tells (imgsz)" in notes[1]
-    given = recorded_options(metadata_beside(part), place)
+    given = recorded_options(metadata_at(part.with_suffix(".safetensors")), place)
     shape = {"images": (-1, 3, 32, 48)}
     assert given == Options(annotate=True, frozen="fine.bias", task="detection", input_shapes=shape)
 

@@ -11,7 +11,7 @@ import torch
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.spans import spans_of

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import DataSource, Gaps, Lists
 from onnxgen.training.data.stacking import aims_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.source import DataSource

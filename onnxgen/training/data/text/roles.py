@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
-from onnxgen.output.signature import Port, Signature
+from onnxgen.record.signature import Port, Signature
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 DECODER, DECODER_MASK, PAST = "decoder_input_ids", "decoder_attention_mask", "past"

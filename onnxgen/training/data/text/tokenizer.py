@@ -15,8 +15,8 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.names import legible
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.record.module import sidecar_of
 from onnxgen.training.runs.folder import TOKENIZER
-from onnxgen.verify.integrity import sidecar_of
 
 WAY = "name a tokenizer.json, or a folder with one: save_pretrained of a fast tokenizer of transformers writes it"
 PADS, _MASKS = ("[PAD]", "<pad>"), ("[MASK]", "<mask>")

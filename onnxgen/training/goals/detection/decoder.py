@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 from onnxgen.training.goals.detection.boxes import halves, to_corners
 
 MOST_LOG = 10.0  # a larger logarithm of a size, by that of its anchor, counts as this: exp would overflow

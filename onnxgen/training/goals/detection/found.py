@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onnxgen.heads.tail import tail_of
+from onnxgen.record.tail import tail_of
 from onnxgen.training.data.letterbox import Fit
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder

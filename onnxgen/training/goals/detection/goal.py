@@ -12,8 +12,7 @@ from torch import Tensor
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.export.decoded import decoded_boxes
-from onnxgen.heads.tail import Tail
+from onnxgen.record.tail import Tail
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.detection.boxes import suppress
@@ -68,6 +67,8 @@ class Detection(Goal):
         return DetectionLoss(self.decoder).count(batch)
 
     def target(self) -> Target:
+        from onnxgen.export.decoded import decoded_boxes  # imported here: it reads graphs
+
         head: dict[str, Any] = {"places": self.places, "tail": self.tail.record()}
         head["found"] = {} if self.whole is None else decoded_boxes(*self.whole, self.tail.classes)
         return Target(self.places[0], COLUMN, COLUMN, BOXES, "", self.tail.classes, 1, self.names, head=head)

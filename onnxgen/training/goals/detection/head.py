@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.decoding import need_decoding
-from onnxgen.heads.tail import Channels, Level, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 from onnxgen.surgery.example import example_for
 from onnxgen.surgery.head import layers_of_maps
 from onnxgen.surgery.ports import signature_of
@@ -34,6 +33,8 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     Raises:
         OnnxgenError: the whole graph could not decode boxes of so many classes, or the head can't be replaced.
     """
+    from onnxgen.export.decoding import need_decoding  # imported here: it reads graphs
+
     if COLUMN not in next(iter(data.parts.values())).fields:
         raise OnnxgenError(
             f"--task detection trains boxes, and {data.name} has none", help="name boxes of COCO, YOLO or VOC"

@@ -5,22 +5,25 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.origin import source_of
-from onnxgen.output.labels import PREFIX
-from onnxgen.output.signature import recorded
+from onnxgen.record.labels import PREFIX, ultralytics_size
+from onnxgen.record.module import metadata_of
+from onnxgen.record.sidecar import TRAINED
+from onnxgen.record.signature import recorded
+from onnxgen.record.source import source_of
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.goals.detection.ready import Detector, detector_at, ultralytics_size
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.contract import fed_size, onnx_beside_origin
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
-from onnxgen.verify.integrity import metadata_of
-from onnxgen.weights import TRAINED
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.detection.ready import Detector
 
 
 def detector_of(model: nn.Module, size: str = "auto") -> Detector:
@@ -30,6 +33,8 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
         OnnxgenError: the model is of no generated file, its ONNX file is not there, or it is no detector that can be
             read.
     """
+    from onnxgen.training.goals.detection.ready import detector_at  # imported here: it imports the pipeline
+
     module, onnx_file = _files(model)
     found = detector_at(module, metadata_of(vars(sys.modules[type(model).__module__])), size, onnx_file)
     names = [port.name for port in signature_of(model).outputs]  # some may have been added by hand
@@ -39,7 +44,7 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
 def ultralytics_file(model: nn.Module) -> Path | None:
     """Return the ONNX file of a model if Ultralytics wrote it; None if another one did, or if it is not there."""
     file = _onnx_of(model)
-    return None if file is None or ultralytics_size(onnx.load(file, load_external_data=False)) is None else file
+    return None if file is None or ultralytics_size(_entries(file)) is None else file
 
 
 def size_told(model: nn.Module) -> tuple[int, int] | None:
@@ -49,9 +54,12 @@ def size_told(model: nn.Module) -> tuple[int, int] | None:
     """
     if (file := _onnx_of(model)) is None:
         return None
-    found = onnx.load(file, load_external_data=False)
-    contract = {entry.key: entry.value for entry in found.metadata_props}.get(PREFIX + TRAINED, "")
-    return ultralytics_size(found) or fed_size(contract)
+    entries = _entries(file)
+    return ultralytics_size(entries) or fed_size(entries.get(PREFIX + TRAINED, ""))
+
+
+def _entries(file: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
 
 
 def _onnx_of(model: nn.Module) -> Path | None:

@@ -15,24 +15,23 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.metadata import IMGSZ
-from onnxgen.export.origin import source_of
 from onnxgen.heads.reading import find_tail
-from onnxgen.heads.tail import Tail
 from onnxgen.options import Options
-from onnxgen.output.asked import command, recorded_options
-from onnxgen.output.merge import fingerprint
-from onnxgen.output.signature import Signature, recorded
 from onnxgen.output.write import Output
 from onnxgen.pipeline import check, generate
 from onnxgen.reader import read
+from onnxgen.record.asked import command, recorded_options
+from onnxgen.record.base import fingerprint
+from onnxgen.record.labels import ultralytics_size
+from onnxgen.record.sidecar import metadata_at
+from onnxgen.record.signature import Signature, recorded
+from onnxgen.record.source import source_of
+from onnxgen.record.tail import Tail
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import symbol
 from onnxgen.shapes.info import Info
 from onnxgen.shapes.refused import first_misfit
 from onnxgen.training.config import parse_size
-from onnxgen.weights.sidecar import sidecar_files
-from onnxgen.weights.streamed import read_header
 
 USUAL = (640, 640)  # height and width of a file that takes any size and does not tell that of its training
 _SIZED = re.compile(r"_\d+x\d+$")  # the end of the name of a module of raw maps
@@ -128,7 +127,7 @@ class Detector:
 
     def _is_written(self, part: Path) -> bool:
         """Return True if the part was generated before, from this file with these options, and was not edited."""
-        metadata = metadata_beside(part)
+        metadata = metadata_at(part.with_suffix(".safetensors"))
         of = recorded(metadata)
         same = of is not None and of.sha256 == self.sha256 and recorded_options(metadata, part.parent) == self.wanted
         if not same or not part.is_file() or _is_edited(part):
@@ -168,16 +167,8 @@ def part_to_train(module: Path, size: str = "auto") -> tuple[Path, list[str]]:
     Raises:
         OnnxgenError: see `detector_at` and `Detector.part`.
     """
-    metadata = metadata_beside(module)
+    metadata = metadata_at(module.with_suffix(".safetensors"))
     return (module, []) if recorded(metadata) is None else detector_at(module, metadata, size).part()
-
-
-def metadata_beside(module: Path) -> dict[str, str]:
-    """Return the metadata of the weights beside a module; {} if there are none."""
-    try:
-        return read_header(sidecar_files(module.with_suffix(".safetensors"))[0])[0]
-    except OnnxgenError:
-        return {}
 
 
 def _is_edited(module: Path) -> bool:
@@ -213,16 +204,10 @@ def _size_of(model: onnx.ModelProto, file: Path, size: str) -> tuple[tuple[int, 
     """Return the height and width to train with, and where they are from."""
     if size != "auto":
         return parse_size(size.rpartition("=")[2]), "as asked"
-    if (told := ultralytics_size(model)) is not None:
+    told = ultralytics_size({entry.key: entry.value for entry in model.metadata_props})
+    if told is not None:
         return told, f"which {file.name} tells (imgsz); --size HxW names another one"
     return USUAL, "the usual size; --size HxW names another one"
-
-
-def ultralytics_size(model: onnx.ModelProto) -> tuple[int, int] | None:
-    """Return the height and width of the training, which Ultralytics writes into its files; None for other files."""
-    told = {entry.key: entry.value for entry in model.metadata_props}
-    match = IMGSZ.fullmatch(told.get("imgsz", ""))
-    return None if match is None else (int(match[1]), int(match[2]))
 
 
 @lru_cache(maxsize=8)

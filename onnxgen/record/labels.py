@@ -1,4 +1,4 @@
-"""Lists of classes that other tools keep in a file's metadata, and the alphabet that one of them may be.
+"""What other tools keep in a file's metadata: lists of classes, the alphabet that one of them may be, sizes of images.
 
 names       {0: 'person', 1: 'bicycle'}      ultralytics: a dict, as Python or JSON writes it
 classes     ["person", "bicycle"]            a list, as either writes it
@@ -15,13 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onnxgen.common.built import built
 from onnxgen.common.json_text import json_object
-from onnxgen.weights import TRAINED
+from onnxgen.record.sidecar import TRAINED
 
 KEYS = re.compile(r"(class|label)?_?names|class(es)?|labels?|id2label|characters?|alphabet|categories", re.IGNORECASE)
 KEY = "alphabet"  # in the sidecar's metadata
 PREFIX = "onnxgen."  # of the keys that exports write to `metadata_props`
 SPACE = " "  # PaddleOCR adds it behind the list of the file
+_SIZE = re.compile(r"\[(\d+), *(\d+)\]")
 Write = Callable[[list[str]], str]
 
 
@@ -106,13 +108,16 @@ def recorded_alphabet(metadata: Mapping[str, str]) -> Alphabet | None:
     if (own := trained_alphabet(metadata.get(TRAINED, ""))) is not None:
         return own
     try:
-        found = json_object(metadata[KEY])
-        blank = found["blank"]
-        return Alphabet(
-            str(found["source"]), tuple(map(str, found["characters"])), None if blank is None else int(blank)
-        )
-    except (KeyError, TypeError, ValueError):
+        made: Alphabet = built(Alphabet, json_object(metadata[KEY]))
+        return made
+    except (KeyError, ValueError):
         return None
+
+
+def ultralytics_size(entries: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the height and width of the training, which Ultralytics writes into its files; None for other files."""
+    match = _SIZE.fullmatch(entries.get("imgsz", ""))
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def read_list(text: str) -> tuple[list[str], Write] | None:

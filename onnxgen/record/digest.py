@@ -42,6 +42,19 @@ def is_digest(recorded: str, source: str) -> bool:
     return any(recorded.startswith(digest(source)) for digest in (code_digest, _older_digest))
 
 
+def with_fingerprint(source: str, fingerprint: str) -> str:
+    """Set the `FINGERPRINT` of a source.
+
+    Raises:
+        ValueError: there is no such line, so the file would not load its weights.
+    """
+    line = f'FINGERPRINT = "{fingerprint}"'
+    made = FINGERPRINT.sub(line, source, count=1)
+    if line not in made.split("\n"):
+        raise ValueError("the file does not have its fingerprint")
+    return made
+
+
 def _older_digest(source: str) -> str:
     """Return the digest that was recorded before: of `ast.unparse`, so that it depends on the version of Python."""
     tree = _parsed(source)
