@@ -37,12 +37,11 @@ from onnxgen.training.goals.choice import (
     Situation,
     names_of_classes,
     output_names,
-    refuse_for_task,
     task_kind,
     with_task,
 )
 from onnxgen.training.goals.goal import Goal, suffixed
-from onnxgen.training.goals.names import DETECTION, EMBEDDING
+from onnxgen.training.goals.names import DETECTION, EMBEDDING, refuse_for_task
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.known import as_trained, set_known
 from onnxgen.training.launch import launched
@@ -305,7 +304,7 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
     outputs = trial(model, batch, feeding)
     names = output_names(model, len(outputs))
     if (kind := task_kind(settings.task)) is not None:
-        refuse_for_task(kind, settings)
+        refuse_for_task(settings)
         return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings)))
     found: list[Goal] = []
     look = Look(model, samples, feeding, batch, settings.seed)

@@ -261,6 +261,34 @@ def strictly(folder: Path) -> str:
     return f"error: 2 images of data can't be read: cat/1.png (cannot identify image file), cat/3.png (*) -> {way}"
 
 
+def open_columns(folder: Path) -> str:
+    """Arrays none of which is called as an input or a target."""
+    x, y = np.zeros((24, 1, 28, 28), np.float32), np.arange(24) % 10
+    np.savez(folder / "data.npz", a=x, b=y, c=y)
+    has = "the data's columns are a, b, c"
+    return f"""error: which column feeds image? The model's inputs are image; {has} -> --inputs image=COLUMN
+error: which column is the target? The model's outputs are log_probabilities; {has} -> --target COLUMN"""
+
+
+def alone(folder: Path) -> str:
+    np.save(folder / "data.npy", np.zeros((24, 1, 28, 28), np.float32))
+    what = "error: which column is the target? The model's outputs are log_probabilities; the data's columns are x"
+    return f"{what} -> --target COLUMN"
+
+
+def of_numbers(folder: Path) -> str:
+    """Metrics of numbers, and one of classes, for images in folders of classes."""
+    for name in ("cat/1.png", "dog/1.png"):
+        picture(folder / "data" / name)
+    return """error: no metric of classes is called 'mean_squared_error' -> one of *, precision, recall
+error: no metric of classes is called 'R2Score' -> perhaps f1_score*"""
+
+
+def of_another_task(folder: Path) -> str:
+    alone(folder)
+    return "error: --metric does not go with --task ctc -> leave out --metric"
+
+
 def wrapped(folder: Path) -> str:
     """A folder in a folder, as an archive is unpacked: what else is wrong is that of the classes in it."""
     for name in "abcdefghijk":
@@ -275,6 +303,10 @@ ASKED = {
     lacking: ("data.csv", "--inputs image=a+c,x=d --target kind"),
     gaps: ("data.csv", "--inputs image=a+b"),
     bare: ("data", ""),
+    open_columns: ("data.npz", ""),
+    alone: ("data.npy", ""),
+    of_numbers: ("data", "--metric mean_squared_error --metric R2Score --metric f1_score"),
+    of_another_task: ("data.npy", "--task ctc --metric recall"),
     wrapped: ("data", "--size 3x3"),
     pipe: ("data.csv", ""),
     few_classes: ("data", "--replace-head 3"),
@@ -402,6 +434,9 @@ def test_the_names_that_are_known_early_are_those_of_torch() -> None:
         problems = Problems()
         check_names(given, problems)
         assert not problems.found, (given, problems.found)
+    of_classes = {name for kind in kinds[1:] if kind.classes and not kind.is_binary for name in known_metrics(kind)}
+    check_names(Settings(metric=(*of_classes, *map(snake, of_classes))), problems := Problems(), classes=True)
+    assert len(of_classes) > 10 and not problems.found, problems.found
 
 
 def _of_goals() -> set[str]:

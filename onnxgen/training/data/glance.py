@@ -32,7 +32,7 @@ from onnxgen.training.data.looking import refuse_unopened
 from onnxgen.training.data.named import check_ports, check_words
 from onnxgen.training.data.read_early import check_file
 from onnxgen.training.data.unpacked import unpacked
-from onnxgen.training.goals.names import check_names
+from onnxgen.training.goals.names import TASK_LOSSES, check_names, refuse_for_task
 from onnxgen.training.settings import Settings
 
 ALWAYS = ("torch", "lightning", "torchmetrics", "tensorboard", "matplotlib")  # packages of every run
@@ -64,7 +64,13 @@ def glance(model: Path, data: str, settings: Settings) -> None:
         _need_packages(path, kinds, boxes, settings)
     lacking = bool(problems.found)
     check_words(settings, problems)
-    check_names(settings, problems)
+    plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
+    images = is_folder and not boxes and kinds <= {*SUFFIXES} and plain
+    with problems.gathered():
+        if settings.task in TASK_LOSSES:
+            refuse_for_task(settings)
+    sure = (images or (plain and data == DIGITS)) and settings.loss == "auto" and _classes_of(model) > 0
+    check_names(settings, problems, sure)
     if (found := _signature_of(model)) is not None and not boxes:  # of a detector another part may be trained
         check_ports(found.inputs, settings, problems)
     if not boxes and settings.replace_head is None:  # another part or another head has its own names
@@ -72,8 +78,7 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     if boxes and not lacking:  # they read its file, and write the part of the detector that is trained
         with problems.gathered():
             _refuse_boxes(path, model, settings)
-    plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
-    if is_folder and not boxes and kinds <= {*SUFFIXES} and plain:
+    if images:
         with problems.gathered():
             laid = layout(path)
             if not lacking:
@@ -81,9 +86,7 @@ def glance(model: Path, data: str, settings: Settings) -> None:
             _refuse_classes(model, settings, laid.classes)
     elif data != DIGITS and not is_folder:
         count = 0 if _may_change(settings) else _classes_of(model)
-        check_file(
-            path, found.inputs if found else (), settings, problems, partial(_refuse_classes, model, settings), count
-        )
+        check_file(path, found, settings, problems, partial(_refuse_classes, model, settings), count)
     problems.raise_if_any()
 
 

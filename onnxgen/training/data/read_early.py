@@ -6,6 +6,7 @@ It refuses only what is certain. All of it is checked again, and more, where the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problem, Problems
-from onnxgen.record.signature import Port
+from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.archives import array_of, decoded, divided, need_one_length, read_npz
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES
 from onnxgen.training.data.preprocessing import texts_of
@@ -22,14 +23,15 @@ from onnxgen.training.data.source import Gaps, target_called, text_input
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.settings import Settings
 
-_TEXTS, _ARRAYS = (".csv", ".tsv"), (".npz", ".parquet")
+_TEXTS, _ARRAYS = (".csv", ".tsv"), (".npy", ".npz", ".parquet")
+_PLAIN = ("classification", "multilabel", "regression")  # networks that are trained with a loss of each output
 # bytes of a file that is read here, twice in all: text takes a tenth of a second for each MiB
 _MOST = {**dict.fromkeys(_TEXTS, 4 << 20), **dict.fromkeys(_ARRAYS, 32 << 20)}
 
 
 def check_file(
     path: Path,
-    ports: Sequence[Port],
+    network: Signature | None,
     settings: Settings,
     problems: Problems,
     refuse_classes: Callable[[Sequence[str]], None],
@@ -38,7 +40,7 @@ def check_file(
     """Add what is wrong with a table or arrays: what can't be read, columns that options name and it lacks, and gaps.
 
     Args:
-        ports: the inputs of the network, as far as they are known.
+        network: its inputs and outputs, if they are known.
         refuse_classes: gets the names of the target's classes, if these are text.
         count: of the network's classes; 0 if more may fit.
     """
@@ -67,7 +69,26 @@ def check_file(
     elif plain and count and not settings.classes and _are_labels(values):
         _check_labels(target, sorted({*values.tolist()}), count, problems)
     if plain and target in columns and settings.table == "none" and settings.tokenizer is None:
-        _check_input(ports, {n: c for n, c in columns.items() if n not in targets}, settings, problems)
+        _check_input(
+            network.inputs if network is not None else (),
+            {n: c for n, c in columns.items() if n not in targets},
+            settings,
+            problems,
+        )
+    numbers = path.suffix.lower() in (".npy", ".npz") and not any(map(_is_text, columns.values()))
+    if plain and numbers and network is not None and len(problems.found) == before:
+        _check_open(network, [*columns], settings, problems)
+
+
+def _check_open(network: Signature, columns: list[str], settings: Settings, problems: Problems) -> None:
+    """Add that it is open which column feeds an input, or is the target, of a network with a loss of each output."""
+    if network.purpose is None or network.purpose.kind not in _PLAIN or settings.noise is not None:
+        return
+    from onnxgen.training.data.matching import named_columns  # imported here: it imports onnx
+
+    fed = tuple(port for port in network.inputs if port.name not in settings.const)
+    with problems.gathered():
+        named_columns(columns, "", replace(network, inputs=fed), settings, True)
 
 
 def _read(path: Path, settings: Settings, problems: Problems) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problems, counted
 from onnxgen.record.signature import Signature
 from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.feeding import no_target
+from onnxgen.training.data.matching import no_target
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.source import DataSource, Gaps, target_called, text_input
 from onnxgen.training.data.streaming.stream import Stream

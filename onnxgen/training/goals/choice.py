@@ -75,7 +75,6 @@ def _made_by(module: str) -> Callable[[Situation], Sequence[Goal]]:
     return make
 
 
-LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 TASKS: dict[str, TaskKind] = {
     "ctc": TaskKind("target", _made_by("ctc"), columns=("text",), classes="characters"),
     DETECTION: TaskKind("target", _made_by("detection.goal"), columns=("boxes",)),
@@ -112,15 +111,6 @@ def names_of_classes(name: str) -> str:
     """Return `TaskKind.classes` of the task that `--task` names."""
     kind = task_kind(name)
     return "all" if kind is None else kind.classes
-
-
-def refuse_for_task(kind: TaskKind, settings: Settings) -> None:
-    """Refuse settings that the task does not read. Raises `OnnxgenError`."""
-    default = Settings()
-    for name in LOSS_SETTINGS:
-        if not (name == "loss" and kind.losses) and getattr(settings, name) != getattr(default, name):
-            option = f"--{name.replace('_', '-')}"
-            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave out {option}")
 
 
 def _of_function(spec: str, found: Situation) -> Goal:

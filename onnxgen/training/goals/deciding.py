@@ -23,8 +23,8 @@ from onnxgen.training.data.stacking import aims_of
 from onnxgen.training.data.text.choosing import apart, text_columns
 from onnxgen.training.data.text.roles import DECODER, IDS, roles_of
 from onnxgen.training.data.tuples import member_columns
-from onnxgen.training.goals.choice import LOSS_SETTINGS, TASKS
-from onnxgen.training.goals.names import OUTPUTS
+from onnxgen.training.goals.choice import TASKS
+from onnxgen.training.goals.names import LOSS_SETTINGS, OUTPUTS
 from onnxgen.training.runs.record import has_code
 from onnxgen.training.settings import Settings
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from onnxgen.errors import Problems
+from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.byname import by_name
 from onnxgen.training.config import FUNCTION
 from onnxgen.training.settings import Settings
@@ -30,6 +30,8 @@ TASK_LOSSES: dict[str, tuple[str, ...]] = {  # the values of `--loss` beside "au
 }
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
 BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+# Settings that a task with a loss of its own does not read.
+LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 # All losses of torch.nn.functional that need only an output and a target.
 LOSSES = (
     *CLASS_LOSSES,
@@ -56,6 +58,7 @@ METRICS = (  # of tasks, beside those of torchmetrics
     *("map", "map50", "map75", "mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
     *("keypoint_error", "pck", "character_error", "exact_match"),
 )
+_NO_NUMBER = re.compile("ConfusionMatrix|EER|NegativePredictiveValue|ROC|Specificity|StatScores|.*(At|Curve).*")
 _RENAMED = {"jaccard_index": "mean_iou"}  # the name that the field uses
 
 
@@ -74,8 +77,12 @@ def snake(name: str) -> str:
     return _RENAMED.get(found, found)
 
 
-def check_names(settings: Settings, problems: Problems) -> None:
-    """Add each name that stands for nothing, as far as the files of torch and torchmetrics tell it."""
+def check_names(settings: Settings, problems: Problems, classes: bool = False) -> None:
+    """Add each name that stands for nothing, as far as the files of torch and torchmetrics tell it.
+
+    Args:
+        classes: what is measured are classes for certain, so that metrics of numbers stand for nothing.
+    """
     if not FUNCTION.fullmatch(settings.task):
         _look_up(settings.task, (AUTO, OUTPUTS, *TASK_LOSSES), "task", problems)
     for name in losses_asked(settings):
@@ -86,7 +93,16 @@ def check_names(settings: Settings, problems: Problems) -> None:
         known = _listed("torch", "optim/lr_scheduler.py", ("LRScheduler",))
         _look_up(settings.schedule, known, "schedule", problems)
     if settings.metric or settings.monitor != AUTO:
-        _check_metrics(settings, problems)
+        _check_metrics(settings, problems, classes)
+
+
+def refuse_for_task(settings: Settings) -> None:
+    """Refuse settings that a task with a loss of its own does not read. Raises `OnnxgenError`."""
+    default, losses = Settings(), TASK_LOSSES.get(settings.task, ())
+    for name in LOSS_SETTINGS:
+        if not (name == "loss" and losses) and getattr(settings, name) != getattr(default, name):
+            option = f"--{name.replace('_', '-')}"
+            raise OnnxgenError(f"{option} does not go with --task {settings.task}", help=f"leave out {option}")
 
 
 def losses_asked(settings: Settings) -> Iterator[str]:
@@ -97,16 +113,19 @@ def losses_asked(settings: Settings) -> Iterator[str]:
         yield from (name for name in asked if name.strip().lower() not in {AUTO, *of_tasks})
 
 
-def _check_metrics(settings: Settings, problems: Problems) -> None:
+def _check_metrics(settings: Settings, problems: Problems, classes: bool) -> None:
     """Add metrics that no output has. A part of the name of `--monitor` may be that of an output."""
     kinds = [_listed("torchmetrics", f"{kind}/__init__.py") for kind in ("classification", "regression")]
     if not all(kinds):
         return
     names = {re.sub("^(Binary|Multiclass|Multilabel)", "", name) for kind in kinds for name in kind}
     snakes = {snake(name) for name in names}
+    if classes:
+        names = {name.removeprefix("Multiclass") for name in kinds[0] if name.startswith("Multiclass")}
+    usual = tuple(snake(name) for name in names if not (classes and _NO_NUMBER.fullmatch(name)))
     for name in settings.metric:
-        if name.strip().lower() not in {one.lower() for one in names}:
-            _look_up(name, tuple(snakes), "metric", problems)
+        if name.strip().lower() not in {one.lower() for one in (*names, *map(snake, names))}:
+            _look_up(name, usual, "metric of classes" if classes else "metric", problems)
     part, _, rest = settings.monitor.partition("_")
     own = FUNCTION.fullmatch(settings.task) is not None  # its function names its metrics
     known = [name for name in (*METRICS, *snakes) if rest == name or rest.startswith(f"{name}_")]
