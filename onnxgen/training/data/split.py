@@ -25,9 +25,9 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
         OnnxgenError: there are too few samples.
     """
     shares = {"val": settings.val, "test": settings.test}
-    missing = {part: share for part, share in shares.items() if share > 0 and part not in source.parts}
-    if missing and "train" in source.parts:
-        train = source.parts["train"]
+    train = source.parts.get("train")
+    missing = {part: share for part, share in shares.items() if train and share > 0 and part not in source.parts}
+    if train is not None and missing:
         if len(train) <= len(missing) * batch:
             what = f"{source.name} has too few samples to split: {len(train)}"
             raise OnnxgenError(what, help="use all samples for training with --val 0")
