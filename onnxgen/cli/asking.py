@@ -22,7 +22,7 @@ from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.config import need_data
 from onnxgen.training.data.layout import SUFFIXES, files_meant
 from onnxgen.training.data.looking import refuse_all
-from onnxgen.training.runs.contract import LIKELY_BOX
+from onnxgen.training.runs.contract import BEST_SCORE, LIKELY_BOX, finds_nothing
 from onnxgen.training.runs.folder import is_own_file, is_run, no_run, runs_beside
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
@@ -142,7 +142,8 @@ def evaluate_command(
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     with progress("evaluating", quiet or as_json):
         found = learner.evaluate(data, part=part)
-    for text in (*learner.notes, *([] if quiet else learner.fed)):
+    unsure = finds_nothing(found.get(BEST_SCORE, 1.0))
+    for text in (*learner.notes, *([] if quiet else learner.fed), *([unsure] if unsure else [])):
         tell(f"note: {text}", to_errors=True)
     if as_json:
         tell_json(found)

@@ -26,7 +26,7 @@ from onnxgen.training import fit
 from onnxgen.training.byname import subclasses_in
 from onnxgen.training.data.glance import glance
 from onnxgen.training.goals.choice import TASKS
-from onnxgen.training.goals.detection.metrics import FIGURES
+from onnxgen.training.goals.detection.metrics import REPORTED
 from onnxgen.training.goals.embedding import COUNTED
 from onnxgen.training.goals.measured import known_metrics
 from onnxgen.training.goals.names import LOSSES, check_names, snake
@@ -448,6 +448,6 @@ def _of_goals() -> set[str]:
         for node in nodes
         if isinstance(node, ast.Dict) and isinstance(node.values[:1] and node.values[0], ast.Call)
     ]
-    names = {key.value for node in dicts for key in node.keys if isinstance(key, ast.Constant)} | {*FIGURES, COUNTED}
+    names = {key.value for node in dicts for key in node.keys if isinstance(key, ast.Constant)} | {*REPORTED, COUNTED}
     assert len(names) >= 12
     return names

@@ -55,7 +55,7 @@ ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
 }
 METRICS = (  # of tasks, beside those of torchmetrics
     *("loss", "accuracy", "agreement", "perplexity", "spearman", "pearson", "recall_at_1", "recall_at_1_samples"),
-    *("map", "map50", "map75", "mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
+    *("map", "map50", "map75", "best_score", "mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
     *("keypoint_error", "pck", "character_error", "exact_match"),
 )
 _NO_NUMBER = re.compile("ConfusionMatrix|EER|NegativePredictiveValue|ROC|Specificity|StatScores|.*(At|Curve).*")

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from onnxgen.training.best import lower_is_better
+from onnxgen.training.runs.contract import BEST_SCORE, finds_nothing
 from onnxgen.training.runs.rows import Row, best_row, write_rows
 from onnxgen.training.task import Task
 from onnxgen.training.trainer import metrics
@@ -75,6 +76,12 @@ class Metrics(lightning.Callback):
         row = best_row([self.before, *self.rows], self.monitor) if self.rows else None
         kept = "its weights" if self.keeps_start else "the best of the epochs"
         return f"{NOTHING}{kept}{self.gentler}" if row is not None and row is self.before else ""
+
+    @property
+    def finds_nothing(self) -> str:
+        """A sentence if the best weights find no box that `predict` shows; else ""."""
+        row = self.best_row() or {}
+        return finds_nothing(row.get(f"{self.monitor.partition('_')[0]}_{BEST_SCORE}", 1.0))
 
     @property
     def fell(self) -> str:

@@ -172,6 +172,8 @@ class Progress(lightning.Callback):
             self.say("nothing is left to train: all epochs or steps are done; raise --epochs or --max-steps for more")
         if trainer.is_global_zero and (found := self.metrics.brought_nothing):
             self.say(f"note: {found}")
+        if trainer.is_global_zero and self._begun and (found := self.metrics.finds_nothing):
+            self.say(f"note: {found}")
         self.close()
 
     def on_exception(self, trainer: lightning.Trainer, task: Any, exception: BaseException) -> None:

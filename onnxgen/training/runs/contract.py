@@ -22,10 +22,19 @@ from onnxgen.training.runs.record import BOXES, Input, Record, Target
 VERSION = 2  # 1 was the list of inputs
 APPLIED = {"softmax": "", "log_softmax": "exp", "sigmoid": "", "": "softmax"}  # by what a model of classes ends in
 LIKELY_BOX = 0.25  # a box with a greater score is found
+BEST_SCORE = "best_score"  # the metric of the surest box
 MOST_OVERLAP = 0.7  # IoU of boxes of one class: of two that overlap by more, the better one is found
 CANDIDATES, MOST_BOXES = 1024, 300  # of an image: boxes that are compared, and that are found
 CHOSEN = {"score": LIKELY_BOX, "candidates": CANDIDATES, "overlap": MOST_OVERLAP, "most": MOST_BOXES}
 _WHITE = 255.0  # of the bytes of image files
+
+
+def finds_nothing(best: float) -> str:
+    """Return a sentence if no box has a score that is found by default; else "". `best`: the highest one."""
+    if not 0 <= best < LIKELY_BOX:
+        return ""
+    what = f"no box has a score of {LIKELY_BOX:g}, below which predict leaves boxes out: the best one has {best:.3g}"
+    return f"{what} -> onnxgen predict --min-score {best / 2:.1g} shows it; a longer training makes scores higher"
 
 
 def facts_of(record: Record) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -179,9 +180,19 @@ def test_boxes_come_back_to_the_original() -> None:
     assert boxes_of(maps, target, fit, (100, 200), 0.9).boxes == ()
 
 
-def test_a_run_predicts_boxes(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(place / "net.py", place / "data", out=tmp_path / "run", **GIVEN)
-    run, _ = load(tmp_path / "run"), capsys.readouterr()
+def test_a_run_predicts_boxes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as unsure:
+        unsure.setattr("onnxgen.training.runs.contract.LIKELY_BOX", 0.99)
+        fit(place / "net.py", place / "data", out=tmp_path / "run", **{**GIVEN, "show": "lines"})
+        note = "note: no box has a score of 0.99, below which predict leaves boxes out: the best one has 0."
+        assert capsys.readouterr().out.count(note) == 1
+        assert command(["evaluate", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    captured = capsys.readouterr()
+    (score,) = map(float, re.findall("best_score ([0-9.]+)", captured.out))
+    assert f"{note[:-2]}{score:.3g} ->" in captured.err and 0 < score < 0.99
+    run = load(tmp_path / "run")
     images = sorted((place / "data" / "images" / "val").iterdir())
     found = run.predict(images, min_score=0.001)
     assert [one.source for one in found] == [str(path) for path in images]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.metrics import MeanAveragePrecision, Row, average_precision
+from onnxgen.training.runs.contract import finds_nothing
 from tests.training.detection import heads
 
 pytest.importorskip("faster_coco_eval")
@@ -42,10 +45,19 @@ def test_the_metric_of_maps() -> None:
     metric = MeanAveragePrecision(Decoder(tail))
     metric.update(maps, {"boxes": targets})
     found = metric.compute()
-    assert sorted(found) == ["map", "map50", "map75"]
+    assert sorted(found) == ["best_score", "map", "map50", "map75"]
+    assert found["best_score"].item() == pytest.approx(torch.tensor(9.0).sigmoid().item(), rel=1e-6)
     assert found["map50"] == pytest.approx(0.5)  # of class 2, and not of class 0, whose box is elsewhere
     metric.reset()
-    assert metric.compute()["map"] == -1
+    assert metric.compute()["map"] == -1 and metric.compute()["best_score"] == 0
+
+
+@pytest.mark.parametrize(("best", "least"), [(0.031, "0.02"), (0.2499, "0.1"), (0.25, ""), (1.0, ""), (math.nan, "")])
+def test_a_detector_that_finds_nothing_is_told(best: float, least: str) -> None:
+    said = finds_nothing(best)
+    assert bool(said) is bool(least)
+    if least:
+        assert f"the best one has {best:.3g} -> onnxgen predict --min-score {least} shows it" in said
 
 
 def test_boxes_end_at_the_edges_of_their_image() -> None:

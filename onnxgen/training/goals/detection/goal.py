@@ -19,7 +19,7 @@ from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.head import tail_of_model
 from onnxgen.training.goals.detection.loss import DetectionLoss
-from onnxgen.training.goals.detection.metrics import FIGURES, MeanAveragePrecision
+from onnxgen.training.goals.detection.metrics import REPORTED, MeanAveragePrecision
 from onnxgen.training.goals.detection.part import detector_of
 from onnxgen.training.goals.detection.targets import COLUMN, refuse_wrong
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
@@ -75,7 +75,7 @@ class Detection(Goal):
 
     def scores(self) -> Scores:
         metric = MeanAveragePrecision(self.decoder)
-        return Scores({"map": metric}, lambda outputs, batch: (self.maps(outputs), batch), tuple(FIGURES))
+        return Scores({"map": metric}, lambda outputs, batch: (self.maps(outputs), batch), REPORTED)
 
     def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown:
         decoded = self.decoder([found[place : place + 1] for found in self.maps(outputs)])

@@ -20,9 +20,10 @@ from onnxgen.training.data.letterbox import INNER, WHOLE
 from onnxgen.training.goals.detection.boxes import suppress
 from onnxgen.training.goals.detection.decoder import Decoder
 from onnxgen.training.goals.detection.targets import COLUMN
-from onnxgen.training.runs.contract import MOST_BOXES, MOST_OVERLAP
+from onnxgen.training.runs.contract import BEST_SCORE, MOST_BOXES, MOST_OVERLAP
 
 FIGURES = {"map": "AP_all", "map50": "AP_50", "map75": "AP_75"}  # names in reports, and COCO's
+REPORTED = (*FIGURES, BEST_SCORE)
 PACKAGE = "faster_coco_eval"
 
 
@@ -30,7 +31,7 @@ class MeanAveragePrecision(Metric):
     """The mean average precision of the boxes that are left after suppression.
 
     `compute` returns "map" (the mean over IoU thresholds from 0.5 to 0.95), "map50" and "map75". They are -1 if no
-    image had a box.
+    image had a box. "best_score" is the highest score of a box.
     """
 
     higher_is_better = True
@@ -39,6 +40,7 @@ class MeanAveragePrecision(Metric):
     truth: list[Tensor]
     found_counts: list[Tensor]
     truth_counts: list[Tensor]
+    best: Tensor
 
     def __init__(
         self, decoder: Decoder, column: str = COLUMN, most_overlap: float = MOST_OVERLAP, most: int = MOST_BOXES
@@ -54,6 +56,7 @@ class MeanAveragePrecision(Metric):
         self.decoder, self.column, self.most_overlap, self.most = decoder, column, most_overlap, most
         for name in ("found", "truth", "found_counts", "truth_counts"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
+        self.add_state("best", default=torch.zeros(()), dist_reduce_fx="max")
 
     @torch.no_grad()
     def update(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor]) -> None:
@@ -61,6 +64,7 @@ class MeanAveragePrecision(Metric):
         decoded = self.decoder(outputs)
         scores, targets = decoded.scores, batch[self.column]
         size = targets.new_tensor([*decoded.size, *decoded.size])
+        self.best = torch.maximum(self.best, scores.max().to(self.best))
         edges = batch.get(INNER, WHOLE.expand(len(targets), 4)).to(size) * size
         for boxes, score, target, edge in zip(decoded.boxes, scores, targets, edges):
             kept = suppress(boxes, score, self.most_overlap, most=self.most)
@@ -78,7 +82,7 @@ class MeanAveragePrecision(Metric):
         rows = [_rows(self.found, self.found_counts), _rows(self.truth, self.truth_counts)]
         images = max((row.image for part in rows for row in part), default=-1) + 1
         found = average_precision(rows[0], rows[1], images)
-        return {name: torch.tensor(found[key]) for name, key in FIGURES.items()}
+        return {**{name: torch.tensor(found[key]) for name, key in FIGURES.items()}, BEST_SCORE: self.best}
 
 
 @dataclass(frozen=True)
