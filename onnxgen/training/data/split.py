@@ -39,9 +39,8 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
                 source.parts[part] = subset(train, chosen)
     counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
     how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
-    how += (
-        f": {HELD_BACK} of the run lists them" if missing and not isinstance(source.parts.get("train"), Stream) else ""
-    )
+    if missing and not isinstance(train, Stream):
+        how += f": {HELD_BACK} of the run lists them"
     source.notes.append(f"samples: {counts}{how}")
 
 
