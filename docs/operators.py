@@ -1,6 +1,6 @@
 """Print the page of operators: `python docs/operators.py > docs/OPERATORS.md`.
 
-It is made of the registry, of the table of gradients, and of the counts of ONNX's backend tests, which
+It is made of the registry, of what cards say of gradients, and of the counts of ONNX's backend tests, which
 `tests/backend/test_counts.py` holds to the installed onnx.
 """
 
@@ -21,7 +21,7 @@ import onnx
 
 import onnxgen
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.gradients import BY_INPUT, NOWHERE, key
+from onnxgen.graph.gradients import by_input, everywhere, key
 from onnxgen.graph.operators import operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES
@@ -141,10 +141,10 @@ def _tested(domain: str, name: str) -> str:
 
 
 def _gradients(domain: str, name: str) -> str:
-    nowhere = NOWHERE.get(key(domain, name))
+    nowhere = everywhere(domain, name)
     if nowhere is not None:
         return f"no: {nowhere}"
-    inputs = BY_INPUT.get(key(domain, name), {})
+    inputs = by_input(domain, name)
     return "; ".join(["yes", *(f"not by `{parameter}`: {reason}" for parameter, reason in inputs.items())])
 
 

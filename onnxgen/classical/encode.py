@@ -13,6 +13,7 @@ from onnxgen import op
 from onnxgen.classical import shapes
 from onnxgen.classical.scores import ML
 from onnxgen.errors import INFER, WRITER
+from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 
@@ -71,7 +72,7 @@ def label_encoder_1(
     return _mapped(b, X, list(range(len(texts))), texts, default_string, STRING)
 
 
-@op("LabelEncoder", since=2, domain=ML, infer=shapes.encoder)
+@op("LabelEncoder", since=2, domain=ML, infer=shapes.encoder, flat=INTEGERS)
 def label_encoder(
     b: Builder,
     X: Arg,
@@ -120,7 +121,7 @@ def _listed(tensor: ir.TensorProtocol | None) -> Column | None:
     return [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in found]
 
 
-@op("CategoryMapper", domain=ML, infer=shapes.encoder)
+@op("CategoryMapper", domain=ML, infer=shapes.encoder, flat=INTEGERS)
 def category_mapper(
     b: Builder,
     X: Arg,
@@ -137,7 +138,7 @@ def category_mapper(
     return _mapped(b, X, *_last(numbers, texts), default_string, STRING)
 
 
-@op("OneHotEncoder", domain=ML, infer=shapes.one_hot_encoder)
+@op("OneHotEncoder", domain=ML, infer=shapes.one_hot_encoder, flat=PIECEWISE_CONSTANT)
 def one_hot_encoder(
     b: Builder, X: Arg, *, cats_strings: list[str] | None = None, cats_int64s: list[int] | None = None, zeros: int = 1
 ) -> ast.expr:

@@ -13,6 +13,7 @@ from onnxgen.classical import shapes
 from onnxgen.classical.scores import ML, as_dtype, elements, matrix, table
 from onnxgen.code.quote import quote, shortest
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.graph.traits import STANDARDISES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -77,7 +78,7 @@ def imputer(
     return b("fill_missing(x, r, v)", x=X, r=shortest(replaced, X.dtype), v=b.buffer(array, "imputed_values"))
 
 
-@op("Binarizer", domain=ML, infer=shapes.same)
+@op("Binarizer", domain=ML, infer=shapes.same, flat=PIECEWISE_CONSTANT)
 def binarizer(b: Builder, X: Arg, *, threshold: float = 0.0) -> ast.expr:
     """1 where X is greater than the threshold, else 0."""
     return b("(x > t).to(d)", x=X, t=shortest(threshold, X.dtype), d=X.dtype)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from onnxgen import op
 from onnxgen.code.quote import Ref, literal, unless
 from onnxgen.errors import CHECK, WRITER
+from onnxgen.graph.gradients import COUNTED
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 
 Gram = tuple[int, ...]
 
 
-@op("TfIdfVectorizer")
+@op("TfIdfVectorizer", flat=COUNTED)
 def tf_idf_vectorizer(
     b: Builder,
     X: Arg,

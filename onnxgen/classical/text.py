@@ -9,6 +9,7 @@ from onnxgen import op
 from onnxgen.classical.re2 import NotRe, as_python, as_searches
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER, OnnxgenError
+from onnxgen.graph.gradients import TEXT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
@@ -18,13 +19,13 @@ from onnxgen.shapes import infer_microsoft
 SPECIAL_CASE_RULES, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
 
 
-@op("StringSplit")
+@op("StringSplit", flat=TEXT)
 def string_split(b: Builder, X: Arg, *, delimiter: str = "", maxsplit: int | None = None) -> Any:
     most = OMIT if maxsplit is None or maxsplit < 0 else maxsplit
     return b.unpack(b.call("string_split", X, delimiter=unless(delimiter, ""), most=most), 2)
 
 
-@op("StringNormalizer")
+@op("StringNormalizer", flat=TEXT)
 def string_normalizer(
     b: Builder,
     X: Arg,
@@ -48,7 +49,7 @@ def string_normalizer(
     )
 
 
-@op("RegexFullMatch")
+@op("RegexFullMatch", flat=TEXT)
 def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
     """The pattern is translated from RE2 to one of Python's `re` that matches the same strings, or refused."""
     try:
@@ -62,7 +63,7 @@ def _untranslated(b: Builder, error: NotRe) -> OnnxgenError:
     return b.error(f"the pattern can't be translated to Python's `re`: {error}", way_out)
 
 
-@op("Tokenizer", domain=MICROSOFT, infer=infer_microsoft.tokens)
+@op("Tokenizer", domain=MICROSOFT, infer=infer_microsoft.tokens, flat=TEXT)
 def tokenizer(
     b: Builder, X: Arg, *, mark: int, mincharnum: int, pad_value: str, separators: list[str] | None = None,
     tokenexp: str | None = None,

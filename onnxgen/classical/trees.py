@@ -16,6 +16,7 @@ from onnxgen.classical.scores import ML, TRANSFORMS, as_dtype, elements, rows, t
 from onnxgen.classical.votes import classified
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 
@@ -165,6 +166,7 @@ def _regressed(
     tables=("target_weights", "target_weights_as_tensor", *BASES),
     weights="target_weights target_weights_as_tensor",
     still="X",
+    flat={"X": PIECEWISE_CONSTANT},
 )
 def tree_ensemble_regressor(
     b: Builder,
@@ -206,6 +208,7 @@ def tree_ensemble_regressor(
     tables=("class_weights", "class_weights_as_tensor", *BASES),
     weights="class_weights class_weights_as_tensor",
     still="X",
+    flat={"X": PIECEWISE_CONSTANT},
 )
 def tree_ensemble_classifier(
     b: Builder,
@@ -256,7 +259,10 @@ def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int,
     return Ensemble(b, X, forest(b, nodes, count), weights, count, dtype)
 
 
-@op("TreeEnsemble", since=5, domain=ML, infer=shapes.regressor, tables=("leaf_weights",), still="X")
+@op(
+    "TreeEnsemble", since=5, domain=ML, infer=shapes.regressor, tables=("leaf_weights",), still="X",
+    flat={"X": PIECEWISE_CONSTANT},
+)  # fmt: skip
 def tree_ensemble(
     b: Builder,
     X: Arg,

@@ -6,13 +6,12 @@ The operators' modules are imported at the first lookup, not before: they import
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import onnx_ir as ir
 
-from onnxgen.graph.gradients import BY_INPUT, key
 from onnxgen.graph.operators import Operator, of_plugins, operators, written_out
 from onnxgen.graph.traits import BROADCASTS, Trait
 
@@ -98,7 +97,8 @@ def _facts(operator: Operator) -> Known:
         found = [places[name] for name in names.split()]
         return found[0] if len(found) == 1 else [i for each in found for i in each]
 
-    unmoved = BY_INPUT.get(key(operator.domain, operator.name), ())
+    flat = operator.rules.flat
+    unmoved = flat if isinstance(flat, Mapping) else ()
     still = dict.fromkeys([*operator.still.split(), *(name for name in unmoved if name in places)])
     return Known(
         operator.traits,

@@ -1,11 +1,16 @@
-"""The table of operators and inputs through which no gradient flows, with the reason.
+"""The operators and inputs through which no gradient flows, with the reason, as cards say it (`flat`).
 
 Every other floating-point input is differentiable. `tests/gradients` compares the gradients of all operators with
-finite differences, and checks that this table is right, too. Inputs of text, integers and booleans have no derivatives,
-so they need no row. `docs/OPERATORS.md` prints the reasons.
+finite differences, and checks that cards are right, too. Inputs of text, integers and booleans have no derivatives,
+so nothing is said of them. `docs/OPERATORS.md` prints the reasons.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnxgen.graph.catalogue import card
+from onnxgen.graph.traits import COMPARISON, RANDOM, SIZES
 
 PIECEWISE_CONSTANT = "the operator is piecewise constant: its derivative is 0 wherever there is one"
 INTEGERS = "the results are integers or booleans"
@@ -19,86 +24,27 @@ TYPE = "only the type of the input counts"
 SETS_GRID = "the input only sets the numbers to round to"
 UNREAD = "nothing reads it"
 
-# operators through which no gradient flows, whatever the input
-_NOWHERE = {
-    PIECEWISE_CONSTANT: """
-        Bernoulli Ceil Floor Hardmax MelWeightMatrix QLinearConv QLinearMatMul QuantizeLinear Round Sign
-        ai.onnx.ml.Binarizer ai.onnx.ml.OneHotEncoder
-        com.microsoft.QLinearAdd com.microsoft.QLinearAveragePool com.microsoft.QLinearConcat com.microsoft.QLinearConv
-        com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearLeakyRelu com.microsoft.QLinearMul
-        com.microsoft.QLinearReduceMean com.microsoft.QLinearSigmoid com.microsoft.QLinearSoftmax
-        com.microsoft.QLinearWhere com.microsoft.QOrderedAttention com.microsoft.QOrderedGelu
-        com.microsoft.QOrderedLayerNormalization com.microsoft.QOrderedLongformerAttention
-        com.microsoft.QOrderedMatMul com.microsoft.QuantizeLinear com.microsoft.QuantizeWithOrder
-    """,
-    INTEGERS: """
-        And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConvInteger Equal Greater GreaterOrEqual
-        IsInf IsNaN Less LessOrEqual MatMulInteger Multinomial NonMaxSuppression NonZero Not OptionalHasElement Or
-        SequenceLength Shape Size Xor
-        ai.onnx.ml.CategoryMapper ai.onnx.ml.LabelEncoder
-        com.microsoft.BifurcationDetector com.microsoft.DynamicTimeWarping com.microsoft.IsAllFinite
-        com.microsoft.MatMulInteger16
-        com.microsoft.MulInteger com.microsoft.MurmurHash3 com.microsoft.NGramHashMapping
-        com.microsoft.PackedSparseAttentionIndexerMerge
-        com.microsoft.ReduceSumInteger com.microsoft.VarlenNGramHashMapping
-    """,
-    TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit com.microsoft.Tokenizer",
-    COUNTED: """
-        BlackmanWindow Constant ConstantOfShape EyeLike GivenTensorFill HammingWindow HannWindow SequenceEmpty
-        TfIdfVectorizer
-        com.microsoft.GatherPacked
-    """,
-    DRAWN: "RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-    BITS: "BitCast",
-}
-
-# inputs of other operators, by the schema's names
-_BY_INPUT = {
-    PIECEWISE_CONSTANT: {
-        "MaxRoiPool": "rois",
-        "OneHot": "indices",
-        "ai.onnx.ml.TreeEnsemble": "X",
-        "ai.onnx.ml.TreeEnsembleClassifier": "X",
-        "ai.onnx.ml.TreeEnsembleRegressor": "X",
-        "com.microsoft.QGemm": "y_scale",
-    },
-    SETS_SIZE: {
-        "OneHot": "depth",
-        "Range": "limit",
-        "Resize": "scales",
-        "Upsample": "scales",
-        "com.microsoft.Range": "limit",
-    },
-    REFUSED: {
-        "com.microsoft.GatedAdd": "gate_weight",
-        "com.microsoft.GemmFloat8": "scaleY",
-        "com.microsoft.MatMulPacked": "global_scale",
-        "com.microsoft.VarlenCausalConvWithState": "kernel_delta previous_mask",
-        "com.microsoft.QMoE": """
-            fc1_global_scale fc2_global_scale fc1_act_scale fc2_act_scale fc1_act_block_scale fc2_act_block_scale
-        """,
-        "com.microsoft.PackedAttention": "attention_bias",
-        "com.microsoft.PackedMultiHeadAttention": "attention_bias",
-    },
-    TYPE: {"CastLike": "target_type"},
-    SETS_GRID: {"com.microsoft.MatMulBlockQuantizedFp8Weight": "a_scale"},
-    UNREAD: {"com.microsoft.MatMulBlockQuantizedFp4Weight": "input_scale"},
-}
-
-NOWHERE = {name: reason for reason, names in _NOWHERE.items() for name in names.split()}
-BY_INPUT: dict[str, dict[str, str]] = {}
-for _reason, _inputs in _BY_INPUT.items():
-    for _name, _given in _inputs.items():
-        BY_INPUT.setdefault(_name, {}).update(dict.fromkeys(_given.split(), _reason))
+_OF_KIND = {COMPARISON: INTEGERS, SIZES: INTEGERS, RANDOM: DRAWN}
 
 
 def key(domain: str, name: str) -> str:
-    """Return the name under which an operator is listed in the table."""
+    """Return the name of an operator with its domain."""
     return f"{domain}.{name}" if domain not in ("", "ai.onnx") else name
+
+
+def everywhere(domain: str, name: str) -> str | None:
+    """Return why no gradient flows through an operator, whatever the input; None if one flows through some."""
+    known = card(domain, name)
+    of_kind = next((why for trait, why in _OF_KIND.items() if trait in known.traits), None)
+    return known.rules.flat if isinstance(known.rules.flat, str) else of_kind
+
+
+def by_input(domain: str, name: str) -> Mapping[str, str]:
+    """Return why none flows through some inputs, by the schema's names."""
+    flat = card(domain, name).rules.flat
+    return flat if isinstance(flat, Mapping) else {}
 
 
 def reason(domain: str, name: str, parameter: str | None = None) -> str | None:
     """Return why no gradient flows through an operator, or through one of its inputs; None if one does."""
-    operator = key(domain, name)
-    everywhere = NOWHERE.get(operator)
-    return everywhere or (None if parameter is None else BY_INPUT.get(operator, {}).get(parameter))
+    return everywhere(domain, name) or (None if parameter is None else by_input(domain, name).get(parameter))

@@ -52,6 +52,7 @@ class Rules:
         batch: says where the samples of a batch are in its outputs (`passes.batch`).
         axes: the axes of each input, as letters: "b l h; b l". Axes with the same letter have the same size.
         equal: yields which other dims must be equal (`shapes.equal`).
+        flat: why no gradient flows (`graph.gradients`), also by the inputs through which none does.
         ranges: the numbers that are taken at an input, by its position (`shapes.ranges`).
     """
 
@@ -64,6 +65,7 @@ class Rules:
     axes: str = ""
     equal: Lowering | None = None
     ranges: Mapping[int, Lowering] | None = None
+    flat: str | Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +102,12 @@ class Operator:
     @property
     def key(self) -> tuple[str, str, int]:
         return self.domain, self.name, self.since
+
+    def letters(self, layout: int = 0) -> list[list[str]]:
+        """Return the axes of each input as letters (`Rules.axes`). `layout`: the attribute of recurrent layers."""
+        text = self.rules.axes
+        text = text.replace("s b i", "b s i").replace("d b h", "b d h") if layout else text
+        return [form.split() for form in text.split(";")]
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import DeviceOf, literal, unless
 from onnxgen.errors import INFER
+from onnxgen.graph.gradients import BITS, TYPE
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME
 from onnxgen.lowering.arg import Arg
@@ -121,14 +122,14 @@ def _from_sizes(b: Builder, x: Arg, to: T) -> ast.expr | Sized | None:
     return sizes
 
 
-@op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN], **rules("cast_like", reads=1))
+@op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN], **rules("cast_like", reads=1), flat={"target_type": TYPE})
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
         raise b.error("the type to cast to is unknown", INFER)
     return converted(b, input, input.dtype, target_type.dtype, bool(saturate), round_mode)
 
 
-@op("BitCast")
+@op("BitCast", flat=BITS)
 def bit_cast(b: Builder, input: Arg, *, to: int) -> ast.expr:
     """Reinterpret the bits as another type of the same size."""
     for dtype in (input.dtype, T(to)):

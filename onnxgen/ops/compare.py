@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import literal
+from onnxgen.graph.gradients import INTEGERS
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
@@ -57,7 +58,7 @@ def _logic(template: str, of_sizes: str) -> Callable[..., ast.expr | Sized]:
 
 
 for _name, (_template, _of_sizes, _numbers, _dims) in LOGIC.items():
-    op(_name, traits=[BROADCASTS], numbers=_numbers, dims=_dims)(_logic(_template, _of_sizes))
+    op(_name, traits=[BROADCASTS], numbers=_numbers, dims=_dims, flat=INTEGERS)(_logic(_template, _of_sizes))
 for _name, (_template, _numbers, _dims) in ORDER.items():
     op(_name, traits=[COMPARISON], numbers=_numbers, dims=_dims)(_order(_template))
 
@@ -74,7 +75,7 @@ def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = 
     return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
 
 
-@op("Not", traits=[ELEMENTWISE], numbers=np.logical_not)
+@op("Not", traits=[ELEMENTWISE], numbers=np.logical_not, flat=INTEGERS)
 def not_(b: Builder, X: Arg) -> ast.expr | Sized:
     sized = formula("not x", X)  # the opposite of a comparison of sizes is a comparison: `x.dim() != 2`
     return b("~x", x=X) if sized is None else sized.map(_opposite)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
 from onnxgen.errors import INFER
+from onnxgen.graph.gradients import COUNTED, INTEGERS, PIECEWISE_CONSTANT, SETS_SIZE
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM, SELECTS, SIZES
 from onnxgen.lowering.arg import Arg
@@ -25,7 +26,7 @@ from onnxgen.shapes.infer_elementwise import like, same
 T = ir.DataType
 
 
-@op("Constant")
+@op("Constant", flat=COUNTED)
 def constant(
     b: Builder,
     *,
@@ -42,7 +43,7 @@ def constant(
     raise b.error("a sparse Constant is not handled", "store it as a dense tensor")
 
 
-@op("ConstantOfShape", **rules("constant_of_shape"))
+@op("ConstantOfShape", **rules("constant_of_shape"), flat=COUNTED)
 def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     dtype = T.FLOAT if value is None else value.dtype
     item = 0.0 if value is None else value.numpy().reshape(-1)[0].item()
@@ -54,7 +55,7 @@ def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
 
 
-@op("Range", still="start limit delta", **rules("ranged"))
+@op("Range", still="start limit delta", **rules("ranged"), flat={"limit": SETS_SIZE})
 def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 1) -> ast.expr:
     """start, start + delta, ... up to limit, exclusive; empty if limit is in the other direction."""
     dtype = start.dtype
@@ -86,7 +87,7 @@ def _dtype_or(dtype: int | None, default: T | None) -> T | None:
     return T(dtype) if dtype else default
 
 
-@op("EyeLike", **rules("eye_like", infer=like, reads=0))
+@op("EyeLike", **rules("eye_like", infer=like, reads=0), flat=COUNTED)
 def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) -> ast.expr:
     """Ones on the k-th diagonal, in the shape of the input."""
     wanted = _dtype_or(dtype, input.dtype)
@@ -128,7 +129,10 @@ def size(b: Builder, data: Arg) -> Sized:
     return Sized.of(b("x.dim()", x=of.value) if isinstance(of, ast.Attribute) else b("len(s)", s=of))
 
 
-@op("OneHot", traits=[MOVES], data="values", still="values", **rules("one_hot"))
+@op(
+    "OneHot", traits=[MOVES], data="values", still="values", **rules("one_hot"),
+    flat={"indices": PIECEWISE_CONSTANT, "depth": SETS_SIZE},
+)  # fmt: skip
 def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1) -> ast.expr:
     """`values` is [off, on]. Indices from -depth to depth - 1 switch one element on, others none."""
     count = depth.as_int()
@@ -147,7 +151,7 @@ def one_hot(b: Builder, indices: Arg, depth: Arg, values: Arg, *, axis: int = -1
     return b("torch.where(p, v[1], v[0])", p=places, v=values)
 
 
-@op("NonZero", traits=[SELECTS], least=0.0, **rules("non_zero"))
+@op("NonZero", traits=[SELECTS], least=0.0, **rules("non_zero"), flat=INTEGERS)
 def non_zero(b: Builder, X: Arg) -> ast.expr:
     """The positions of non-zero elements, in row-major order: one row per axis, one column per element."""
     return b("x.T", x=positions(b, X))
@@ -214,14 +218,14 @@ def random_uniform_like(
     return _drawn(b, _like(b, "torch.empty_like", input, dtype), "uniform_", low, high, seed)
 
 
-@op("Bernoulli", traits=[RANDOM, ELEMENTWISE], infer=like)
+@op("Bernoulli", traits=[RANDOM, ELEMENTWISE], infer=like, flat=PIECEWISE_CONSTANT)
 def bernoulli(b: Builder, input: Arg, *, dtype: int | None = None, seed: float | None = None) -> ast.expr:
     """1 with the probability in the input, else 0."""
     made = b.call("torch.bernoulli", input, generator=_generator(b, seed))
     return converted(b, made, input.dtype, _dtype_or(dtype, input.dtype) or T.FLOAT)
 
 
-@op("Multinomial", traits=[RANDOM])
+@op("Multinomial", traits=[RANDOM], flat=INTEGERS)
 def multinomial(b: Builder, input: Arg, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> ast.expr:
     """Draw classes with replacement. The input has the logarithms of their probabilities, up to a constant per row."""
     x = b("x.float()", x=input) if input.dtype == T.FLOAT16 else input.expr

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
+from onnxgen.graph.gradients import REFUSED
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -179,6 +180,7 @@ def mamba2_verify(
 @op(
     "VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_attention.packed_conv,
     axes="t c; c o k; ; c; b c s; b",
+    flat={"kernel_delta": REFUSED, "previous_mask": REFUSED},
 )  # fmt: skip
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ADDS, AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER, SCALES
 from onnxgen.lowering.arg import Arg
@@ -36,11 +37,11 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
 UNARY: dict[str, tuple[str, Callable[..., Any]]] = {  # in torch, and in numpy
     "Reciprocal": ("1 / x", np.reciprocal),
     "Neg": ("-x", np.negative),
-    "BitwiseNot": ("~x", np.invert),
     **{name: (f"torch.{name.lower()}(x)", numbers) for name, numbers in FLOAT_UNARY.items()},
 }
 # of numbers that Python computes from sizes, which are not negative; each rounds once
 OF_SIZES = {"Neg": "-x", "Sqrt": "math.sqrt(x)"}
+STEPS = ("Ceil", "Floor", "Round")
 LEAST = {"Exp": 0.0, "Sqrt": 0.0, "Erf": -1.0, "Sin": -1.0, "Cos": -1.0}
 
 
@@ -58,9 +59,10 @@ def unary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]:
 for _name, (_template, _numbers) in UNARY.items():
     op(
         _name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name), numbers=_numbers,
-        dims=operator.neg if _name == "Neg" else None,
+        dims=operator.neg if _name == "Neg" else None, flat=PIECEWISE_CONSTANT if _name in STEPS else None,
     )(unary(_template, OF_SIZES.get(_name, "")))  # fmt: skip
 
+op("BitwiseNot", traits=[ELEMENTWISE], numbers=np.invert, flat=INTEGERS)(unary("~x"))
 
 for _name in ("Rsqrt", "Log10", "Log2"):
     op(_name, domain=DOMAIN, traits=[ELEMENTWISE])(unary(f"torch.{_name.lower()}(x)"))
@@ -71,7 +73,7 @@ def abs_(b: Builder, X: Arg) -> ast.expr:
     return X.expr if X.dtype in WIDER else b("torch.abs(x)", x=X)
 
 
-@op("Sign", traits=[ELEMENTWISE], numbers=np.sign, dims=evaluate_math.sign)
+@op("Sign", traits=[ELEMENTWISE], numbers=np.sign, dims=evaluate_math.sign, flat=PIECEWISE_CONSTANT)
 def sign(b: Builder, input: Arg) -> ast.expr:
     """torch.sign gives 0 for NaN, ONNX gives NaN."""
     if input.is_float:
@@ -124,9 +126,9 @@ def binary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]
 
 
 op("Sub", traits=[ADDS], numbers=np.subtract, dims=operator.sub)(binary("x - y", "x - y"))
-op("BitwiseAnd", traits=[BROADCASTS], numbers=np.bitwise_and)(binary("x & y"))
-op("BitwiseOr", traits=[BROADCASTS], numbers=np.bitwise_or)(binary("x | y"))
-op("BitwiseXor", traits=[BROADCASTS], numbers=np.bitwise_xor)(binary("x ^ y"))
+op("BitwiseAnd", traits=[BROADCASTS], numbers=np.bitwise_and, flat=INTEGERS)(binary("x & y"))
+op("BitwiseOr", traits=[BROADCASTS], numbers=np.bitwise_or, flat=INTEGERS)(binary("x | y"))
+op("BitwiseXor", traits=[BROADCASTS], numbers=np.bitwise_xor, flat=INTEGERS)(binary("x ^ y"))
 
 
 @op("Mul", traits=[SCALES], numbers=np.multiply, dims=operator.mul)
@@ -188,7 +190,7 @@ def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = N
     return b("(x ** y).to(d)", x=wide, y=y, d=X.dtype)
 
 
-@op("BitShift", traits=[BROADCASTS])
+@op("BitShift", traits=[BROADCASTS], flat=INTEGERS)
 def bit_shift(b: Builder, X: Arg, Y: Arg, *, direction: str) -> ast.expr:
     if direction == "RIGHT" and X.dtype == ir.DataType.UINT64:
         return b("uint64_shift_right(x, y)", x=X, y=Y)
@@ -336,12 +338,12 @@ def _without_float8(b: Builder, x: Arg) -> ast.expr:
     return b("x.float()", x=x) if x.dtype in FLOAT8_MAX else x.expr
 
 
-@op("IsNaN", traits=[ELEMENTWISE], infer=same_bool, numbers=np.isnan)
+@op("IsNaN", traits=[ELEMENTWISE], infer=same_bool, numbers=np.isnan, flat=INTEGERS)
 def is_nan(b: Builder, X: Arg) -> ast.expr:
     return b("torch.isnan(x)", x=_without_float8(b, X))
 
 
-@op("IsInf", traits=[ELEMENTWISE], infer=same_bool)
+@op("IsInf", traits=[ELEMENTWISE], infer=same_bool, flat=INTEGERS)
 def is_inf(b: Builder, X: Arg, *, detect_negative: int = 1, detect_positive: int = 1) -> ast.expr:
     if not detect_negative and not detect_positive:
         return b("torch.zeros_like(x, dtype=torch.bool)", x=X)

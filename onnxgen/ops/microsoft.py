@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import FOR_CPU, WRITER
+from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -168,7 +169,7 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, np.floating) else value
 
 
-@op("QLinearAdd", domain=MICROSOFT, infer=infer_microsoft.qlinear_binary)
+@op("QLinearAdd", domain=MICROSOFT, infer=infer_microsoft.qlinear_binary, flat=PIECEWISE_CONSTANT)
 def qlinear_add(
     b: Builder, A: Arg, A_scale: Arg, A_zero_point: Arg | None, B: Arg, B_scale: Arg, B_zero_point: Arg | None,
     C_scale: Arg, C_zero_point: Arg | None = None,
@@ -187,7 +188,7 @@ def qlinear_add(
     return b.call("quantized_sum", A, _plain(first), B, _plain(second), _plain(offset))
 
 
-@op("QLinearSoftmax", domain=MICROSOFT, infer=same)
+@op("QLinearSoftmax", domain=MICROSOFT, infer=same, flat=PIECEWISE_CONSTANT)
 def qlinear_softmax(
     b: Builder, X: Arg, X_scale: Arg, x_zero_point: Arg | None, y_scale: Arg, y_zero_point: Arg | None = None, *,
     opset: int, axis: int = -1,

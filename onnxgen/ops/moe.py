@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Assign, Loop, Statement
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.errors import FOR_CPU, INFER, WRITER
+from onnxgen.graph.gradients import REFUSED
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -193,7 +194,12 @@ def moe_group_router(
 # ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
-@op("QMoE", domain=MICROSOFT, infer=same)
+UNSCALED = """
+    fc1_global_scale fc2_global_scale fc1_act_scale fc2_act_scale fc1_act_block_scale fc2_act_block_scale
+"""  # inputs of QMoE that are refused
+
+
+@op("QMoE", domain=MICROSOFT, infer=same, flat=dict.fromkeys(UNSCALED.split(), REFUSED))
 def qmoe(
     b: Builder, input: Arg, router_probs: Arg, fc1_experts_weights: Arg, fc1_scales: Arg | None,
     fc1_experts_bias: Arg | None, fc2_experts_weights: Arg, fc2_scales: Arg | None = None,

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import Ref, shortest, unless
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import COUNTED, REFUSED
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -36,7 +37,7 @@ OTHERS = "pack the weights as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
 EPILOGUES = {"none": "y", "silu": "F.silu(y)"} | dict.fromkeys(("relu2", "relu_squared"), "F.relu(y).square()")
 
 
-@op("GatherPacked", domain=MICROSOFT, infer=infer_microsoft.gather_packed)
+@op("GatherPacked", domain=MICROSOFT, infer=infer_microsoft.gather_packed, flat=COUNTED)
 def gather_packed(
     b: Builder, data: Arg, indices: Arg, *, packed_type: int, K: int, output_dtype: int = ir.DataType.BFLOAT16.value
 ) -> ast.expr:
@@ -67,7 +68,7 @@ def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | Non
     return b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
 
 
-@op("MatMulPacked", domain=MICROSOFT, infer=infer_microsoft.blocked_product)
+@op("MatMulPacked", domain=MICROSOFT, infer=infer_microsoft.blocked_product, flat={"global_scale": REFUSED})
 def matmul_packed(
     b: Builder, A: Arg, B: Arg, global_scale: Arg | None = None, *, packed_type: int, N: int, K: int,
     activation_type: str = "none",

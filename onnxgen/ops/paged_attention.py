@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import INTEGERS
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
@@ -283,7 +284,7 @@ def _joined(
     return [*(b.let(b("torch.cat([x, y], 2)", x=x, y=y), n) for x, y, n in zip(caches, others, "kv")), shown]
 
 
-@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT, infer=infer_attention.merged_selections)
+@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT, infer=infer_attention.merged_selections, flat=INTEGERS)
 def packed_sparse_attention_indexer_merge(
     b: Builder, base_indices: Arg, base_counts: Arg, base_row_indices: Arg, range_starts: Arg | None = None,
     range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,

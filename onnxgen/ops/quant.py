@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, shortest
 from onnxgen.errors import CHECK
+from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
@@ -62,7 +63,7 @@ def _number(value: Arg | None) -> float | int | None:
     return int(item)
 
 
-@op("QuantizeLinear", traits=[SAME], **rules("quantize"))
+@op("QuantizeLinear", traits=[SAME], **rules("quantize"), flat=PIECEWISE_CONSTANT)
 def quantize_linear(
     b: Builder, x: Arg, y_scale: Arg, y_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
@@ -116,7 +117,7 @@ def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
     return b("z.reshape(shape).double()" if _is_vector(zero) else "z.double()", z=zero, shape=shape)
 
 
-@op("MatMulInteger", matrix="B", **rules("matmul_integer"))
+@op("MatMulInteger", matrix="B", **rules("matmul_integer"), flat=INTEGERS)
 def matmul_integer(
     b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
 ) -> ast.expr:
@@ -136,7 +137,7 @@ def _integer_matmul(b: Builder, A: Arg, B: Arg, a_zero: Arg | None, b_zero: Arg 
     return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
 
 
-@op("QLinearMatMul", matrix="b", **rules("qlinear_matmul"))
+@op("QLinearMatMul", matrix="b", **rules("qlinear_matmul"), flat=PIECEWISE_CONSTANT)
 def qlinear_matmul(
     builder: Builder, a: Arg, a_scale: Arg, a_zero_point: Arg, b: Arg, b_scale: Arg, b_zero_point: Arg,
     y_scale: Arg, y_zero_point: Arg,
@@ -183,7 +184,7 @@ def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shap
     return b("requantize(t, s, z, d)", t=total, s=scale, z=offset, d=target)
 
 
-@op("ConvInteger", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("conv_integer"))
+@op("ConvInteger", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("conv_integer"), flat=INTEGERS)
 def conv_integer(
     b: Builder, x: Arg, w: Arg, x_zero_point: Arg | None = None, w_zero_point: Arg | None = None, *,
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,
@@ -196,7 +197,7 @@ def conv_integer(
     return b("x.long().int()", x=total)
 
 
-@op("QLinearConv", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("qlinear_conv"))
+@op("QLinearConv", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("qlinear_conv"), flat=PIECEWISE_CONSTANT)
 def qlinear_conv(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg, w: Arg, w_scale: Arg, w_zero_point: Arg,
     y_scale: Arg, y_zero_point: Arg, B: Arg | None = None, *,

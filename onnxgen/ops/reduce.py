@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
+from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION, SELECTS
 from onnxgen.lowering.arg import Arg
@@ -230,11 +231,11 @@ def _position(function: str) -> Callable[..., ast.expr]:
 
 
 for _name, _numbers in (("ArgMax", np.argmax), ("ArgMin", np.argmin)):
-    _rules = rules("position", elements=evaluate_math.position(_numbers))
+    _rules = rules("position", elements=evaluate_math.position(_numbers), flat=INTEGERS)
     op(_name, traits=[SELECTS], least=0.0, **_rules)(_position(_name.lower()))
 
 
-@op("Hardmax", since=13, **rules("hardmax"))
+@op("Hardmax", since=13, **rules("hardmax"), flat=PIECEWISE_CONSTANT)
 def hardmax(b: Builder, input: Arg, *, axis: int = -1) -> ast.expr:
     """1 at the first greatest element along the axis, 0 elsewhere."""
     if input.rank == 0:

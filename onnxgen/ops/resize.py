@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.errors import CHECK
+from onnxgen.graph.gradients import SETS_SIZE
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import RESAMPLES
 from onnxgen.lowering.arg import Arg
@@ -48,7 +49,7 @@ class Request:
     whole: bool = True
 
 
-@op("Resize", since=11, traits=[RESAMPLES], still="roi scales sizes", **rules("resize"))
+@op("Resize", since=11, traits=[RESAMPLES], still="roi scales sizes", **rules("resize"), flat={"scales": SETS_SIZE})
 def resize(
     b: Builder,
     X: Arg,
@@ -102,7 +103,7 @@ def resize(
     return _resize(b, X, request, scales, sizes, special)
 
 
-@op("Resize", "Upsample", since=7, traits=[RESAMPLES], **rules("resize"))
+@op("Resize", "Upsample", since=7, traits=[RESAMPLES], **rules("resize"), flat={"scales": SETS_SIZE})
 def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> ast.expr:
     """Before opset 11, output point i is at i / scale, and the rounding is not defined."""
     known = _scales(scales)

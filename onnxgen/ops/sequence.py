@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Assign, Loop
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.gradients import COUNTED, INTEGERS, TEXT
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -22,7 +23,7 @@ def sequence_construct(b: Builder, *inputs: Arg) -> ast.expr:
     return literal(list(inputs))
 
 
-@op("SequenceEmpty")
+@op("SequenceEmpty", flat=COUNTED)
 def sequence_empty(b: Builder, *, dtype: int = 1) -> ast.expr:
     return literal([])
 
@@ -32,7 +33,7 @@ def sequence_at(b: Builder, input_sequence: Arg, position: Arg) -> ast.expr:
     return b("s[i]", s=input_sequence, i=position.as_int())
 
 
-@op("SequenceLength")
+@op("SequenceLength", flat=INTEGERS)
 def sequence_length(b: Builder, input_sequence: Arg) -> ast.expr:
     return b("torch.tensor(len(s), device=d)", s=input_sequence, d=DeviceOf())
 
@@ -110,7 +111,7 @@ def optional(b: Builder, input: Arg | None = None, *, type: Any = None) -> ast.e
     return literal(None) if input is None else input.expr
 
 
-@op("OptionalHasElement")
+@op("OptionalHasElement", flat=INTEGERS)
 def optional_has_element(b: Builder, input: Arg | None = None) -> ast.expr:
     is_optional = input is not None and input.info.kind == "optional"
     has = b("x is not None", x=input) if is_optional else literal(input is not None)
@@ -133,6 +134,6 @@ def text_at(b: Builder, table: Arg, index: Arg) -> ast.expr:
     return b("text_at(table, i)", table=table, i=index)
 
 
-@op("StringConcat")
+@op("StringConcat", flat=TEXT)
 def string_concat(b: Builder, X: Arg, Y: Arg) -> ast.expr:
     return b("x + y" if b.out().rank else "string_concat(x, y)", x=X, y=Y)

@@ -7,6 +7,7 @@ import ast
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, unless
+from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -60,7 +61,7 @@ def stft(
     )
 
 
-@op("MelWeightMatrix")
+@op("MelWeightMatrix", flat=PIECEWISE_CONSTANT)
 def mel_weight_matrix(
     b: Builder,
     num_mel_bins: Arg,

@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
+from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT, TEXT
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES, SELECTS, SHUFFLES
 from onnxgen.lowering.arg import Arg
@@ -177,12 +178,12 @@ def roi_align(
     )  # fmt: skip
 
 
-@op("MaxRoiPool", traits=[SELECTS])
+@op("MaxRoiPool", traits=[SELECTS], flat={"rois": PIECEWISE_CONSTANT})
 def max_roi_pool(b: Builder, X: Arg, rois: Arg, *, pooled_shape: list[int], spatial_scale: float = 1.0) -> ast.expr:
     return b.call("max_roi_pool", X, rois, tuple(pooled_shape), scale=unless(shortest(spatial_scale), 1.0))
 
 
-@op("ImageDecoder")
+@op("ImageDecoder", flat=TEXT)
 def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB") -> ast.expr:
     """Decoded with Pillow, whose JPEG decoder is libjpeg-turbo, the one that the standard names."""
     if pixel_format not in ("RGB", "BGR", "Grayscale"):
@@ -191,7 +192,7 @@ def image_decoder(b: Builder, encoded_stream: Arg, *, pixel_format: str = "RGB")
     return b.call("decode_image", encoded_stream, unless(pixel_format, "RGB"))
 
 
-@op("NonMaxSuppression", traits=[SELECTS])
+@op("NonMaxSuppression", traits=[SELECTS], flat=INTEGERS)
 def non_max_suppression(
     b: Builder,
     boxes: Arg,

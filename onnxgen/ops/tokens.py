@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import DeviceOf, unless
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import INTEGERS
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
@@ -23,7 +24,7 @@ def ngram_repeat_block(b: Builder, input_ids: Arg, scores: Arg, *, ngram_size: i
     return b.call("block_repeated_ngrams", input_ids, scores, ngram_size)
 
 
-@op("BifurcationDetector", domain=MICROSOFT, infer=infer_microsoft.bifurcation)
+@op("BifurcationDetector", domain=MICROSOFT, infer=infer_microsoft.bifurcation, flat=INTEGERS)
 def bifurcation_detector(
     b: Builder, src_tokens: Arg, cur_tokens: Arg, prev_suffix_match_idx: Arg, pred_tokens: Arg | None = None, *,
     max_ngram_size: int = 3, min_ngram_size: int = 1,
@@ -38,7 +39,7 @@ def bifurcation_detector(
     return b.unpack(made, 2)
 
 
-@op("DynamicTimeWarping", domain=MICROSOFT, infer=infer_microsoft.time_warping)
+@op("DynamicTimeWarping", domain=MICROSOFT, infer=infer_microsoft.time_warping, flat=INTEGERS)
 def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     shape = input.shape
     if shape is not None and len(shape) != 2 and (len(shape) != 3 or isinstance(shape[0], int) and shape[0] != 1):
@@ -46,7 +47,7 @@ def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     return b.call("dynamic_time_warping", input)
 
 
-@op("MurmurHash3", domain=MICROSOFT, infer=infer_microsoft.murmur_hash)
+@op("MurmurHash3", domain=MICROSOFT, infer=infer_microsoft.murmur_hash, flat=INTEGERS)
 def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast.expr:
     """Hashes the bytes of numbers, and the UTF-8 of strings."""
     dtype = ir.DataType.UINT32 if positive == 1 else ir.DataType.INT32
@@ -58,7 +59,7 @@ def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast
 # ---- hashes of n-grams -----------------------------------------------------------------------------------------------
 
 
-@op("NGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes)
+@op("NGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes, flat=INTEGERS)
 def ngram_hash_mapping(
     b: Builder, input_ids: Arg, multipliers: Arg, vocab_sizes: Arg, past_ids: Arg | None = None,
     head_offsets: Arg | None = None, eos_token_id: Arg | None = None, segment_ids: Arg | None = None, *,
@@ -83,7 +84,7 @@ def ngram_hash_mapping(
     return [hashes, b("x[:, -n:]", x=ids, n=before) if b.wants(1) else None]
 
 
-@op("VarlenNGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes)
+@op("VarlenNGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes, flat=INTEGERS)
 def varlen_ngram_hash_mapping(
     b: Builder, input_ids: Arg, multipliers: Arg, vocab_sizes: Arg, cumulative_sequence_length: Arg,
     past_ids: Arg | None = None, head_offsets: Arg | None = None, eos_token_id: Arg | None = None,

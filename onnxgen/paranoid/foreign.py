@@ -16,7 +16,6 @@ from onnxgen.graph.operators import Operator
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Untold
 from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
-from onnxgen.shapes.equal import forms
 
 MICROSOFT = "com.microsoft"
 Array: TypeAlias = Any  # numpy says no more of most results
@@ -41,7 +40,7 @@ def agreed(
     op, found = known.name, dict(numbers)
     half = numbers_of.get("rotary_embedding_dim", 0) // 2
     letters: dict[str, int] = {"d": half} if half else {}
-    axes = forms(known, numbers_of.get("layout", 0))
+    axes = known.letters(numbers_of.get("layout", 0))
     _unify([pair for form, dims in zip(axes, shapes) for pair in _pairs(form, dims)], letters, found)
     heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
     if "Rotary" in op and heads and "d" in letters:  # rotary embedding applies to a part of each head, or all of it

@@ -36,16 +36,10 @@ class Equation:
         return Equation(substitute(self.a, found), substitute(self.b, found), self.or_one)
 
 
-def forms(known: Operator, layout: int = 0) -> list[list[str]]:
-    """Return the axes of each input as letters: axes with the same letter have the same size. `layout`: as of RNNs."""
-    text = known.rules.axes.replace("s b i", "b s i").replace("d b h", "b d h") if layout else known.rules.axes
-    return [form.split() for form in text.split(";")]
-
-
 def by_letters(known: Operator, node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
     """Yield equations of the axes with equal letters. An input whose rank is not its number of letters has none."""
     first: dict[str, Dim] = {}
-    for letters, shape in zip(forms(known, whole(node, "layout")), shapes):
+    for letters, shape in zip(known.letters(whole(node, "layout")), shapes):
         for letter, dim in zip(letters, shape or ()) if len(letters) == len(shape or ()) else ():
             if letter.isalpha():
                 yield Equation(first.setdefault(letter, dim), dim)

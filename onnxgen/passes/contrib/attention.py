@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
+from onnxgen.graph.gradients import REFUSED
 from onnxgen.passes.contrib.writer import INT32, Maybe, Refused, Results, Value, Writer, body
 from onnxgen.shapes import infer_attention, ranges
 from onnxgen.shapes.dims import Dim
@@ -277,7 +278,7 @@ def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is
     return g("Where", shown, g.number(0, like) if mask is None else mask, lowest)
 
 
-@body("PackedAttention", infer=infer_attention.attention_without_padding)
+@body("PackedAttention", infer=infer_attention.attention_without_padding, flat={"attention_bias": REFUSED})
 def packed_attention(
     g: Writer, input: Value, weights: Value, bias: Value, token_offset: Value, cumulative_sequence_length: Value,
     attention_bias: Maybe = None, *, num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
@@ -290,7 +291,7 @@ def packed_attention(
     )
 
 
-@body("PackedMultiHeadAttention", infer=infer_attention.packed_attention)
+@body("PackedMultiHeadAttention", infer=infer_attention.packed_attention, flat={"attention_bias": REFUSED})
 def packed_multi_head_attention(
     g: Writer, query: Value, key: Maybe, value: Maybe, bias: Maybe, token_offset: Value,
     cumulative_sequence_length: Value, attention_bias: Maybe = None, *,

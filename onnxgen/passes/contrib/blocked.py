@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import INFER, WRITER
+from onnxgen.graph.gradients import SETS_GRID, UNREAD
 from onnxgen.passes.contrib.activations import silu
 from onnxgen.passes.contrib.writer import FLOAT, INT64, Maybe, Refused, Value, Writer, body, rounded, size_of, widened
 from onnxgen.shapes import infer_microsoft
@@ -81,7 +82,7 @@ def matmul_nbits_qlora(
     return g("Add", made, _product(g, down, lora_B, lora_B_scales, None, K=known[0][0], N=N, **sizes))
 
 
-@body("MatMulBlockQuantizedFp8Weight")
+@body("MatMulBlockQuantizedFp8Weight", flat={"a_scale": SETS_GRID})
 def matmul_block_quantized_fp8_weight(
     g: Writer, A: Value, B: Value, b_scale: Value, a_scale: Maybe = None, bias: Maybe = None, *, block_size: int = 128
 ) -> Value:
@@ -97,7 +98,7 @@ def matmul_block_quantized_fp8_weight(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("MatMulBlockQuantizedFp4Weight")
+@body("MatMulBlockQuantizedFp4Weight", flat={"input_scale": UNREAD})
 def matmul_block_quantized_fp4_weight(
     g: Writer, A: Value, B: Value, weight_scale: Value, weight_scale_2: Value, input_scale: Maybe = None,
     bias: Maybe = None, *, block_size: int = 16,

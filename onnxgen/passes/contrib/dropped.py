@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import CHECK
+from onnxgen.graph.gradients import COUNTED
 from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Value, Writer, body
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
@@ -61,7 +62,7 @@ def dynamic_slice(g: Writer, data: Value, starts: Value, ends: Value, axes: Mayb
     return g("Slice", data, starts, ends, axes)
 
 
-@body("GivenTensorFill", domain="")
+@body("GivenTensorFill", domain="", flat=COUNTED)
 def given_tensor_fill(
     g: Writer, shape_input: Maybe = None, *, values: list[float] | None = None, shape: list[int] | None = None,
     extra_shape: list[int] | None = None, input_as_shape: int = 0,

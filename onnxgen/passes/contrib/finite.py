@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import INTEGERS
 from onnxgen.passes.contrib.writer import INT64, Refused, Value, Writer, body
 from onnxgen.shapes import infer_microsoft
 
 
-@body("IsAllFinite", infer=infer_microsoft.is_all_finite)
+@body("IsAllFinite", infer=infer_microsoft.is_all_finite, flat=INTEGERS)
 def is_all_finite(g: Writer, *input: Value, isinf_only: int = 0, isnan_only: int = 0) -> Value:
     """True if no input has an infinity or a NaN. onnxruntime has GPU kernels only."""
     if isinf_only and isnan_only:

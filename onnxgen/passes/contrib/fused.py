@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxgen.graph.annotations import PADDING
+from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.passes.contrib.activations import fast_gelu
 from onnxgen.passes.contrib.quantized import quantized_to
 from onnxgen.passes.contrib.writer import INT32, Maybe, Results, Value, Writer, body, nchw, nhwc
@@ -78,12 +79,12 @@ def gemma_rotary_embedding(g: Writer, emb: Value, q: Value, q_rot: Value, k: Val
 # ---- integers --------------------------------------------------------------------------------------------------------
 
 
-@body("MatMulInteger16")
+@body("MatMulInteger16", flat=INTEGERS)
 def matmul_integer16(g: Writer, A: Value, B: Value) -> Value:
     return g("MatMul", g("Cast", A, to=INT32), g("Cast", B, to=INT32))
 
 
-@body("MulInteger")
+@body("MulInteger", flat=INTEGERS)
 def mul_integer(g: Writer, A: Value, A_zero_point: Maybe, B: Value, B_zero_point: Maybe = None) -> Value:
     return g("Mul", _centred(g, A, A_zero_point), _centred(g, B, B_zero_point))
 
@@ -93,12 +94,12 @@ def _centred(g: Writer, x: Value, zero: Maybe) -> Value:
     return wide if zero is None else g("Sub", wide, g("Cast", zero, to=INT32))
 
 
-@body("ReduceSumInteger")
+@body("ReduceSumInteger", flat=INTEGERS)
 def reduce_sum_integer(g: Writer, data: Value, *, axes: list[int], keepdims: int) -> Value:
     return g("ReduceSum", g("Cast", data, to=INT32), g.ints(*axes), keepdims=keepdims)
 
 
-@body("QLinearReduceMean")
+@body("QLinearReduceMean", flat=PIECEWISE_CONSTANT)
 def qlinear_reduce_mean(
     g: Writer, data: Value, data_scale: Value, data_zero_point: Maybe, reduced_scale: Value,
     reduced_zero_point: Maybe = None, *, axes: list[int], keepdims: int,

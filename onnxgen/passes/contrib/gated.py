@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from onnxgen.errors import FOR_CPU, WRITER
+from onnxgen.graph.gradients import REFUSED
 from onnxgen.passes.contrib.writer import (
     Maybe,
     Refused,
@@ -48,7 +49,7 @@ def gated_rms_norm(
     return rounded(g, g("Mul", made, gated if activation == "sigmoid" else g("Mul", wide, gated)), X)
 
 
-@body("GatedAdd", infer=same)
+@body("GatedAdd", infer=same, flat={"gate_weight": REFUSED})
 def gated_add(g: Writer, X: Value, Y: Value, gate: Value, gate_weight: Maybe = None) -> Value:
     """X plus Y, scaled by a number for each row."""
     if gate_weight is not None:

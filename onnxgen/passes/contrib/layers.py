@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import REFUSED
 from onnxgen.passes.contrib.activations import activated
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body, nchw, nhwc, widened
 from onnxgen.shapes import equal, infer_conv, infer_math, infer_microsoft
@@ -120,7 +121,7 @@ def conv_transpose_with_dynamic_pads(
     return g("Slice", made, before, ends, g.ints(*range(2, n + 2)))
 
 
-@body("GemmFloat8")
+@body("GemmFloat8", flat={"scaleY": REFUSED})
 def gemm_float8(
     g: Writer, A: Value, B: Value, C: Maybe = None, scaleA: Maybe = None, scaleB: Maybe = None, scaleY: Maybe = None, *,
     activation: str = "NONE", alpha: float = 1.0, beta: float = 0.0, dtype: int = 1, transA: int = 0, transB: int = 0,

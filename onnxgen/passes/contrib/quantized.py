@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from onnxgen.errors import FOR_CPU
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.passes.contrib.attention import attended, projected
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
@@ -14,7 +15,7 @@ from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 
-@body("QuantizeLinear", infer=infer_elementwise.quantize)
+@body("QuantizeLinear", infer=infer_elementwise.quantize, flat=PIECEWISE_CONSTANT)
 def quantize_linear(g: Writer, x: Value, y_scale: Value, y_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("QuantizeLinear", x, y_scale, y_zero_point, axis=axis)
 
@@ -24,7 +25,7 @@ def dequantize_linear(g: Writer, x: Value, x_scale: Value, x_zero_point: Maybe =
     return g("DequantizeLinear", x, x_scale, x_zero_point, axis=axis)
 
 
-@body("QLinearSigmoid", infer=same)
+@body("QLinearSigmoid", infer=same, flat=PIECEWISE_CONSTANT)
 def qlinear_sigmoid(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None
 ) -> Value:
@@ -32,7 +33,7 @@ def qlinear_sigmoid(
     return quantized_to(g, made, Y_scale, Y_zero_point, X)
 
 
-@body("QLinearLeakyRelu", infer=same)
+@body("QLinearLeakyRelu", infer=same, flat=PIECEWISE_CONSTANT)
 def qlinear_leaky_relu(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None, *,
     alpha: float = 0.01,
@@ -46,7 +47,7 @@ def quantized_to(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) ->
     return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
 
 
-@body("QLinearWhere", infer=infer_microsoft.qlinear_where)
+@body("QLinearWhere", infer=infer_microsoft.qlinear_where, flat=PIECEWISE_CONSTANT)
 def qlinear_where(
     g: Writer, condition: Value, X: Value, x_scale: Value, x_zero_point: Value, Y: Value, y_scale: Value,
     y_zero_point: Value, z_scale: Value, z_zero_point: Value,
@@ -55,7 +56,7 @@ def qlinear_where(
     return g("QuantizeLinear", g("Where", condition, x, y), z_scale, z_zero_point)
 
 
-@body("QLinearConcat", infer=infer_microsoft.qlinear_concat)
+@body("QLinearConcat", infer=infer_microsoft.qlinear_concat, flat=PIECEWISE_CONSTANT)
 def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Maybe, axis: int) -> Value:
     """Inputs are triples of tensor, scale and zero point. In the triple of a float tensor the others are unused."""
     parts = []
@@ -66,7 +67,7 @@ def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Mayb
     return g("QuantizeLinear", g("Concat", *parts, axis=axis), Y_scale, Y_zero_point)
 
 
-@body("QLinearAveragePool", infer=infer_microsoft.nhwc(infer_conv.pool))
+@body("QLinearAveragePool", infer=infer_microsoft.nhwc(infer_conv.pool), flat=PIECEWISE_CONSTANT)
 def qlinear_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Maybe = None, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
@@ -84,7 +85,7 @@ def qlinear_average_pool(
     return _rounded(g, g("Div", made, y_scale), y_zero_point, X)
 
 
-@body("QLinearGlobalAveragePool", infer=infer_microsoft.nhwc(infer_conv.global_pool))
+@body("QLinearGlobalAveragePool", infer=infer_microsoft.nhwc(infer_conv.global_pool), flat=PIECEWISE_CONSTANT)
 def qlinear_global_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Value, y_scale: Value, y_zero_point: Value, *,
     channels_last: int = 0,
@@ -99,7 +100,7 @@ def qlinear_global_average_pool(
     return quantized_to(g, g("Mul", total, scale), g.float32(1), y_zero_point, X)
 
 
-@body("QLinearMul", infer=infer_microsoft.qlinear_binary)
+@body("QLinearMul", infer=infer_microsoft.qlinear_binary, flat=PIECEWISE_CONSTANT)
 def qlinear_mul(
     g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
     C_scale: Value, C_zero_point: Maybe = None,
@@ -122,7 +123,7 @@ def _rounded(g: Writer, x: Value, zero: Maybe, like: Value) -> Value:
     return g("QuantizeLinear", x, g.float32(1), g.number(0, like))
 
 
-@body("QLinearConv", infer=infer_microsoft.nhwc(infer_conv.qlinear_conv))
+@body("QLinearConv", infer=infer_microsoft.nhwc(infer_conv.qlinear_conv), flat=PIECEWISE_CONSTANT)
 def qlinear_conv(
     g: Writer, x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scale: Value, w_zero_point: Value,
     y_scale: Value, y_zero_point: Value, B: Maybe = None, *, auto_pad: str = "NOTSET", channels_last: int = 0,
@@ -162,7 +163,7 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(g, quantized, B, scale, b_scale, zero, b_zero_point, bias)
 
 
-@body("QGemm", infer=infer_microsoft.qgemm)
+@body("QGemm", infer=infer_microsoft.qgemm, flat={"y_scale": PIECEWISE_CONSTANT})
 def qgemm(
     g: Writer, A: Value, a_scale: Value, a_zero_point: Value, B: Value, b_scale: Value, b_zero_point: Value,
     C: Maybe = None, y_scale: Maybe = None, y_zero_point: Maybe = None, *,

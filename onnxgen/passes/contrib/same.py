@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxgen.graph.gradients import SETS_SIZE
 from onnxgen.passes.contrib.writer import INT64, Maybe, Value, Writer, body
 from onnxgen.shapes import infer_conv, infer_microsoft
 from onnxgen.shapes.infer_elementwise import same
@@ -52,7 +53,7 @@ def gather_nd(g: Writer, data: Value, indices: Value) -> Value:
     return g("GatherND", data, g("Cast", indices, to=INT64))
 
 
-@body("Range")
+@body("Range", flat={"limit": SETS_SIZE})
 def range_(g: Writer, start: Value, limit: Value, delta: Maybe = None) -> Value:
     ends = [g("Squeeze", v) if g.rank(v) else v for v in (start, limit)]
     step = g.number(1, start) if delta is None else g("Squeeze", delta) if g.rank(delta) else delta

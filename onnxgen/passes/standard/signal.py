@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
+from onnxgen.graph.gradients import COUNTED
 from onnxgen.passes.contrib import causal
 from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Results, Value, Writer, dtype_of
 from onnxgen.passes.standard.table import standard
@@ -17,17 +18,17 @@ from onnxgen.shapes.info import info
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-@standard("BlackmanWindow")
+@standard("BlackmanWindow", flat=COUNTED)
 def blackman_window(g: Writer, size: Value, *, output_datatype: int = 1, periodic: int = 1) -> Value:
     return _window(g, size, output_datatype, periodic, (0.42, -0.5, 0.08))
 
 
-@standard("HammingWindow")
+@standard("HammingWindow", flat=COUNTED)
 def hamming_window(g: Writer, size: Value, *, output_datatype: int = 1, periodic: int = 1) -> Value:
     return _window(g, size, output_datatype, periodic, (25 / 46, -21 / 46))
 
 
-@standard("HannWindow")
+@standard("HannWindow", flat=COUNTED)
 def hann_window(g: Writer, size: Value, *, output_datatype: int = 1, periodic: int = 1) -> Value:
     return _window(g, size, output_datatype, periodic, (0.5, -0.5))
 
