@@ -18,7 +18,7 @@ from onnxgen.graph.traits import SIZES
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
-from onnxgen.shapes.refused import fails
+from onnxgen.shapes.misfit import fails
 
 MAX_TRIALS = 32  # propagations through the whole graph for one file
 BRANCHES = {True: "then_branch", False: "else_branch"}
@@ -84,5 +84,5 @@ def _possible(
     for choice in BRANCHES:
         propagate(graph, options, assumed={**found, condition: choice})
         assert node.graph is not None
-        able += [] if fails(node.graph) else [choice]
+        able += [] if fails(node.graph, graph.opset_imports.get("", 1)) else [choice]
     return able[0] if len(able) == 1 else None

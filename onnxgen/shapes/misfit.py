@@ -1,4 +1,4 @@
-"""Which nodes can't run on tensors of the sizes that are known, though their ranks may fit."""
+"""Which nodes can't run on tensors of the ranks and sizes that are known: their rules find a contradiction."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.nodes import has_subgraphs
 from onnxgen.shapes.dims import Dim, TooComplex, substitute, symbols
 from onnxgen.shapes.expression import symbol
 from onnxgen.shapes.infer import STANDARD, rule_of
@@ -29,6 +30,28 @@ def misfit(node: ir.Node, opset: int) -> str:
     except (*NONSENSE, TooComplex):
         return ""
     return ""
+
+
+def fails(graph: ir.Graph, opset: int | None = None) -> bool:
+    """Return True if a run of the graph certainly fails at one of its nodes, by the facts that are recorded now.
+
+    A network that halves its picture and adds what it enlarges again to what it kept fails for most sizes.
+
+    Args:
+        opset: of the standard, for nodes that note none. Default: what the graph says.
+    """
+    opset = graph.opset_imports.get("", 1) if opset is None else opset
+    return any(_fails(node, opset) for node in graph)
+
+
+def _fails(node: ir.Node, opset: int) -> bool:
+    if node.domain == "" and node.op_type == "If":
+        condition = info(node.inputs[0]).constant
+        taken = ["then_branch", "else_branch"]
+        if condition is not None and condition.size == 1:
+            taken = taken[:1] if condition.item() else taken[1:]
+        return all(fails(node.attributes[name].as_graph(), opset) for name in taken)
+    return not has_subgraphs(node) and bool(misfit(node, node.version or opset))
 
 
 def _of_something(facts: Info) -> Info:

@@ -30,7 +30,7 @@ from onnxgen.record.tail import Tail
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import symbol
 from onnxgen.shapes.info import Info
-from onnxgen.shapes.refused import first_misfit
+from onnxgen.shapes.misfit import fails
 from onnxgen.training.config import parse_size
 
 USUAL = (640, 640)  # height and width of a file that takes any size and does not tell that of its training
@@ -214,7 +214,7 @@ def _size_of(model: onnx.ModelProto, file: Path, size: str) -> tuple[tuple[int, 
 def _tail(onnx_file: Path, sha256: str, shapes: _Shapes) -> Tail:
     """Return the tail of a file of this content. It takes seconds, and a run asks several times."""
     model = _sized(onnx_file, shapes)
-    if first_misfit(model.graph) is not None:
+    if fails(model.graph):
         raise _wrong_size(onnx_file, shapes)
     return find_tail(model)
 
@@ -237,7 +237,7 @@ def _wrong_size(onnx_file: Path, shapes: _Shapes) -> OnnxgenError:
 
     def takes(sizes: Mapping[str, int]) -> bool:
         one = tuple((n, (batch, channels, *sizes.values()) if n == name else dims) for n, dims in shapes)
-        return first_misfit(_sized(onnx_file, one).graph) is None
+        return not fails(_sized(onnx_file, one).graph)
 
     facts = Info(None, (1, channels, *(symbol(dim, (name, n + 2)) for n, dim in enumerate(asked))))
     large = {dim: -(-length // MAX_STEP) * MAX_STEP for dim, length in asked.items()}
