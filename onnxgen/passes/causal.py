@@ -19,8 +19,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import KEPT
-from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.traits import RESHAPE
+from onnxgen.graph.catalogue import card, is_a
+from onnxgen.graph.traits import ADDS, COMPARISON, RESHAPE, SCALES
 from onnxgen.passes.match import elements, scalar, uniform
 from onnxgen.passes.slices import cuts
 from onnxgen.shapes.dims import Dim, product
@@ -28,20 +28,6 @@ from onnxgen.shapes.info import info
 
 MAX_DEPTH = 16  # nodes between a triangle and the mask
 SAMPLE = np.arange(4)  # a few rows and columns: comparisons of positions depend on the difference alone
-
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "Equal": operator.eq,
-    "Less": operator.lt,
-    "LessOrEqual": operator.le,
-    "Greater": operator.gt,
-    "GreaterOrEqual": operator.ge,
-}
-ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mul": operator.mul,
-    "Div": operator.truediv,
-}
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,8 @@ def _made(node: ir.Node, depth: int) -> Causal | None:
             return _mapped(found, bool)
         exact = to.is_floating_point() or found is None or {found.inside, found.outside} <= {0.0, 1.0}
         return found if exact else None
-    function = COMPARISONS.get(name) or ARITHMETIC.get(name)
+    is_computed = is_a(node, COMPARISON, ADDS, SCALES) and len(node.inputs) == 2
+    function = card("", name).rules.numbers if is_computed else None
     return None if function is None else _computed(node, function, depth)
 
 
@@ -121,7 +108,7 @@ def _computed(node: ir.Node, function: Callable[[Any, Any], Any], depth: int) ->
     if left is not None and (found := causal(b, depth)) is not None:
         return _mapped(found, lambda x: function(np.float32(left), np.float32(x)))
     first, second = _positions(a, depth), _positions(b, depth)
-    if node.op_type not in COMPARISONS or first is None or second is None or first[0] == second[0]:
+    if not is_a(node, COMPARISON) or first is None or second is None or first[0] == second[0]:
         return None
     grids = [offset + (SAMPLE[:, None] if axis == -2 else SAMPLE[None, :]) for axis, offset in (first, second)]
     return _of_array(function(*grids))

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.catalogue import card, is_a, known
 from onnxgen.graph.nodes import all_nodes, has_subgraphs, subgraphs
-from onnxgen.graph.traits import COMPARISON, MOVES, RANDOM
+from onnxgen.graph.traits import COMPARISON, CONVOLUTION, MOVES, POOL, RANDOM
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
@@ -31,8 +31,6 @@ PRODUCTS = re.compile(
 STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
-# operators whose input 1 has indices, which must be below a dim of input 0
-INDEXES = frozenset("Gather GatherElements GatherND ScatterElements Scatter ScatterND".split())
 # inputs that act as sizes, counts or positions, and need small positive numbers
 SIZE_INPUTS = {
     **dict.fromkeys("Reshape Expand Tile TopK OneHot Split Pad Trilu CenterCropPad".split(), {1}),
@@ -226,9 +224,10 @@ def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     if counts_queries(node) and (query := info(node.inputs[0]).shape) and info(node.inputs[3]).shape:
         rest = most_keys(node, [info(value).shape for value in node.inputs]) - query[1]
         yield from [(rest, 0)] if isinstance(rest, Sym) else []
-    if node.op_type not in ("MaxPool", "AveragePool", "LpPool", "Conv", "ConvInteger"):
+    if not is_a(node, POOL, CONVOLUTION):
         return
-    weight = info(node.inputs[1]).shape if node.op_type.startswith("Conv") else None
+    at = known(node).matrix
+    weight = None if at is None else info(node.inputs[at]).shape
     kernel = _ints(node, "kernel_shape") or [d for d in (weight or ())[2:] if isinstance(d, int)]
     auto = node.attributes.get("auto_pad")
     how, n = "NOTSET" if auto is None else auto.as_string(), len(kernel)
@@ -282,7 +281,7 @@ def _role(value: ir.Value) -> Role:
                     _note_sizes(role, node)
             elif node.op_type == "Dropout" and position == 2:
                 role.mode = True
-            elif node.op_type in INDEXES and position == 1:
+            elif position == 1 and [*card(node.domain, node.op_type).parameters][1:2] == ["indices"]:
                 role.indexes = True
                 role.bounds.extend(_bounds(node))
             elif node.op_type in ("DictVectorizer", "CastMap"):
