@@ -25,6 +25,7 @@ OPERANDS = {
 }  # fmt: skip
 POOLING = frozenset(("mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"))
 BOUNDED = frozenset(("sigmoid", "hardsigmoid", "softmax", "tanh", "clamp"))
+PROBABILITIES = frozenset(("softmax", "log_softmax", "sigmoid"))
 INTEGERS = frozenset((ir.DataType.INT32, ir.DataType.INT64))
 
 
@@ -86,6 +87,7 @@ class _Reader:
             for name in dict.fromkeys([*(n.value for n in here if isinstance(n, Ref)), *carried]):
                 self.found.places.setdefault(name, []).append(i)
             joins.append(self.joins)
+        self._heads()
         self._join(made, joins)
         self._past()
         self._look_back()
@@ -172,6 +174,16 @@ class _Reader:
                     self.found.joined[name] = how
             elif how == "skip" and at[0] < min(at[-1], end) and self._changes(name, at[0]):
                 self.found.joined[name] = how
+
+    def _heads(self) -> None:
+        """Call that `logits` of which a network makes probabilities in its last step."""
+        results = {o.value for o in self.scope.outputs if isinstance(o, Ref)}
+        last = [s.value for s in self.scope.body if isinstance(s, Assign) and results.intersection(s.targets)]
+        for tree in [*self.scope.outputs, *last] if self.scope.is_root else ():
+            name, operands = called(seen_through(tree))
+            base = self._base(operands[0]) if name in PROBABILITIES else ""
+            if base not in ("", *self.arguments, *results) and len(self.found.places[base]) == 1:
+                self.found.roles.setdefault(base, "logits")
 
     def _past(self) -> None:
         """Name the keys and values of earlier calls, to which new ones are joined."""

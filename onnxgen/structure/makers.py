@@ -50,10 +50,15 @@ RESAMPLED = {
 NOUNS = {
     "encoder": "encoded", "decoder": "decoded", "backbone": "features", "classifier": "logits", "pooler": "pooled",
     "cls": "logits", "embedding": "emb", "embeddings": "emb", "embed": "emb", "features": "features",
-    "body": "features", "trunk": "features",
+    "body": "features", "trunk": "features", "stages": "features", "feature_extractor": "features", "cnn": "features",
+    "enc": "encoded", "dec": "decoded",
 }  # fmt: skip
 # what the main chain becomes, whose every step is otherwise `x`
-STAGES = frozenset((*NOUNS.values(), "attn", "probs", "log_probs", "pooled", "index"))
+EMBEDDINGS, MAGNITUDE, POOLED = "embeddings", "magnitude", "pooled"
+OUTPUT = "output"  # what a recurrent layer returns beside its states
+STAGES = frozenset(
+    (*NOUNS.values(), "attn", "probs", "log_probs", "index", EMBEDDINGS, MAGNITUDE, POOLED, OUTPUT, "logits")
+)
 # names of layers that say nothing about their result
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage head dropout "
@@ -95,8 +100,8 @@ def made_by(tree: ast.expr) -> Made:
         if name in RESULTS or (is_scaled and name == "sum"):
             made.result = RESULTS.get(name, "mean")
             return made
-        if _is_root_of_sum(node):
-            made.plain = "norm"
+        if (root := _root_of_sum(node)) is not None:
+            made.result, made.plain = (MAGNITUDE, "") if _is_of_parts(root) else ("", "norm")
             return made
         inner = _scaled(node) if isinstance(node, ast.BinOp) else None
         if operands and name in SAME_NAME | RESAMPLED.keys():
@@ -119,6 +124,7 @@ def made_by(tree: ast.expr) -> Made:
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         made.is_features = bool(members(node.right))
     if not made.is_features:
+        made.result = EMBEDDINGS if _is_of_embeddings(node) else ""
         made.plain = made.plain or _plain(node, name, operands)
         made.vague = "" if made.plain else _weak(node, name)
     return made
@@ -136,8 +142,8 @@ def layer_names(body: Iterable[Statement]) -> dict[str, str]:
     return found
 
 
-def _is_root_of_sum(node: ast.AST) -> bool:
-    """True for the square root of a sum, but for a small number that keeps it from zero."""
+def _root_of_sum(node: ast.AST) -> ast.AST | None:
+    """Return the sum of which an expression is the square root, but for a small number that keeps it from zero."""
     name, operands = called(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
         inner: ast.AST | None = node.left if node.right.value == 0.5 else None
@@ -145,7 +151,42 @@ def _is_root_of_sum(node: ast.AST) -> bool:
         inner = operands[0] if name == "sqrt" else None
     while isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and isinstance(inner.right, ast.Constant):
         inner = inner.left
-    return inner is not None and called(seen_through(inner))[0] == "sum"
+    is_sum = inner is not None and (called(seen_through(inner))[0] == "sum" or _is_of_parts(inner))
+    return inner if is_sum else None
+
+
+def _is_of_parts(node: ast.AST) -> bool:
+    """True for the sum of two squares, as of the real and the imaginary part of a spectrum."""
+    sides = (node.left, node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else ()
+    return len(sides) == 2 and all(_is_square(side) for side in sides)
+
+
+def _is_square(node: ast.AST) -> bool:
+    if not isinstance(node, ast.BinOp):
+        return False
+    if isinstance(node.op, ast.Pow):
+        return isinstance(node.right, ast.Constant) and node.right.value == 2
+    return isinstance(node.op, ast.Mult) and isinstance(node.left, Ref) and ast.dump(node.left) == ast.dump(node.right)
+
+
+def _is_of_embeddings(node: ast.AST) -> bool:
+    """True for what tables of embeddings give side by side, or for its sum with stored tensors."""
+    name, operands = called(node)
+    if name == "cat" and operands and isinstance(operands[0], ast.List):
+        return all(_is_of_embeddings(seen_through(item)) for item in operands[0].elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        sides = [seen_through(side) for side in (node.left, node.right)]
+        others = [side for side in sides if not _is_of_embeddings(side)]
+        return len(others) < 2 and all(isinstance(side, MemberRef) or not refs(side) for side in others)
+    layer = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(layer, MemberRef) or layer.member.layer != "nn.Embedding":
+        return False
+    return all(source.shape[-1] != 1 for source in layer.member.keys.values())  # a bias for each item is none
+
+
+def keeps_dims(tree: ast.expr) -> bool:
+    """True for a reduction whose result has the axes that it reduces, of size one."""
+    return isinstance(tree, ast.Call) and any(keyword.arg == "keepdim" for keyword in tree.keywords)
 
 
 def _scaled(node: ast.BinOp) -> ast.expr | None:

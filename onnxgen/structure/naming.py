@@ -14,13 +14,24 @@ from collections.abc import Collection, Container, Iterable
 
 from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, flattened, used
 from onnxgen.code.quote import Ref, refs
-from onnxgen.code.torch_api import PARTS, SEVERAL
+from onnxgen.code.torch_api import PARTS, RECURRENT, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, local, singular
 from onnxgen.lowering.roles import STATE_ROLES, called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
 from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import ASIDE, GATE, NOUNS, PROBABILITIES, STAGES, Made, made_by
+from onnxgen.structure.makers import (
+    ASIDE,
+    GATE,
+    NOUNS,
+    OUTPUT,
+    POOLED,
+    PROBABILITIES,
+    STAGES,
+    Made,
+    keeps_dims,
+    made_by,
+)
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -260,6 +271,8 @@ class Names:
             return names
         is_named = bool(layer) or made.result in names
         is_main = MAIN in ended.values() or self.main in ended
+        if is_main and self._pools(value, statement.value):
+            made.result, names = POOLED, [*names, POOLED]
         if is_main and value not in self.carried:
             stage = next(
                 (word for word in (kept, made.result, made.layer) if word in STAGES and word in (*names, *layer)), ""
@@ -285,6 +298,13 @@ class Names:
             return [*names, *plain]
         vague = self._fitting([made.vague], statement)
         return [*names, *(vague if self._waits(value) else []), BRANCH, *vague, BRANCH]
+
+    def _pools(self, value: str, tree: ast.expr) -> bool:
+        """True for the mean or the maximum over places: vectors of what has places."""
+        name, operands = called(tree)
+        of = seen_through(operands[0]) if operands else None
+        rank = self.infos.get(value, Info()).rank
+        return name in ("mean", "amax") and rank == 2 and not isinstance(of, ast.BinOp) and not keeps_dims(tree)
 
     def _waits(self, value: str) -> bool:
         """True if a statement after the next one needs a value."""
@@ -361,6 +381,8 @@ class Names:
             return [*own, *SEVERAL[name][at : at + 1], BRANCH]
         if name in PARTS and sum(target in self.uses.places for target in statement.targets) > 1:
             return [*own, *self._of_parts(at, operands[0], statement)]
+        if at == 0 and layer is not None and layer.layer in RECURRENT:
+            return [*own, OUTPUT, MAIN]
         if value == next((t for t in statement.targets if not self._sure(t)), ""):
             return self._of_one(value, statement, own, ended)
         return [*own, BRANCH]

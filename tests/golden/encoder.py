@@ -26,12 +26,12 @@ class Encoder(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         x = self.input(frames)
-        x = self.encoder(x).mean(dim=1)
-        return self.output(x)
+        pooled = self.encoder(x).mean(dim=1)
+        return self.output(pooled)
 
 
 WEIGHTS = Path(__file__).with_name("encoder.safetensors")
-FINGERPRINT = "9a5deb3c1dbef39ea8452e9067893f83"
+FINGERPRINT = "10384603b57362c6a8452e9067893f83"
 
 
 def encoder(pretrained=True, **kwargs):

@@ -355,6 +355,36 @@ class Row(nn.Module):
         return x * x.mean()
 
 
+class Reading(nn.Module):
+    """What tables of embeddings give together, the output of a recurrent layer, the mean of it over places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.kind, self.scale = nn.Embedding(9, 4), nn.Embedding(3, 4), nn.Parameter(torch.rand(4))
+        self.bias, self.gru = nn.Embedding(9, 1), nn.GRU(4, 4, batch_first=True)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        total = (self.word(x) + self.kind(y)) * self.scale
+        output, _ = self.gru(total.tanh() * total.sigmoid())
+        pooled = (self.bias(x) * output + self.bias(y)).relu().mean(1)
+        return (self.fc(pooled) * pooled.amin(1, keepdim=True)).unflatten(1, (2, 1)).softmax(1)
+
+
+class Spectrum(nn.Module):
+    """The root of two squares is a magnitude; a mean that keeps its axes is no vector that is pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(2, 8, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        real, imag = self.conv(x).chunk(2, dim=1)
+        x = torch.sqrt(real**2 + imag**2)
+        x = x * x.amax((1, 2), keepdim=True)
+        return self.fc(x.mean(2, keepdim=True).flatten(1)) * x.sum()
+
+
 PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Excited: (
         (torch.randn(2, 4, 6, 6),),
@@ -372,6 +402,12 @@ PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
         "x",
         ["x = self.neck(self.stem(x))", "x = self.layer1(x)", "x = self.layer2(x)", "x = self.layer3(x)"],
     ),
+    Reading: (
+        (torch.randint(3, (2, 5)), torch.randint(3, (2, 5))),
+        "xy",
+        ["embeddings = ", "output, _ = self.gru(", "x = self.bias(x) * output", "pooled = F.relu(x", "logits = "],
+    ),
+    Spectrum: ((torch.randn(2, 2, 7),), "x", ["magnitude = torch.sqrt(", "mean(dim=2, keepdim=True)", "x = "]),
 }
 
 

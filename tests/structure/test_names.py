@@ -39,8 +39,8 @@ class Recurrent(nn.Module):
 
 def test_states_of_recurrent_layers(tmp_path: Path) -> None:
     text = forward(Recurrent(), (torch.randn(3, 2, 4),), tmp_path)
-    assert "x, (hidden1, cell) = self.lstm(a)" in text
-    assert "x, hidden2 = self.gru(x)" in text
+    assert "output, (hidden1, cell) = self.lstm(a)" in text
+    assert "output, hidden2 = self.gru(output)" in text
 
 
 class Sigmoids(nn.Module):
