@@ -20,6 +20,7 @@ from onnxgen.passes.axes import axes
 from onnxgen.passes.batch import dynamic_batch
 from onnxgen.passes.broadcasts import broadcasts
 from onnxgen.passes.chosen import chosen
+from onnxgen.passes.concats import concats
 from onnxgen.passes.contrib import contrib
 from onnxgen.passes.deviation import deviation
 from onnxgen.passes.dropout import dropout
@@ -120,6 +121,7 @@ PASSES: list[Pass] = [
     unbind,  # after recurrent, whose states exporters cut with Slices
     repeats,  # before views, which would merge the Reshape that ends it
     stack,
+    concats,  # before growing, which looks for lists that are taken on the way
     views,  # chains of reshapes hide a transpose
     tensordot,  # behind views, which makes one Reshape of several
     turned,  # before attention, which looks for the keys

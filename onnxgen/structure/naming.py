@@ -289,6 +289,8 @@ class Names:
             self._fork(needs)
         if made.result and made.result in names:
             return names
+        if self.has_main and MAIN not in self.busy and value in self.at and self._is_all(value):
+            return [*names, *layer, MAIN]
         names += [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
         if layer:
             return [*names, *layer]
@@ -298,6 +300,11 @@ class Names:
             return [*names, *plain]
         vague = self._fitting([made.vague], statement)
         return [*names, *(vague if self._waits(value) else []), BRANCH, *vague, BRANCH]
+
+    def _is_all(self, value: str) -> bool:
+        """True if nothing else is needed after the statement that makes a value: the branches have come together."""
+        now = self.at[value]
+        return all(self.uses.places.get(other, [0])[-1] <= now for other in self.busy.values())
 
     def _pools(self, value: str, tree: ast.expr) -> bool:
         """True for the mean or the maximum over places: vectors of what has places."""

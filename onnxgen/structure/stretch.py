@@ -142,7 +142,7 @@ class Stretch(Run):
     def _of_number(self, value: str) -> str:
         """Return the name of a number: the keyword that takes it, `stride` for those that double, or a letter."""
         keywords = (node for s in self.turns[0] for node in walk(s.value) if isinstance(node, ast.keyword))
-        taken = (k.arg for k in keywords if isinstance(k.value, Ref) and k.value.value == value)
+        taken = (k.arg for k in keywords for v in _each(k.value) if isinstance(v, Ref) and v.value == value)
         numbers = next([value_of(self.numbers[n]) for n in names] for names in self.own if names[0] == value)
         doubled = len(numbers) > 2 and numbers[0] >= 4 and all(b == 2 * a for a, b in pairwise(numbers))
         letter = "t" if isinstance(numbers[0], float) else "i"
@@ -252,9 +252,16 @@ class OneTurn(Run):
         return any(len(e) - 1 == beside and any(isinstance(i, Ref) and i.value == value for i in e) for e in lists)
 
 
-def is_range(values: list[float]) -> bool:
-    """True for integers that a range has, and for numbers that are no integers."""
-    return type(values[0]) is not int or _range(values) is not None
+def _each(tree: ast.expr) -> list[ast.expr]:
+    """Return the items of a tuple; an expression that is none is the only one."""
+    return tree.elts if isinstance(tree, ast.Tuple) else [tree]
+
+
+def is_progression(values: list[float]) -> bool:
+    """True for integers in equal steps, for those that grow or shrink by one factor, and for other numbers."""
+    if type(values[0]) is not int or _range(values) is not None:
+        return True
+    return 0 not in values and all(a * c == b * b for a, b, c in zip(values, values[1:], values[2:]))
 
 
 def _range(values: list[float]) -> ast.expr | None:

@@ -24,7 +24,7 @@ from onnxgen.structure.literals import differing, is_plain_number, with_names
 from onnxgen.structure.loops import ITEM, listed
 from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
-from onnxgen.structure.stretch import Around, Stretch, is_range
+from onnxgen.structure.stretch import Around, Stretch, is_progression
 
 GRAMS = (1, 3, 8)  # lengths of the stretches by whose distances a period is found
 MAX_PERIODS = 8  # distances that are tried in a body
@@ -112,7 +112,7 @@ def _calls_in_order(body: Sequence[Statement], order: Sequence[int]) -> bool:
     """True if an order leaves the calls of each module in theirs."""
     last: dict[int, int] = {}
     for i in order:
-        for member in members_of(body[i]):
+        for member in (one for one in members_of(body[i]) if one.kind == "module"):
             if last.setdefault(id(member), i) > i:
                 return False
             last[id(member)] = i
@@ -284,7 +284,7 @@ class _Naming:
     def see(self, row: tuple[Assign, ...]) -> bool:
         """Name what differs between the same statements of all turns. Returns False if the turns cannot be alike."""
         for texts, column in differing(_without_items(statement.value) for statement in row):
-            if self.count > MANY_SIZES and not is_range(list(map(value_of, column))):
+            if self.count > MANY_SIZES and not is_progression(list(map(value_of, column))):
                 return False
             self.kinds.add(texts)
             for turn, (text, tree) in enumerate(zip(texts, column)):

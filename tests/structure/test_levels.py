@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onnxgen
@@ -143,3 +144,35 @@ def test_a_padding_follows_from_the_kernel(case: Case, tmp_path: Path) -> None:
 def test_other_paddings_are_numbers_of_their_own(tmp_path: Path) -> None:
     forward = made(lambda: Pooled((2, 4, 5)), tmp_path, images, Case("legacy", 17, False)).rpartition("def forward")[2]
     assert "zip((5, 9, 13), (2, 4, 5))" in forward and "//" not in forward, forward
+
+
+class Octaves(nn.Module):
+    """A transform with variable resolution: half the signal for each octave, with half the hop, joined one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.imag = nn.Parameter(torch.randn(3, 1, 8)), nn.Parameter(torch.randn(3, 1, 8))
+        self.lowpass = nn.Conv1d(1, 1, 4, stride=2, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bands: Tensor | None = None
+        for octave in range(6):
+            padded = F.pad(x, (4, 4), mode="reflect")
+            turn = 1 if octave % 3 else -1  # which part is first is chance
+            parts = [F.conv1d(padded, k, stride=64 >> octave) for k in (self.real, self.imag)[::turn]]
+            band = torch.stack(parts[::turn], dim=-1)
+            bands = band if bands is None else torch.cat([band, bands], dim=1)
+            x = self.lowpass(x)
+        assert bands is not None
+        return bands
+
+
+def test_a_step_that_halves_is_a_number_of_the_turn(tmp_path: Path) -> None:
+    """Parameters have no state: two turns may read them in another order."""
+
+    def signal(batch: int = 2) -> tuple[Tensor, ...]:
+        return (torch.randn(batch, 1, 512, generator=torch.Generator().manual_seed(1)),)
+
+    forward = made(Octaves, tmp_path, signal, Case("legacy", 17, False)).rpartition("def forward")[2]
+    assert "(2, 4, 8, 16, 32, 64)" in forward or "(64, 32, 16, 8, 4, 2)" in forward, forward
+    assert forward.count("torch.cat(") == 1 and forward.count("conv1d(") == 2, forward
