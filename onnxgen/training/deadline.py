@@ -7,6 +7,8 @@ from typing import Any
 
 import lightning
 
+from onnxgen.training.trainer import stepped
+
 STEPS_PER_AGREEMENT = 16  # between two questions of several processes to each other whether the time is up
 
 
@@ -29,7 +31,7 @@ class Deadline(lightning.Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, index: int
     ) -> None:
-        if self.hours is None or trainer.fit_loop._should_accumulate():
+        if self.hours is None or not stepped(trainer):
             return
         if trainer.world_size > 1 and trainer.global_step % STEPS_PER_AGREEMENT:
             return

@@ -50,7 +50,7 @@ from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.schedules import make_schedule, make_warmup
 from onnxgen.training.sharded.refused import refuse_sharded
 from onnxgen.training.task import LogEpoch, Task
-from onnxgen.training.trainer import QUIET, Unmeasured, lean, metrics
+from onnxgen.training.trainer import QUIET, Unmeasured, ends_run, lean, metrics
 
 if TYPE_CHECKING:
     from onnxgen.training.sharded.tensor import TensorPlan
@@ -269,7 +269,7 @@ def _train(
         raise Lost(f"another process of the run has ended, or can't be reached: {one_line(error)}", help=way) from error
     if deadline.reached:
         return "max_hours"
-    if trainer.max_steps >= 0 and trainer.global_step >= trainer.max_steps:
+    if ends_run(trainer):
         return "max_steps"
     return "early stop" if trainer.current_epoch < (trainer.max_epochs or 0) else "epochs"
 

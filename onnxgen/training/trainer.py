@@ -52,6 +52,23 @@ def lean(*hooked: lightning.Callback | lightning.LightningModule) -> None:
                 setattr(one, name, None)
 
 
+def ends_epoch(trainer: lightning.Trainer) -> bool:
+    """Return True at the end of an epoch's last batch."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return progress.is_last_batch or progress.current.ready == trainer.num_training_batches
+
+
+def ends_run(trainer: lightning.Trainer) -> bool:
+    """Return True after the last step, if the number of steps was asked for."""
+    return trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+
+
+def stepped(trainer: lightning.Trainer) -> bool:
+    """Return True at the end of a batch after which the optimizer made a step; else more gradients are added first."""
+    ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return ready % trainer.accumulate_grad_batches == 0 or ends_epoch(trainer)
+
+
 def metrics(trainer: lightning.Trainer) -> dict[str, float]:
     """Return the currently logged metrics as numbers."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}

@@ -180,7 +180,8 @@ def test_the_score_before_training_changes_nothing(tmp_path: Path) -> None:
 def test_a_deadline_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5000.0]
     monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    loop = SimpleNamespace(_should_accumulate=lambda: False, epoch_loop=SimpleNamespace(max_steps=-1))
+    monkeypatch.setattr(deadline, "stepped", lambda trainer: True)
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=-1))
     agree = SimpleNamespace(reduce_boolean_decision=lambda over, all: over)
     trainer: Any = SimpleNamespace(fit_loop=loop, strategy=agree, world_size=1, global_step=7)
     ends = deadline.Deadline(hours=1)

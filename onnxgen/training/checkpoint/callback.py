@@ -29,7 +29,7 @@ from onnxgen.training.runs.folder import BEST, GOAL, LAST, files_of, holds_a_run
 from onnxgen.training.sharded.rows import write_rows
 from onnxgen.training.sharded.strategy import is_sharded, share_of
 from onnxgen.training.task import GOALS, Task
-from onnxgen.training.trainer import metrics
+from onnxgen.training.trainer import ends_epoch, ends_run, metrics, stepped
 
 BATCHES_PER_LOSS_CHECK = 64
 BATCHES_PER_AGREEMENT = 16  # between two questions of several processes to each other whether to save or stop
@@ -152,7 +152,7 @@ class Checkpoints(lightning.Callback):
         self._saved = time.monotonic()
         if self._resumed is not None:
             _put_sums(trainer, task, [state["sums"] for state in _of_shares(self._resumed)])
-            trainer._logger_connector._callback_metrics.update(self._metrics)  # monitored by other callbacks
+            trainer.callback_metrics.update(self._metrics)  # monitored by other callbacks
             if resume_loops(trainer):
                 self._put_generators(trainer, task)
 
@@ -167,18 +167,17 @@ class Checkpoints(lightning.Callback):
         self._trained = True
         if outputs:
             self._losses.append((trainer.global_step, outputs["loss"].detach()))
-        loop = trainer.fit_loop.epoch_loop
-        if loop._is_training_done:  # before the validation, which could call such weights best
+        is_last, is_over = ends_epoch(trainer), ends_run(trainer)
+        if is_last or is_over:  # before the validation, which could call such weights best
             self._check_finite(trainer, task)
             # If `max_steps` ends the run within the epoch, Lightning validates only before an early stop.
-            within = not loop._num_ready_batches_reached() and not trainer.should_stop
-            self._cut = within and sum(trainer.num_val_batches) > 0
+            self._cut = not is_last and not trainer.should_stop and sum(trainer.num_val_batches) > 0
             trainer.should_stop |= self._cut
         elif len(self._losses) >= BATCHES_PER_LOSS_CHECK:
             self._check_finite(trainer)
         if (wish := self._agreed(trainer, index)) == CONTINUE:
             return
-        if loop._is_training_done or trainer.fit_loop._should_accumulate():
+        if is_last or is_over or not stepped(trainer):
             return  # the end of an epoch is saved later; a half accumulated step can't be saved
         if wish == STOP and is_sharded(trainer):  # no process can do it alone when the others have ended
             self._write_rows(trainer, LAST)

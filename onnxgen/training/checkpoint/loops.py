@@ -33,11 +33,15 @@ def between_batches(trainer: lightning.Trainer, saved: Counters) -> Counters:
 
 
 def resume_loops(trainer: lightning.Trainer) -> bool:
-    """Correct the loops at the start of a resumed training. Return True if it resumes within an epoch."""
+    """Correct the loops at the start of a resumed training. Return True if it resumes within an epoch.
+
+    No public hook does it: the loader's state is put back within `Trainer.fit` alone, and with `max_steps` the setter
+    of `restarting` makes True of False.
+    """
     loop = trainer.fit_loop
     loop._load_combined_loader_states()  # Lightning skips this if the number of steps was asked for before
     within = loop.epoch_loop.batch_progress.current.ready > 0
     if not within:
-        loop.epoch_loop.restarting = False  # the fit loop has no such setter with `max_steps`
+        loop.epoch_loop.restarting = False
     loop._restarting = False  # else schedules that watch a metric miss the end of this epoch
     return within

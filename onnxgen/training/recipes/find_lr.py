@@ -26,7 +26,7 @@ from onnxgen.training.recipes.trained import low_rate
 from onnxgen.training.report.plots import rates_tried
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.task import Task
-from onnxgen.training.trainer import QUIET, Unmeasured
+from onnxgen.training.trainer import QUIET, Unmeasured, stepped
 
 LOWEST, HIGHEST, STEPS = 1e-7, 10.0, 100
 SMOOTHED = 0.9  # of the mean loss stays at each step; with more, the mean still falls when the loss rises
@@ -88,7 +88,7 @@ class RangeTest(lightning.Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, index: int
     ) -> None:
-        if trainer.fit_loop._should_accumulate():
+        if not stepped(trainer):
             return
         step = len(self.rates) + 1
         self._mean = SMOOTHED * self._mean + (1 - SMOOTHED) * float(outputs["loss"])
