@@ -1,4 +1,4 @@
-"""Tables of PyTorch's layers and functions, as of PyTorch 2.4 and newer.
+"""Tables of PyTorch's layers and functions.
 
 Names are those of generated files: `nn.Linear`, `F.relu`, `torch.sigmoid`.
 """

@@ -72,7 +72,7 @@ def real(request: pytest.FixtureRequest, refs: ModuleType) -> Iterator[RealFile]
 
 
 def assert_rules(source: str) -> None:
-    """It needs no newer torch than 2.4, black leaves it as it is, and little of it is about loading."""
+    """It needs no newer torch than the oldest one, black leaves it as it is, and little of it is about loading."""
     assert newer(source) == []
     hold(source)
     assert format_again(source) == source
