@@ -17,8 +17,10 @@ from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, TensorDataset
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
+from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import FILES
@@ -26,6 +28,7 @@ from onnxgen.training.data.recipes import RECIPES
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.split import split
+from onnxgen.training.data.stacking import stacked
 from tests.conftest import ROOT
 from tests.training.small import network
 
@@ -197,6 +200,18 @@ def test_several_labels_of_a_table(vector: torch.nn.Module, tmp_path: Path) -> N
     assert "the target gets 2 columns: rain, snow" in found.notes
     with pytest.raises(OnnxgenError, match="--target: the data has no column 'hail'"):
         opened(tmp_path / "t.csv", vector, Settings(val=0, target="rain+hail", batch_size=2))
+
+
+def test_columns_are_joined_in_new_data(vector: torch.nn.Module) -> None:
+    """Twice the same data may be joined, in two ways."""
+    columns = {name: torch.tensor([n, n + 1]) for n, name in enumerate("abc")}
+    source = DataSource({"train": Arrays(columns, {})}, "data", notes=["read"])
+    for given in ("a+b", "c+a"):
+        made = stacked(source, signature_of(vector), Settings(target="c", inputs={"x": given}), True)
+        wanted = torch.stack([columns[name] for name in given.split("+")], 1)
+        assert torch.equal(all_of(made.parts["train"])[given], wanted)
+        assert made.joined == {given: given.split("+")} and made.notes[0] == "read" and len(made.notes) == 2
+    assert [*source.parts["train"].fields] == [*columns] and (source.joined, source.notes) == ({}, ["read"])
 
 
 def test_missing_values_of_a_column_that_is_not_used(vector: torch.nn.Module, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from onnxgen.training.data.scaling import normalised
 from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource, text_input
 from onnxgen.training.data.split import split
-from onnxgen.training.data.stacking import stack
+from onnxgen.training.data.stacking import stacked
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
@@ -80,6 +80,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     text = None if tokens else fit_text(source, model, settings, targets)
     settings = text.applied(settings) if text is not None else settings
     members = (text.members if text is not None else {}) or members_of(source, ports, settings, targets)
+    if not members:
+        source = stacked(source, ports, settings, targets)
     feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
     fit_sounds(source, ports, feeding)
     asked = asked_scales(settings, ports, model, source.notes)
@@ -137,7 +139,6 @@ def _fed(
     """Return the columns of inputs and targets; of `members` of tuples the first one, and their `score`."""
     if members:
         return feeding_of(members, score, ports)
-    stack(source, ports, settings, targets)
     feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets, source.whites)
     if texts := [column for column in feeding.inputs if column in source.text]:
         fields = next(iter(source.parts.values())).fields

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from onnxgen.common.names import legible, listed
-from onnxgen.errors import Problems, counted
+from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.record.signature import Signature
 from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.matching import no_target
 from onnxgen.training.data.preprocessing import fitted
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource, Gaps, target_called, text_input
 from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings
 
 
-def stack(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> None:
-    """Add a column [n, k] for each input or target that takes k columns, in their order.
+def stacked(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> DataSource:
+    """Return the data with a column [n, k] for each input or target that takes k columns, in their order.
 
     It takes several columns if the settings say so (`a+b`). The only input without a column of a table takes all that
     are no targets.
@@ -28,40 +30,57 @@ def stack(source: DataSource, ports: Signature, settings: Settings, targets: boo
         OnnxgenError: a column is text, has missing values, or has several numbers per sample; or no column of a table
             is known to be the target.
     """
-    problems = Problems()
     columns = list(next(iter(source.parts.values())).fields)
     aims = aims_of(source, ports, settings, columns)
     singles = _singles(source) if settings.table != "none" else []
-    for name in (*settings.inputs.values(), *(p.name for p in ports.inputs), *aims):
-        if name in source.unfit and (targets if name in aims else name not in singles):
-            problem = source.unfit[name]
-            problems.add(problem.of_target() if name in aims and isinstance(problem, Gaps) else problem)
-    problems.raise_if_any()
-    table = fitted(settings.table)
-    joined = {settings.inputs.get(n, n): list(members) for n, members in table.inputs.items()} if table else {}
-    sums = (*settings.inputs.values(), *(aims if targets else ()))
-    joined |= {c: c.split("+") for c in sums if "+" in c and c not in columns}
-    own = {settings.inputs.get(p.name, p.name): p for p in ports.inputs}
-    joined |= {c: [c] for c, p in own.items() if c in singles and c not in (*aims, *joined) and p.dtype != "bool"}
+    fed = [*settings.inputs.values(), *(port.name for port in ports.inputs)]
+    _refuse_unfit(source, aims if targets else [], [c for c in fed if c not in (*aims, *singles)])
+    joined = _asked(ports, settings, columns, aims, singles, targets)
     open_inputs = [p.name for p in ports.inputs if p.name not in (*settings.inputs, *columns, *joined)]
     if (source.table or singles) and len(open_inputs) == 1:
         if targets and not aims:
-            problems.add(no_target(ports, columns))
-            problems.raise_if_any()
-        used = {*aims, *settings.inputs.values(), *(p.name for p in ports.inputs), *sum(joined.values(), [])}
+            raise OnnxgenError(no_target(ports, columns))
+        used = {*aims, *fed, *sum(joined.values(), [])}
         left = [c for c in dict.fromkeys((*singles, *columns, *source.unfit)) if c not in used]
         joined |= {open_inputs[0]: left} if len(left) > 1 or {*left} & {*source.unfit, *singles} else {}
+    problems = Problems()
     for name, members in joined.items():
         option = "--target" if name in aims else "--table" if singles else "--inputs"
-        _join(source, name, members, singles, problems, option)
+        _check(source, [member for member in members if member not in singles], problems, option)
     problems.raise_if_any()
-    source.joined = {name: members for name, members in joined.items() if name not in aims}
-    source.text -= {*joined} & {*singles}
+    return replace(
+        source,
+        parts={part: _with_columns(samples, joined, bool(singles)) for part, samples in source.parts.items()},
+        joined={name: members for name, members in joined.items() if name not in aims},
+        text=source.text - ({*joined} & {*singles}),
+        notes=[*source.notes, *_notes(ports, settings, joined)],
+    )
+
+
+def _refuse_unfit(source: DataSource, aims: Sequence[str], inputs: Sequence[str]) -> None:
+    problems = Problems()
+    for name in (name for name in (*inputs, *aims) if name in source.unfit):
+        problem = source.unfit[name]
+        problems.add(problem.of_target() if name in aims and isinstance(problem, Gaps) else problem)
+    problems.raise_if_any()
+
+
+def _asked(
+    ports: Signature, settings: Settings, columns: list[str], aims: list[str], singles: list[str], targets: bool
+) -> dict[str, list[str]]:
+    """Return what the table of an earlier run and the settings join, and the inputs that are columns of a table."""
+    table, inputs = fitted(settings.table), settings.inputs
+    joined = {inputs.get(n, n): list(members) for n, members in table.inputs.items()} if table else {}
+    joined |= {c: c.split("+") for c in (*inputs.values(), *(aims if targets else ())) if "+" in c and c not in columns}
+    own = {inputs.get(p.name, p.name): p for p in ports.inputs}
+    return joined | {c: [c] for c, p in own.items() if c in singles and c not in (*aims, *joined) and p.dtype != "bool"}
+
+
+def _notes(ports: Signature, settings: Settings, joined: Mapping[str, list[str]]) -> Iterator[str]:
     for name, members in joined.items():
         inputs = [p.name for p in ports.inputs if settings.inputs.get(p.name, p.name) == name]
         if members != [name]:
-            who = ", ".join(inputs) or "the target"
-            source.notes.append(f"{who} gets {counted(len(members), 'column')}: {listed(members)}")
+            yield f"{', '.join(inputs) or 'the target'} gets {counted(len(members), 'column')}: {listed(members)}"
 
 
 def aims_of(source: DataSource, ports: Signature, settings: Settings, columns: Sequence[str]) -> list[str]:
@@ -80,14 +99,9 @@ def _singles(source: DataSource) -> list[str]:
     return [name for name, values in first.items() if name not in unusable and np.ndim(values) == 1]
 
 
-def _join(
-    source: DataSource, name: str, members: Sequence[str], singles: Sequence[str], problems: Problems, option: str
-) -> None:
-    """Add the joined column; for a table (which has `singles`) zeros, in whose place `encode` puts its numbers."""
+def _check(source: DataSource, members: Sequence[str], problems: Problems, option: str) -> None:
     fields = next(iter(source.parts.values())).fields
     for member in members:
-        if member in singles:
-            continue
         if member in source.unfit:
             problems.add(source.unfit[member])
         elif member not in fields:
@@ -97,13 +111,18 @@ def _join(
         elif fields[member].shape:
             has = f"column {legible(member)!r} has {list(fields[member].shape)} numbers per sample"
             problems.add(f"{has}, but only single numbers can be joined")
-    for part, samples in source.parts.items() if not problems.found else ():
+
+
+def _with_columns(samples: Samples, joined: Mapping[str, list[str]], is_table: bool) -> Samples:
+    """Return samples with the new columns; for a table zeros, in whose place `encode` puts its numbers."""
+    for name, members in joined.items():
         if isinstance(samples, Stream):
-            source.parts[part] = samples.with_joined(name, members)
+            samples = samples.with_joined(name, members)
             continue
         assert isinstance(samples, Arrays)
-        columns = [torch.zeros(len(samples)) if singles else samples.columns[member] for member in members]
+        columns = [torch.zeros(len(samples)) if is_table else samples.columns[member] for member in members]
         whole = not any(c.is_floating_point() for c in columns)
-        stacked = torch.stack([c.to(torch.int64 if whole else torch.float32) for c in columns], 1)
+        made = torch.stack([c.to(torch.int64 if whole else torch.float32) for c in columns], 1)
         classes = {column: names for column, names in samples.classes.items() if column != name}
-        source.parts[part] = Arrays({**samples.columns, name: stacked}, classes, samples.rows)
+        samples = Arrays({**samples.columns, name: made}, classes, samples.rows)
+    return samples
