@@ -61,6 +61,17 @@ def is_identifier(name: str, in_ascii: bool = True) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
+def _function(function: ast.expr, called: Set[str]) -> None:
+    if isinstance(function, ast.Name) and function.id not in called:
+        raise Refused(f"it calls {function.id!a}")
+
+
+def _operation(node: ast.BinOp) -> None:
+    is_annotation = isinstance(node.op, ast.BitOr)  # `Tensor | None`
+    if not is_annotation and (is_none(node.left) or is_none(node.right)):
+        raise Refused("it computes with None")
+
+
 def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | None = None) -> None:
     """Check a tree against the allow-list.
 
@@ -78,7 +89,7 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
     check_names(own)
     if taken is not None:
         check_bound(own, taken)
-    layers = set(_looped(nodes))
+    layers = frozenset(_looped(nodes))
     by_number = {id(node.func) for node in nodes if is_digit_attribute(node)}
     inner: set[int] = set()
     for node in nodes:
@@ -93,15 +104,12 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
             elif id(node) not in inner:
                 _attribute(node)
         elif isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Name) and function.id not in called and function.id not in layers:
-                if id(function) not in by_number:
-                    raise Refused(f"it calls {function.id!a}")
+            if id(node.func) not in by_number:
+                _function(node.func, called | layers)
             if wrong := misfit(node):
                 raise Refused(f"it calls {wrong}")
-        elif isinstance(node, ast.BinOp) and (is_none(node.left) or is_none(node.right)):
-            if not isinstance(node.op, ast.BitOr):  # an annotation: `Tensor | None`
-                raise Refused("it computes with None")
+        elif isinstance(node, ast.BinOp):
+            _operation(node)
         elif isinstance(node, ast.keyword):
             check_names(() if node.arg is None else (node.arg,))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):

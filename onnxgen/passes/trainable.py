@@ -203,12 +203,8 @@ def _decide(
         return True, "the exporter recorded it as a parameter"
     if why := _why_no_weight(value, tensor, graph):
         return False, why
-    if KEEPS_STATE.get(graph) and value.producer() is not None:
-        return False, "a Constant node: PyTorch exports parameters as initializers"
-    if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
-        return False, "a tensor of one number that forward made"
-    if NO_PARAMETER.get(value) and kind is not None:
-        return False, "a buffer or constant in all calls that the exporter recorded"
+    if why := _why_made(value, kind, graph):
+        return False, why
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
     if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
         return False, "the exporter computed it, and not from a parameter"
@@ -224,6 +220,17 @@ def _decide(
     if is_computed:
         return False, "the exporter computed it, and not from a parameter"
     return _by_elements(value, tensor, inputs, graph)
+
+
+def _why_made(value: ir.Value, kind: str | None, graph: ir.Graph) -> str:
+    """Return why the exporter's records make a tensor no parameter; "" if they do not."""
+    if KEEPS_STATE.get(graph) and value.producer() is not None:
+        return "a Constant node: PyTorch exports parameters as initializers"
+    if kind is None and RECORDED.get(graph) and _is_made(value):  # a parameter's kind would be recorded
+        return "a tensor of one number that forward made"
+    if NO_PARAMETER.get(value) and kind is not None:
+        return "a buffer or constant in all calls that the exporter recorded"
+    return ""
 
 
 def _asked(name: str, options: Options) -> tuple[bool, str] | None:
