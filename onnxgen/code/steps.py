@@ -19,8 +19,9 @@ LAYER, NORM, PART, POOL, METHOD, ALONE, OTHER = "layer", "norm", "part", "pool",
 PARTS = {*ACTIVATIONS, "F.dropout"}
 POOLS = {f"F.{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
-FEW = 2  # calls in a statement that has one of these
 MOST = 3  # calls of a layer and its parts, or of methods in a row
+FEW = 2  # calls in one another in a long line, or behind a row of layers, each of which has a statement
+ROOM = 68  # letters of a value; with more, the line is long
 USUAL = "x"
 
 
@@ -36,28 +37,39 @@ class Steps:
     def __init__(self, nested: int, named: int, norms: Collection[str], parts: Collection[str]) -> None:
         self.nested, self.named, self.norms, self.parts = nested, named, norms, parts
         self.local: set[str] = set()  # the variables of the method
-        self.row = ""  # the layer that the statement before calls, if it does nothing else, without its number
+        self.now = nested  # how many calls may be in one another in the statement at hand
 
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
-        self.local, self.row = {name for one in body for name in names(one, ast.Store)}, ""
+        self.local = {name for one in body for name in names(one, ast.Store)}
         made: list[ast.stmt] = []
         for i, statement in enumerate(body):
-            made += self._block([statement], _read_after(body[i + 1 :], ()))
+            made += self._block([statement], _read_after(body[i + 1 :], ()), made[-1:])
         if self.named and len(made) >= self.named and isinstance(end := made[-1], ast.Return):
             made[-1:] = _named(end, made[-2])
         return made
 
-    def _block(self, block: Sequence[ast.stmt], later: Collection[str]) -> list[ast.stmt]:
-        """Return statements in steps. `later`: the names that are read after them."""
+    def _most(self, before: Sequence[ast.stmt], statement: ast.Assign | ast.Return) -> int:
+        """Return how many calls may be in one another in a statement."""
+        calls = chain(statement.value)
+        if len(calls) <= FEW:
+            return self.nested
+        row = chain(getattr(before[-1], "value", None)) if before else []
+        goes_on = len(row) == 1 and self._kind(row[0]) == self._kind(calls[-1]) == LAYER
+        goes_on = goes_on and list(map(ast.dump, row[0].args)) == list(map(ast.dump, calls[-1].args))
+        return min(self.nested, FEW) if goes_on or len(ast.unparse(calls[0])) > ROOM else self.nested
+
+    def _block(
+        self, block: Sequence[ast.stmt], later: Collection[str], before: Sequence[ast.stmt] = ()
+    ) -> list[ast.stmt]:
+        """Return statements in steps. `later`: the names that are read after them; `before`: what stands before."""
         made: list[ast.stmt] = []
         for i, statement in enumerate(block):
             if isinstance(statement, (ast.Assign, ast.Return)):
+                self.now = self._most([*before, *made], statement)
                 made += self._split(statement, _read_after(block[i + 1 :], later))
             else:
-                self.row = ""
                 made.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
-            self.row = _family(made[-1])
         return made
 
     def _inside(self, statement: ast.stmt, later: Collection[str]) -> ast.stmt:
@@ -95,14 +107,10 @@ class Steps:
 
     def _ends(self, calls: list[ast.Call]) -> list[ast.Call]:
         """Return the calls, from the inmost, whose results get a statement of their own."""
-        kinds = [self._kind(call) for call in calls]
-        if self.row and calls and self.row == _numbered(calls[-1]) and {LAYER, POOL, OTHER} & {*kinds[-2:-1]}:
-            return calls[-1:]  # one of a row of steps is a statement, as the others are
-        most = min(self.nested, FEW) if ALONE in kinds else self.nested
-        if len(calls) <= most:
+        if len(calls) <= self.now:
             return []
         groups: list[list[ast.Call]] = [[]]
-        kinds = []
+        kinds: list[str] = []
         for call in reversed(calls):
             kind = self._kind(call)
             if kinds and not self._fits(kind, kinds, call is calls[0]):
@@ -112,7 +120,7 @@ class Steps:
             kinds.append(kind)
         joined: list[list[ast.Call]] = []
         for group in groups:
-            if joined and len(joined[-1]) + len(group) <= most:
+            if joined and len(joined[-1]) + len(group) <= self.now:
                 joined[-1] = [*joined[-1], *group]
             else:
                 joined.append(group)
@@ -125,7 +133,7 @@ class Steps:
         kind = PART if kind == NORM else kind
         if kinds[0] == LAYER or {*kinds, kind} == {METHOD}:
             return (kind in (PART, METHOD) or (kind == POOL and len(kinds) == 1)) and len(kinds) < MOST
-        return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.nested
+        return kind not in (LAYER, ALONE) and kinds[0] != ALONE and len(kinds) < self.now
 
     def _kind(self, call: ast.Call) -> str:
         name = dotted(call.func)
@@ -139,19 +147,7 @@ class Steps:
         return METHOD if is_method(call) else POOL if name in POOLS else OTHER
 
 
-def _family(statement: ast.stmt) -> str:
-    """Return the layer of a numbered row that a statement calls, if it does nothing else: `layer` of `layer1`."""
-    value = statement.value if isinstance(statement, ast.Assign) else None
-    return _numbered(value) if isinstance(value, ast.Call) and len(chain(value)) == 1 else ""
-
-
-def _numbered(call: ast.Call) -> str:
-    """Return what a layer of a numbered row has in common with the others; "" for any other call."""
-    name = dotted(call.func)
-    return name.rstrip("0123456789") if name.startswith("self.") and name[-1].isdigit() else ""
-
-
-def chain(tree: ast.expr) -> list[ast.Call]:
+def chain(tree: ast.expr | None) -> list[ast.Call]:
     """Return a call, the call that it is applied to, and so on, from the outmost."""
     found: list[ast.Call] = []
     while isinstance(tree, ast.Call):

@@ -49,8 +49,8 @@ class Style:
 
 STYLES = {
     "plain": Style(),
-    "torchvision": Style(says_none=True, types_arguments=True, types_forward=True, names_result=3),
-    "timm": Style(types_arguments=True, keywords=frozenset(("kernel_size", "stride")), names_result=3),
+    "torchvision": Style(says_none=True, types_arguments=True, types_forward=True, nested=2, names_result=3),
+    "timm": Style(types_arguments=True, keywords=frozenset(("kernel_size", "stride")), nested=2, names_result=3),
 }
 
 
