@@ -110,6 +110,9 @@ def test_boxes_lie_on_the_shapes_of_letterboxed_images(place: Path, tmp_path: Pa
             middle = image[:, int((y1 + y2) / 2), int((x1 + x2) / 2)]
             assert middle.max() > 0.5 and middle.argmax() == row[0], "each kind of shape has its own colour"
             assert (x2 - x1) * 0.75 <= (y2 - y1) * 1.0 + 1.5, "squares stay squares"
+    given = {name: value for name, value in GIVEN.items() if name != "show"}
+    notes = prepare(place / "net.py", place / form, Settings(out=tmp_path / "run", **given)).notes
+    assert "images of 48x64 are letterboxed to 32x48" in notes
     stretched = columns(place, tmp_path / "other", place / form, resize="stretch")
     assert (stretched["image"][..., 0] < 0.3).all()
 

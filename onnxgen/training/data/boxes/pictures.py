@@ -128,7 +128,7 @@ def opened(
     if not most and labelled:
         raise OnnxgenError(f"{faults.folder} has no boxes: no image has a label", help="add labels, or name other data")
     sizes = {seen[p.path] for pictures in kept.values() for p in pictures}
-    size = sizes.pop() if len(sizes) == 1 else None
+    size = next(iter(sizes)) if len(sizes) == 1 else None
     made: dict[str, Samples] = {}
     for part, pictures in kept.items():
         boxes = _stacked([rows[id(p)] for p in pictures], max(most, 1))
@@ -141,6 +141,7 @@ def opened(
         {"image": 255.0},
         text=frozenset({BOXES} if named else ()),
         placed=frozenset({BOXES}),
+        sizes=frozenset(sizes),  # type: ignore[arg-type]
         kinds=seen.kinds,
         task="detection",
         notes=[*said, *_bare(kept), *notes],
