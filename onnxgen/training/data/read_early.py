@@ -69,26 +69,21 @@ def check_file(
     elif plain and count and not settings.classes and _are_labels(values):
         _check_labels(target, sorted({*values.tolist()}), count, problems)
     if plain and target in columns and settings.table == "none" and settings.tokenizer is None:
-        _check_input(
-            network.inputs if network is not None else (),
-            {n: c for n, c in columns.items() if n not in targets},
-            settings,
-            problems,
-        )
-    numbers = path.suffix.lower() in (".npy", ".npz") and not any(map(_is_text, columns.values()))
-    if plain and numbers and network is not None and len(problems.found) == before:
-        _check_open(network, [*columns], settings, problems)
+        _check_input(network, {n: c for n, c in columns.items() if n not in targets}, settings, problems)
+    if plain and path.suffix.lower() in (".npy", ".npz") and len(problems.found) == before:
+        _check_open(network, columns, settings, problems)
 
 
-def _check_open(network: Signature, columns: list[str], settings: Settings, problems: Problems) -> None:
+def _check_open(network: Signature | None, columns: Mapping[str, Any], settings: Settings, problems: Problems) -> None:
     """Add that it is open which column feeds an input, or is the target, of a network with a loss of each output."""
-    if network.purpose is None or network.purpose.kind not in _PLAIN or settings.noise is not None:
+    known = network is not None and network.purpose is not None and network.purpose.kind in _PLAIN
+    if network is None or not known or settings.noise is not None or any(map(_is_text, columns.values())):
         return
     from onnxgen.training.data.matching import named_columns  # imported here: it imports onnx
 
     fed = tuple(port for port in network.inputs if port.name not in settings.const)
     with problems.gathered():
-        named_columns(columns, "", replace(network, inputs=fed), settings, True)
+        named_columns([*columns], "", replace(network, inputs=fed), settings, True)
 
 
 def _read(path: Path, settings: Settings, problems: Problems) -> Mapping[str, Any]:
@@ -118,9 +113,9 @@ def _check_labels(column: str, there: Sequence[int], count: int, problems: Probl
     problems.add(what, help=f"{ways}--replace-head {there[-1] + 1}{' keeps their numbers' if ways else ''}")
 
 
-def _check_input(ports: Sequence[Port], columns: Mapping[str, Any], settings: Settings, problems: Problems) -> None:
+def _check_input(network: Signature | None, columns: Mapping[str, Any], settings: Settings, problems: Problems) -> None:
     """Add what the only input can't take, if that takes floats: text, or numbers of another size."""
-    fed = [port for port in ports if port.name not in settings.const]
+    fed = [port for port in network.inputs if port.name not in settings.const] if network is not None else []
     if len(fed) != 1 or "float" not in (fed[0].dtype or ""):
         return
     named = settings.inputs.get(fed[0].name, fed[0].name if fed[0].name in columns else "")

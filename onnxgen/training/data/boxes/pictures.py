@@ -122,8 +122,7 @@ def opened(
     seen = looked_at(faults.folder, [*dict.fromkeys(paths)])
     rows = {id(picture): _rows(picture, seen.get(picture.path), pixels, faults) for picture in every}
     kept = {part: [p for p in pictures if p.sound] for part, pictures in parts.items()}
-    skipped = lost + sum(not picture.sound for picture in every)
-    said = faults.notes({part: len(pictures) for part, pictures in kept.items()}, strict, skipped)
+    said = faults.notes({part: len(of) for part, of in kept.items()}, strict, lost + sum(not p.sound for p in every))
     most = max(len(rows[id(p)]) for pictures in kept.values() for p in pictures)
     if not most and labelled:
         raise OnnxgenError(f"{faults.folder} has no boxes: no image has a label", help="add labels, or name other data")
