@@ -6,10 +6,11 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", NoneType: "null"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", NoneType: "null"}
 MOST = 1 << 53  # a whole number of JSON that every reader has alike
 
 
@@ -44,7 +45,8 @@ Metric = Annotated[float, "any"]  # a number that may be infinite or NaN
 
 
 def built(kind: Any, value: Any, name: str = "it") -> Any:
-    """Return a value of JSON as the type `kind`: a dataclass, tuple[X, ...], Mapping[str, X], X | Y, Annotated[X, ...].
+    """Return a value of JSON as the type `kind`: a dataclass, tuple[X, ...], Mapping[str, X], X | Y, Annotated[X, ...],
+    a Path.
 
     Args:
         name: of the value, for messages.
@@ -70,21 +72,21 @@ def built(kind: Any, value: Any, name: str = "it") -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, value, name)
     if origin is tuple:
-        if not isinstance(value, list):
+        if not isinstance(value, (list, tuple)):
             raise _other(name, value, "a list")
         return tuple(built(inner[0], entry, f"{name}[{place}]") for place, entry in enumerate(value))
     if origin is Mapping:
-        if not isinstance(value, dict):
+        if not isinstance(value, Mapping):
             raise _other(name, value, "an object")
         return {key: built(inner[1], entry, f"{name}.{key}") for key, entry in value.items()}
-    return _plain(kind, value, name)
+    return Path(value) if kind is Path and isinstance(value, str) else _plain(kind, value, name)
 
 
 def _plain(kind: Any, value: Any, name: str) -> Any:
     if kind is float and type(value) is int:
         value = _number(value, name)
     if type(value) is not kind:
-        raise _other(name, value, _WORDS[kind])
+        raise _other(name, value, _WORDS.get(kind, "text"))
     if kind is float and not math.isfinite(value):
         raise ValueError(f"its {name} must be {_WORDS[kind]}, not {_shown(value)}")
     if kind is int and abs(value) > MOST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,11 @@ from onnxgen.record.sidecar import INDEX, embedded_header, header_metadata, shap
 
 METADATA = "__metadata__"  # key in a header, and in a module made by `load`, which has no sidecar
 Found = TypeVar("Found")
+
+
+def space_of(model: object) -> Mapping[str, Any]:
+    """Return the names in the file of a model's class; empty if it is of none."""
+    return vars(sys.modules[type(model).__module__]) if type(model).__module__ in sys.modules else {}
 
 
 def sidecar_of(space: Mapping[str, Any]) -> Path | None:

@@ -176,9 +176,13 @@ def is_ours(path: Path, broken: bool) -> bool:
         return broken and path.suffix in (".safetensors", ".json")
 
 
+def files_there(path: Path) -> list[Path]:
+    """Return the files of a sidecar that are there, in either layout: the file itself, the index, the shards."""
+    pattern, folder = shard_pattern(path), path.parent
+    shards = sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name)) if folder.is_dir() else []
+    return [file for file in (path, index_path(path), *shards) if file.is_file()]
+
+
 def stale(path: Path, targets: list[Path]) -> list[Path]:
     """Return the files that an earlier write left at this path in the other layout (one file, or shards and index)."""
-    pattern = shard_pattern(path)
-    found = [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)] if path.parent.is_dir() else []
-    found += [file for file in (path, index_path(path)) if file.exists()]
-    return sorted(file for file in found if file not in targets and file.is_file() and is_ours(file, broken=False))
+    return sorted(file for file in files_there(path) if file not in targets and is_ours(file, broken=False))

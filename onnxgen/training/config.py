@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 from onnxgen.common.atomic import replacing
+from onnxgen.common.built import MOST, built
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError, Problems, did_you_mean
 from onnxgen.training.data.layout import files_below, layout
@@ -35,7 +36,6 @@ PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher")
 DIGITS = "digits"  # the built-in data set
 FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function returns the data
 SHARDS = re.compile(r".*[{*?].*\.(tar|parquet|bin|npy)", re.IGNORECASE)  # a pattern of several files
-_MOST = 1 << 53  # of a number
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
 
@@ -105,26 +105,13 @@ def typed(value: Any, wanted: Any) -> Any:
 
     Raises `ValueError` with a description of the wanted type.
     """
-    kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
-    for kind in kinds:
-        origin = typing.get_origin(kind) or kind
-        inner = typing.get_args(kind)
-        if kind is NoneType and value is None:
-            return None
-        if isinstance(value, (int, float)) and not (abs(value) <= _MOST):  # infinity, NaN, and what no library takes
-            continue
-        if origin is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if origin is Path and isinstance(value, str):
-            return Path(value)
-        if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, inner[0]) for v in value):
-            return tuple(value)
-        if origin is Mapping and isinstance(value, Mapping):
-            if inner[1] is Any or all(isinstance(v, inner[1]) for v in value.values()):
-                return dict(value)
-        elif origin in (bool, int, float, str, Path) and type(value) is origin:
-            return value
-    raise ValueError(" or ".join(_wording(kind) for kind in kinds if kind is not NoneType))
+    try:
+        if isinstance(value, (int, float)) and not abs(value) <= MOST:  # infinity, NaN, and what no library takes
+            raise ValueError
+        return built(wanted, value)
+    except ValueError:
+        kinds = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
+        raise ValueError(" or ".join(_wording(kind) for kind in kinds if kind is not NoneType)) from None
 
 
 def _wording(kind: Any) -> str:

@@ -20,6 +20,7 @@ from torch import nn
 
 from onnxgen.common.paths import like, python_file
 from onnxgen.errors import OnnxgenError, one_line, typed
+from onnxgen.record.module import space_of
 from onnxgen.runtime.checkpoint import without_prefix
 from onnxgen.runtime.load import PARTIAL, build_fresh, from_pretrained
 from onnxgen.runtime.partial import load_partly, under_own_keys
@@ -235,7 +236,7 @@ def has_learned(model: nn.Module) -> bool:
     """Return True if a model was opened or trained here, or is a generated one with its file's weights."""
     if model in _LEARNED:
         return True
-    file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
+    file = space_of(model).get("__file__")
     stored = None if file is None else Path(file).with_suffix(".safetensors")
     if stored is None or not stored.is_file():
         return False

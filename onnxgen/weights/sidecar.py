@@ -40,7 +40,6 @@ from onnxgen.weights.streamed import (
     write_tensors,
 )
 
-INDEX = ".index.json"
 STAMP = "stamp"
 
 

@@ -24,9 +24,10 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.export import export as write_back
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
+from onnxgen.record.sidecar import files_there
 from onnxgen.training import evaluate, open_model
 from onnxgen.training.checkpoint.store import Store
-from onnxgen.training.runs.folder import best_of, files_of, holds_a_run
+from onnxgen.training.runs.folder import best_of, holds_a_run
 from onnxgen.training.sharded import folder
 from tests.training.processes import Job, difference, environment, finish, free_port, rows
 from tests.zoo import ZOO
@@ -49,7 +50,9 @@ def test_two_processes_train_shards_that_one_goes_on_from(job: Job, tmp_path: Pa
     np.testing.assert_allclose(rows(out), rows(one), rtol=1e-4)
     best = best_of(out)
     assert (
-        best.name == "best.safetensors.index.json" and holds_a_run(out) and len(files_of(out / "best.safetensors")) > 2
+        best.name == "best.safetensors.index.json"
+        and holds_a_run(out)
+        and len(files_there(out / "best.safetensors")) > 2
     )
     handed_back = load_file(out / "result0.safetensors")
     opened = open_model(out).state_dict()

@@ -25,13 +25,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from onnxgen import cli
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import files_there
 from onnxgen.training.checkpoint.callback import Checkpoints
 from onnxgen.training.checkpoint.peek import KEY, peek
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import tied_names
 from onnxgen.training.optimizers import NOT_SHARDED, make_optimizer
 from onnxgen.training.returned import without_values
-from onnxgen.training.runs.folder import files_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.sharded import folder, rows
 from onnxgen.training.sharded.outside import built_outside
@@ -236,7 +236,7 @@ def test_four_processes_write_and_read_what_is_theirs(size: int, tmp_path: Path,
     path = tmp_path / "best.safetensors"
     path.write_bytes(b"older")
     written(path, size, monkeypatch)
-    files = files_of(path)
+    files = files_there(path)
     assert [file.name for file in files][:1] == (["best.safetensors.index.json"] if size else ["best.safetensors"])
     found = {key: value for file in files if file.suffix != ".json" for key, value in load_file(file).items()}
     assert found.keys() == STATE.keys()

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import files_there
 from onnxgen.training.best import goodness
 from onnxgen.training.checkpoint import generators
 from onnxgen.training.checkpoint.identity import Identity, compare
@@ -25,7 +26,7 @@ from onnxgen.training.checkpoint.peek import KEY, own_part
 from onnxgen.training.checkpoint.stopping import Stopped, Stopping
 from onnxgen.training.checkpoint.store import Store, reason
 from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
-from onnxgen.training.runs.folder import BEST, GOAL, LAST, files_of, holds_a_run, need_run
+from onnxgen.training.runs.folder import BEST, GOAL, LAST, holds_a_run, need_run
 from onnxgen.training.sharded.rows import write_rows
 from onnxgen.training.sharded.strategy import is_sharded, share_of
 from onnxgen.training.task import GOALS, Task
@@ -107,7 +108,7 @@ class Checkpoints(lightning.Callback):
                 way = "to keep a run, give the next one another --out FOLDER"
                 rank_zero_only(self.say)(f"the earlier run in {self.out} is replaced; {way}")
             self.store.clear()
-            for path in (found for name in (BEST, LAST, GOAL) for found in files_of(self.out / name)):
+            for path in (found for name in (BEST, LAST, GOAL) for found in files_there(self.out / name)):
                 path.unlink(missing_ok=True)
             return None
         compare(own_part(found)["identity"], self.identity)

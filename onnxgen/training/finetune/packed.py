@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.export.origin import Origin, origin_of
-from onnxgen.record.module import metadata_of, sidecar_of
+from onnxgen.record.module import metadata_of, sidecar_of, space_of
 from onnxgen.record.sidecar import read_header, sidecar_files
 from onnxgen.record.way_back import QUANTISED, parts
 from onnxgen.surgery.example import Example, call, undisturbed
@@ -241,7 +240,7 @@ def pack(model: nn.Module, file: Path, without: tuple[str, ...] = ()) -> list[st
     Returns:
         notes for the user: what is kept as integers, and what is not and why. Empty if the file is not quantised.
     """
-    space = vars(sys.modules[type(model).__module__])
+    space = space_of(model)
     if metadata_of(space).get(QUANTISED, "{}") == "{}":
         return []
     from onnxgen.export.places import places_of  # imported here: it reads graphs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.labels import PREFIX, SPACE, Alphabet, recorded_alphabet
-from onnxgen.record.module import metadata_of
+from onnxgen.record.module import metadata_of, space_of
 from onnxgen.surgery.classes import told_classes
 from onnxgen.training.data.images import ToInput
 
@@ -62,8 +61,7 @@ def as_paddle(found: Situation) -> list[str]:
 
 
 def _recorded(model: nn.Module) -> Alphabet | None:
-    space = sys.modules.get(type(model).__module__)
     try:
-        return None if space is None else recorded_alphabet(metadata_of(vars(space)))
+        return recorded_alphabet(metadata_of(space_of(model)))
     except OnnxgenError:  # damaged weights, which the model does not need any more
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.record.module import shapes_of
+from onnxgen.record.module import shapes_of, space_of
 from onnxgen.record.purpose import Purpose
 from onnxgen.record.signature import Signature
 from onnxgen.surgery.ports import signature_of
@@ -236,8 +235,7 @@ def recorded_purpose(model: nn.Module) -> Purpose | None:
     None if it says nothing, or if the module was edited or its layers have other sizes: then it may be for something
     else by now.
     """
-    space = vars(sys.modules.get(type(model).__module__, sys))
-    purpose = signature_of(model).purpose
+    space, purpose = space_of(model), signature_of(model).purpose
     if purpose is None or (file := space.get("__file__")) is None:
         return purpose
     if not has_code(Path(file), str(space.get("FINGERPRINT", ""))):

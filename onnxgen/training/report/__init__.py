@@ -20,6 +20,7 @@ from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import files_there
 from onnxgen.training.config import write_config
 from onnxgen.training.data.text.tokenizer import KEPT
 from onnxgen.training.recipes import CURVE, FIGURES
@@ -31,7 +32,7 @@ from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
 from onnxgen.training.report.progress import Progress
 from onnxgen.training.report.shown import Dashboard, Lines
-from onnxgen.training.runs.folder import BEST, CONFIG, LAST, files_of
+from onnxgen.training.runs.folder import BEST, CONFIG, LAST
 from onnxgen.training.runs.rows import read_rows
 from onnxgen.training.settings import Settings
 
@@ -78,8 +79,8 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     names = ["metrics.csv", "report.html", CURVE, FIGURES, *KEPT, *(f"{picture}.png" for picture in PICTURES)]
     stale = [
         *map(out.joinpath, names),
-        *files_of(out / BEST),
-        *files_of(out / LAST),
+        *files_there(out / BEST),
+        *files_there(out / LAST),
         *(out / TENSORBOARD).glob("events.out.tfevents.*"),
     ]
     for path in [] if settings.resume else stale:

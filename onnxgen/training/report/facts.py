@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from onnxgen.errors import counted
+from onnxgen.record.module import space_of
 from onnxgen.training.optimizers import own_rate
 from onnxgen.training.recipes.trained import batch_of_few, steps_of
 from onnxgen.training.settings import Settings
@@ -124,8 +124,7 @@ def _steps(plan: Plan) -> str:
 
 def file_of(model: nn.Module) -> Path | None:
     """Return the file of the model's class, relative to the current folder if it is in there."""
-    found: str | None = getattr(sys.modules.get(type(model).__module__), "__file__", None)
-    if found is None:
+    if (found := space_of(model).get("__file__")) is None:
         return None
     path, here = Path(found), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnxgen.common.paths import RECORD as RECORD
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import files_there, index_path
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 GOAL = "goal.safetensors"  # the parameters that the task itself has, in the best epoch
@@ -15,7 +16,6 @@ CHECKPOINTS, CONFIG = "checkpoints", "config.toml"
 CHECKPOINT_FILES = ("last.ckpt", "previous.ckpt")
 MODULE, METRICS, TOKENIZER = "model.py", "metrics.csv", "tokenizer.json"
 HELD_BACK = "held_back.csv"  # the samples that were not trained on
-INDEX = ".index.json"  # of weights in several files
 NAME = "name a module that onnxgen generated, or the folder of a run"
 MOST_NAMED = 8  # runs in an error
 RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
@@ -23,22 +23,12 @@ RUNS = Path("runs")  # new runs are numbered in here, if no folder is given
 
 def holds_a_run(out: Path) -> bool:
     """Return True if the folder has the weights or checkpoints of a run."""
-    return any(path.exists() for path in (*files_of(out / BEST), *files_of(out / LAST), *(out / CHECKPOINTS).glob("*")))
-
-
-def files_of(weights: Path) -> list[Path]:
-    """Return the files of weights that are there: the file itself, the index, the shards."""
-    index, shards = (
-        weights.with_name(weights.name + INDEX),
-        weights.parent.glob(f"{weights.stem}-*-of-*{weights.suffix}"),
-    )
-    return [path for path in (weights, index, *sorted(shards)) if path.is_file()]
+    return any((*files_there(out / BEST), *files_there(out / LAST), *(out / CHECKPOINTS).glob("*")))
 
 
 def there(weights: Path) -> Path | None:
     """Return the file to read weights from: one file, or the index of several. None if there is none."""
-    several = weights.parent / f"{weights.name}{INDEX}"  # `with_name` fails on "."
-    return next((path for path in (weights, several) if path.is_file()), None)
+    return next((path for path in (weights, index_path(weights)) if path.is_file()), None)
 
 
 def need_run(out: Path) -> None:
@@ -121,7 +111,7 @@ def no_run(path: Path) -> OnnxgenError:
 
 def is_own_file(path: Path) -> bool:
     """Return True for a file that training wrote into the folder of a run: weights, record, settings, module."""
-    weights = (file.name for name in (BEST, LAST, GOAL) for file in files_of(path.parent / name))
+    weights = (file.name for name in (BEST, LAST, GOAL) for file in files_there(path.parent / name))
     return path.name in (RECORD, CONFIG, MODULE, METRICS, *weights) and path.is_file() and is_run(path.parent)
 
 

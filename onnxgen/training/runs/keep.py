@@ -24,8 +24,8 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
 from onnxgen.record.base import fingerprint
 from onnxgen.record.digest import code_digest
-from onnxgen.record.module import metadata_of, sidecar_of
-from onnxgen.record.sidecar import sidecar_files
+from onnxgen.record.module import metadata_of, sidecar_of, space_of
+from onnxgen.record.sidecar import files_there, sidecar_files
 from onnxgen.record.signature import KEY as SIGNATURE
 from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
@@ -46,7 +46,7 @@ from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.report.loggers import need_packages
 from onnxgen.training.runs.contract import facts_of
-from onnxgen.training.runs.folder import BEST, HELD_BACK, MODULE, RECORD, RUNS, TOKENIZER, files_of, numbered, slug
+from onnxgen.training.runs.folder import BEST, HELD_BACK, MODULE, RECORD, RUNS, TOKENIZER, numbered, slug
 from onnxgen.training.runs.held import held_back
 from onnxgen.training.runs.image import Image
 from onnxgen.training.runs.record import Input, Part, Record, Target, code_of, noted, read_record, write_record
@@ -95,7 +95,7 @@ class Kept:
                     file.write(text.encode())
         if result is not None:
             result = {name: _finite(value) for name, value in result.items()}
-            result = {**result, "weights": {path.name: file_sha256(path) for path in files_of(out / BEST)}}
+            result = {**result, "weights": {path.name: file_sha256(path) for path in files_there(out / BEST)}}
         lists = {SAMPLES: self.samples, HELD_BACK: self.held_back.encode()} if result is None else {}
         for name, content in lists.items():
             if content:
@@ -168,7 +168,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         found.record = replace(record, module="", note=str(error))
         return found
     if plan.settings.strategy == "fsdp":
-        found.shard_size = _shard_size(vars(sys.modules[type(plan.model).__module__]))
+        found.shard_size = _shard_size(space_of(plan.model))
     found.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: signature.to_json()}
     found.metadata["fingerprint"] = fingerprint(found.source) or ""
     found.record = replace(record, own_code=code_digest(found.source))

@@ -16,9 +16,10 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.digest import LENGTH, code_digest, is_digest, with_fingerprint
+from onnxgen.record.sidecar import INDEX
 from onnxgen.record.signature import Port
 from onnxgen.training.runs.code import READING
-from onnxgen.training.runs.folder import BEST, INDEX
+from onnxgen.training.runs.folder import BEST
 
 Ports: TypeAlias = Sequence[tuple[Port, Port]]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]

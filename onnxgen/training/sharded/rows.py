@@ -23,8 +23,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from onnxgen.common.atomic import replacing
-from onnxgen.record.sidecar import sidecar_files
-from onnxgen.training.runs.folder import files_of
+from onnxgen.record.sidecar import files_there, sidecar_files
 from onnxgen.verify.convert import to_numpy
 from onnxgen.weights.sidecar import STAMP, plan
 from onnxgen.weights.streamed import stored_size
@@ -133,7 +132,7 @@ def _begun(
         found.append(_File(Path(file.name), starts))
     if len(planned) > 1:
         files.withdraw(planned[-1].path)
-    for stale in {*files_of(path)} - {made.path for made in planned}:
+    for stale in {*files_there(path)} - {made.path for made in planned}:
         files.remove(stale)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from onnxgen.common.json_text import json_object
 from onnxgen.common.names import legible
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.record.module import sidecar_of
+from onnxgen.record.module import sidecar_of, space_of
 from onnxgen.training.runs.folder import TOKENIZER
 
 WAY = "name a tokenizer.json, or a folder with one: save_pretrained of a fast tokenizer of transformers writes it"
@@ -112,8 +111,8 @@ def tokenizer_file(asked: Path | None, model: nn.Module) -> Path | None:
 
 def beside(model: nn.Module) -> list[Path]:
     """Return the folders of a generated module and its weights."""
-    module = sys.modules.get(type(model).__module__)
-    space = vars(module) if module is not None and hasattr(module, "FINGERPRINT") else {}
+    space = space_of(model)
+    space = space if "FINGERPRINT" in space else {}
     weights = sidecar_of(space)
     folders = [Path(str(space["__file__"])).parent] if space.get("__file__") else []
     return folders + ([weights.parent] if weights is not None else [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.labels import PREFIX, ultralytics_size
-from onnxgen.record.module import metadata_of
+from onnxgen.record.module import metadata_of, space_of
 from onnxgen.record.sidecar import TRAINED
 from onnxgen.record.signature import recorded
 from onnxgen.record.source import source_of
@@ -36,7 +35,7 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
     from onnxgen.training.goals.detection.ready import detector_at  # imported here: it imports the pipeline
 
     module, onnx_file = _files(model)
-    found = detector_at(module, metadata_of(vars(sys.modules[type(model).__module__])), size, onnx_file)
+    found = detector_at(module, metadata_of(space_of(model)), size, onnx_file)
     names = [port.name for port in signature_of(model).outputs]  # some may have been added by hand
     return replace(found, missing=tuple(name for name in found.tail.maps if name not in names))
 
@@ -65,7 +64,7 @@ def _entries(file: Path) -> dict[str, str]:
 def _onnx_of(model: nn.Module) -> Path | None:
     try:
         module, onnx_file = _files(model)
-        return source_of(module, recorded(metadata_of(vars(sys.modules[type(model).__module__]))), onnx_file)
+        return source_of(module, recorded(metadata_of(space_of(model))), onnx_file)
     except OnnxgenError:
         return None
 
