@@ -21,6 +21,8 @@ SAMPLED_ELEMENTS = 4096  # the first elements show if a tensor can have a rule a
 MAX_ELEMENTS = 1 << 24  # of a table that is examined as a whole
 MIN_ROUNDED = 8  # elements of a vector whose steps are equal but for rounding
 TOLERANCE = 1e-3  # of a sine of a large angle, which float32 rounds by so much
+LEAST_BINS = 8  # rows that are needed to tell a Fourier transform
+EPSILON = 1e-9
 MIRRORED = 2e-6  # of the greatest tap of a kernel: how far its mirror image may be, which was rounded, too
 PRECISE = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
@@ -244,6 +246,39 @@ def is_expectation(tensor: ir.TensorProtocol) -> bool:
     if tensor.size < 4 or max(tensor.shape.numpy()) != tensor.size:
         return False
     return bool((tensor.numpy().reshape(-1) == np.arange(tensor.size)).all())
+
+
+def is_spectrum(tensor: ir.TensorProtocol) -> bool:
+    """True for kernels that are the cosines or the sines of a discrete Fourier transform, under one window, or both.
+
+    Row k is w(n) cos(2 pi k n / N); the window is what fits all rows best. There are far more elements than windows
+    have. Training leaves no such kernels, though some begin so.
+    """
+    shape = tensor.shape.numpy()
+    if tensor.dtype not in PRECISE or len(shape) < 2 or not LEAST_BINS <= shape[0] <= tensor.size // LEAST_BINS:
+        return False
+    if tensor.size > MAX_ELEMENTS or not _is_transform(
+        leading(tensor, tensor.size // shape[0] * LEAST_BINS), LEAST_BINS
+    ):
+        return False  # the first rows show it, of a large weight too
+    bins = shape[0] // 2 if shape[0] % 2 == 0 else shape[0]
+    whole = tensor.numpy()
+    return any(all(_is_transform(part, n) for part in np.split(whole, shape[0] // n)) for n in {shape[0], bins})
+
+
+def _is_transform(elements: NDArray[Any], bins: int) -> bool:
+    """True for the first bins of a transform: its cosines or its sines."""
+    rows = elements.reshape(bins, -1).astype(np.float64)
+    greatest = float(np.abs(rows).max())
+    if not np.isfinite(greatest) or greatest == 0 or rows.shape[1] < LEAST_BINS:
+        return False
+    angles = 2 * np.pi * np.outer(np.arange(bins), np.arange(rows.shape[1])) / rows.shape[1]
+    for basis in (np.cos(angles), np.sin(angles)):
+        squares = (basis * basis).sum(0)
+        window = (rows * basis).sum(0) / np.where(squares > EPSILON, squares, 1)
+        if np.abs(rows - window * basis).max() <= TOLERANCE * greatest:
+            return True
+    return False
 
 
 def is_filter(tensor: ir.TensorProtocol) -> bool:

@@ -58,7 +58,7 @@ from onnxgen.passes.places import (
     setting,
     slots,
 )
-from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, rule_of
+from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, is_spectrum, rule_of
 from onnxgen.passes.scalers import scales_input
 from onnxgen.passes.varying import is_typed, varying
 from onnxgen.scopes.origin import param_path, parameter_name
@@ -253,10 +253,12 @@ def _made_kernel(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) ->
     places = list(slots(value))
     if any(operator(node) == "Conv" and i == 1 for node, i in places) and is_expectation(tensor):
         return "a kernel of the numbers 0, 1, 2, ..."
+    is_kernel = bool(places) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in places)
+    if is_kernel and value.metadata_props.get(KIND) != "PARAMETER" and is_spectrum(tensor):
+        return "the cosines and sines of a Fourier transform"
     path = (value.name or "",) if ROOT.has(value) else param_path(value.name or "")
     if path is None or "weight" in path[-1] or not KEEPS_STATE.get(graph) or RECORDED.get(graph):
         return ""
-    is_kernel = bool(places) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in places)
     return (
         "a filter that is its own mirror image, and is not called a weight" if is_kernel and is_filter(tensor) else ""
     )

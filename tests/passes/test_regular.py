@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from onnx import parser
 from torch import Tensor, nn
 
-from onnxgen.passes.regular import rule_of
+from onnxgen.passes.regular import is_spectrum, rule_of
 from onnxgen.pipeline import generate
 from tests.support.exported import exported
 from tests.support.real import imported
@@ -205,3 +205,47 @@ def test_a_layer_keeps_what_it_begins_with(kernel: Tensor, tmp_path: Path) -> No
     is_told = bool((kernel != kernel[..., :1]).any())
     net = Filtered(kernel, "low_weight" if is_told else "kernel", is_buffer=True)
     assert state_of(net, "legacy-17", tmp_path)[1] == set()
+
+
+def transform(bins: int, length: int, padded: int = 0) -> Tensor:
+    """The kernels of a Fourier transform under Hann's window, as torch computes it of unit impulses."""
+    impulses = torch.eye(length)
+    window = F.pad(torch.hann_window(length - 2 * padded), (padded, padded))
+    bands = torch.fft.rfft(impulses * window)[:, :bins].T
+    return torch.cat([bands.real, bands.imag]).unsqueeze(1)
+
+
+TRANSFORMS = {
+    "whole": transform(33, 64),
+    "padded": transform(33, 64, padded=8),
+    "some bins": transform(20, 64),
+    "cosines": transform(33, 64)[:33],
+    "sines": -transform(33, 64)[33:],
+    "an odd number of bins": transform(32, 62),
+    "a frame is the channels": transform(33, 64).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_a_fourier_transform(kind: str) -> None:
+    kernels = TRANSFORMS[kind].numpy()
+    assert is_spectrum(ir.tensor(kernels))
+    assert not is_spectrum(ir.tensor(kernels + np.float32(0.02) * np.random.default_rng(0).random(kernels.shape, "f")))
+    assert not is_spectrum(ir.tensor(np.random.default_rng(0).permutation(kernels)))
+    assert not is_spectrum(ir.tensor(np.zeros_like(kernels))) and not is_spectrum(ir.tensor(kernels[:6]))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_layer_that_is_a_fourier_transform_is_not_trained(trained: bool, tmp_path: Path) -> None:
+    """Its name tells nothing, in a file of another exporter."""
+    kernels = transform(17, 32).numpy()
+    kernels = kernels + trained * np.float32(0.05) * np.random.default_rng(0).random(kernels.shape, "f")
+    graph = parser.parse_graph("g (float[N, 1, 96] x) => (float[] y) { y = Conv <strides = [16]> (x, kernel) }")
+    graph.initializer.append(onnx.numpy_helper.from_array(kernels, "kernel"))
+    graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    model = imported(tmp_path / "net.py").Model.from_pretrained()
+    assert any(p.requires_grad for p in model.parameters()) == trained
+    frames = torch.randn(2, 1, 96)
+    torch.testing.assert_close(model(frames), F.conv1d(frames, torch.from_numpy(kernels), stride=16))
