@@ -7,7 +7,7 @@ written as the authors of that style mostly write them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.code.class_tree import ClassTree
@@ -18,6 +18,7 @@ from onnxgen.code.torch_api import ACTIVATIONS, DROPOUTS, NORMS, SIGNATURES, dot
 
 PARTS = {*DROPOUTS, *ACTIVATIONS.values(), "LearnableAffine"}
 ROOT = [""]
+MANY_NUMBERS = 3  # arguments of a class of the file that say what they are
 TENSOR = "Tensor"
 
 
@@ -69,7 +70,27 @@ def by_name(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
 def styled(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
     """Return classes in a style."""
     writer = _Writer(style)
-    return [writer.written(tree) for tree in classes]
+    arguments = {tree.name: [one.name for one in tree.parameters] for tree in classes if tree.paths != ROOT}
+    return [writer.written(_told(tree, arguments)) for tree in classes]
+
+
+def _told(tree: ClassTree, arguments: Mapping[str, Sequence[str]]) -> ClassTree:
+    """Return a class that says what numbers it gives to others, where those would be several that are no widths."""
+
+    def told(node: ast.AST) -> ast.expr | None:
+        known = (
+            arguments.get(node.func.id, ()) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ()
+        )
+        if not known or not isinstance(node, ast.Call) or any(isinstance(one, ast.Starred) for one in node.args):
+            return None
+        numbers = [i for i, one in enumerate(node.args) if isinstance(one, ast.Constant) and type(one.value) is int]
+        at = next((i for i in numbers if not known[i].endswith("channels")), None)
+        if at is None or len(numbers) < MANY_NUMBERS:
+            return None
+        given = [ast.keyword(name, value) for name, value in zip(known[at:], node.args[at:])]
+        return ast.Call(node.func, node.args[:at], [*given, *node.keywords])
+
+    return replace(tree, setup=[rewrite(s, told) for s in tree.setup], items=[rewrite(one, told) for one in tree.items])
 
 
 class _Writer:

@@ -14,11 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen.code import printer
+from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.phases import in_phases
 from onnxgen.code.steps import Steps
+from onnxgen.code.style import STYLES as RECORDS
+from onnxgen.code.style import styled
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import STYLES, Options
 from onnxgen.pipeline import generate
+from onnxgen.structure.parameters import Parameter
 from tests.support.real import imported
 
 
@@ -162,9 +166,6 @@ def test_every_style_computes_the_same_with_the_same_keys(tmp_path: Path) -> Non
 
 def test_an_argument_that_is_no_tensor_says_its_type() -> None:
     """TorchScript takes what has no type for a tensor."""
-    from onnxgen.code.class_tree import ClassTree
-    from onnxgen.code.style import STYLES as RECORDS
-    from onnxgen.code.style import styled
 
     inputs = [ast.arg("x", printer.annotation("Tensor")), ast.arg("size", printer.annotation("int"))]
     tree = ClassTree("Inner", ["inner"], body=statements("y = x[:size]\ny"), inputs=inputs)
@@ -182,8 +183,6 @@ def test_an_unknown_style_is_refused() -> None:
 
 def test_a_name_says_what_an_argument_is() -> None:
     """`stride=stride` needs no name where its place says it; numbers get the name of the kernel."""
-    from onnxgen.code.class_tree import ClassTree
-    from onnxgen.code.style import STYLES as RECORDS
     from onnxgen.code.style import by_name
 
     written = {
@@ -210,3 +209,19 @@ def test_the_function_that_builds_hides_nothing(name: str, tmp_path: Path) -> No
     (builds,) = re.findall(r"^def (\w+)\(pretrained", out.read_text(), re.MULTILINE)
     made = getattr(imported(out), builds)()
     assert made(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_many_numbers_are_given_by_name() -> None:
+    """Three or more numbers, of which one at least is no width, say what they are."""
+    parameters = [Parameter(name, "int") for name in ("in_channels", "hidden_channels", "pad", "stride")]
+
+    def written(arguments: str) -> str:
+        root = ClassTree("Net", [""], setup=statements(f"self.a = Block({arguments})"))
+        (_, made) = styled([ClassTree("Block", ["a"], parameters=parameters), root], RECORDS["plain"])
+        return printer.lines(made.setup)[0]
+
+    assert written("8, 16, 1, 2") == "self.a = Block(8, 16, pad=1, stride=2)"
+    assert written("c, 16, 1, 2") == "self.a = Block(c, 16, pad=1, stride=2)"
+    assert written("8, 16, 1, stride=2") == "self.a = Block(8, 16, pad=1, stride=2)"
+    assert written("c, 16, pad, 2") == "self.a = Block(c, 16, pad, 2)", "two numbers"
+    assert written("*widths, 1, 2, 3") == "self.a = Block(*widths, 1, 2, 3)"
