@@ -18,7 +18,7 @@ from onnxgen.ops.math import unary
 from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import shown_axis
 from onnxgen.ops.wide import WIDER
-from onnxgen.shapes import usual
+from onnxgen.shapes import own, usual
 from onnxgen.shapes.dims import dim_max
 
 # Operators with one input, no attribute and the same meaning at every opset: a trait, a lower bound of the result, and
@@ -50,7 +50,7 @@ def _is_narrow(x: Arg) -> bool:
     return x.dtype is not None and x.dtype.itemsize <= 4
 
 
-@op("Softplus", domain=DOMAIN, traits=[ELEMENTWISE])
+@op("Softplus", domain=DOMAIN, traits=[ELEMENTWISE], reference=own.Softplus)
 def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     """`softplus(beta * x) / beta`"""
     beta = shortest(beta, x.dtype)
@@ -58,10 +58,10 @@ def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     return b.call("F.softplus", x, beta=unless(whole, 1), threshold=OMIT if _is_narrow(x) else 40)
 
 
-op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE])(unary("F.logsigmoid(x)"))
+op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE], reference=own.LogSigmoid)(unary("F.logsigmoid(x)"))
 
 
-@op("Glu", domain=DOMAIN)
+@op("Glu", domain=DOMAIN, reference=own.Glu)
 def glu(b: Builder, x: Arg, *, axis: int) -> ast.expr:
     return b.call("F.glu", x, dim=unless(shown_axis(axis, x.rank), -1))
 

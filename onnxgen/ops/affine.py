@@ -12,9 +12,10 @@ from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.shapes import own
 
 
-@op("Affine", domain=DOMAIN, traits=[ELEMENTWISE], weights="scale bias")
+@op("Affine", domain=DOMAIN, traits=[ELEMENTWISE], weights="scale bias", reference=own.Affine)
 def affine(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
     """`scale * x + bias`, with single numbers."""
     sources = {"scale": scale.source, "bias": bias.source}

@@ -17,6 +17,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
 from onnxgen.passes.rewrite import only_user
 from onnxgen.passes.views import MAX_CHAIN, arranges
+from onnxgen.shapes import own
 from onnxgen.shapes.dims import Dim, floordiv, known_less
 from onnxgen.shapes.info import info
 
@@ -94,7 +95,7 @@ def attention(
     return made if Q.rank == 4 else b("x.transpose(1, 2).flatten(2)", x=made)
 
 
-@op("Attention", domain=DOMAIN)
+@op("Attention", domain=DOMAIN, reference=own.Attention)
 def scaled_dot_product(
     b: Builder,
     q: Arg,

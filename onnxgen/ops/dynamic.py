@@ -19,13 +19,16 @@ from onnxgen.ops.conv import conv_options
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.passes.match import uniform
 from onnxgen.scopes.origin import param_path
-from onnxgen.shapes import infer_conv, infer_math, infer_microsoft
+from onnxgen.shapes import infer_conv, infer_math, infer_microsoft, own
 
 STILL = "x scale zero"
 QUANTISED = re.compile("weight(_Transposed)?_quantized")  # how onnxruntime's quantiser calls a layer's weight
 
 
-@op("DynamicLinear", domain=DOMAIN, matrix="weight", still=STILL, infer=infer_math.of_integers)
+@op(
+    "DynamicLinear", domain=DOMAIN, matrix="weight", still=STILL, infer=infer_math.of_integers,
+    reference=own.DynamicLinear,
+)  # fmt: skip
 def dynamic_linear(
     b: Builder, x: Arg, weight: Arg, scale: Arg, zero: Arg | None = None, bias: Arg | None = None
 ) -> ast.expr:
@@ -49,6 +52,7 @@ def dynamic_linear(
 @op(
     "DynamicConv", domain=DOMAIN, traits=[CONVOLUTION, SAMPLES], matrix="weight", still=STILL,
     infer=infer_conv.of_integers,
+    reference=own.DynamicConv,
 )  # fmt: skip
 def dynamic_conv(
     b: Builder, x: Arg, weight: Arg, scale: Arg, zero: Arg | None = None, bias: Arg | None = None, *,

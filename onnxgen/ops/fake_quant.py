@@ -19,6 +19,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
 from onnxgen.ops.parametrised import parametrised
+from onnxgen.shapes import own
 from onnxgen.shapes.infer_elementwise import unchanged
 from onnxgen.shapes.info import info
 from onnxgen.weights.provenance import Source
@@ -85,7 +86,10 @@ def _transposes(node: ir.Node) -> bool:
     return "perm" not in node.attributes or list(node.attributes["perm"].as_ints()) == [1, 0]
 
 
-@op(FAKE, domain=DOMAIN, traits=[PASSES_ON, SAME], weights="scale", still="scale zero", infer=unchanged)
+@op(
+    FAKE, domain=DOMAIN, traits=[PASSES_ON, SAME], weights="scale", still="scale zero", infer=unchanged,
+    reference=own.FakeQuantize,
+)  # fmt: skip
 def fake_quantize(
     b: Builder, x: Arg, scale: Arg, zero: Arg | None = None, *,
     axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,
@@ -97,7 +101,8 @@ def fake_quantize(
     return b("m(x)", m=module, x=x)
 
 
-op("FakeQuantizeDynamic", domain=DOMAIN, infer=unchanged)(unary("fake_quantize_dynamic(x)"))
+_reference = own.FakeQuantizeDynamic
+op("FakeQuantizeDynamic", domain=DOMAIN, infer=unchanged, reference=_reference)(unary("fake_quantize_dynamic(x)"))
 
 
 def _quantizer(

@@ -27,6 +27,7 @@ from onnxgen.ops.subscript import piece, subscript
 from onnxgen.ops.wide import BITS, computed, flipped, moved
 from onnxgen.passes.exporters import padding_row
 from onnxgen.scopes.origin import param_path
+from onnxgen.shapes import own
 from onnxgen.shapes.dims import Dim, dim_min
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
@@ -150,14 +151,14 @@ def gather_nd(b: Builder, data: Arg, indices: Arg, *, batch_dims: int = 0) -> as
     return b("x[i.unbind(-1)]", x=data, i=indices)
 
 
-@op("Positions", domain=DOMAIN, traits=[SELECTS])
+@op("Positions", domain=DOMAIN, traits=[SELECTS], reference=own.Positions)
 def positions(b: Builder, X: Arg) -> ast.expr:
     """The positions of non-zero elements, in row-major order: one row per element."""
     text = "x.nonzero()" if X.rank else "torch.atleast_1d(x).nonzero()"  # torch finds no axis in a scalar
     return computed(b, X.dtype, lambda x: b(text, x=x), X, back=False)
 
 
-@op("Chosen", domain=DOMAIN, traits=[MOVES, SELECTS])
+@op("Chosen", domain=DOMAIN, traits=[MOVES, SELECTS], reference=own.Chosen)
 def chosen(b: Builder, data: Arg, mask: Arg) -> ast.expr:
     return b("x[mask]", x=data, mask=mask)
 

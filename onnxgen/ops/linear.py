@@ -16,6 +16,7 @@ from onnxgen.ops.fake_quant import QuantizedLayer, layer
 from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import INTEGERS, computed
 from onnxgen.scopes.origin import param_path
+from onnxgen.shapes import own
 from onnxgen.weights.dequantised import DequantisedTensor
 from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import viewed_from
@@ -26,7 +27,7 @@ def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b("x @ y", x=x, y=y), A, B)
 
 
-@op("Linear", domain=DOMAIN, matrix="weight")
+@op("Linear", domain=DOMAIN, matrix="weight", reference=own.Linear)
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
     """`x @ weight + bias`, with the weight as [in, out]."""
     if bias is None or bias.source is not None:

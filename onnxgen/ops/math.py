@@ -22,7 +22,7 @@ from onnxgen.lowering.from_sizes import Sized, formula
 from onnxgen.ops.cast import FLOAT8_MAX
 from onnxgen.ops.rules import rules
 from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
-from onnxgen.shapes import evaluate_math, ranges, usual
+from onnxgen.shapes import evaluate_math, own, ranges, usual
 from onnxgen.shapes.dims import dim_max, dim_min, int_div
 from onnxgen.shapes.infer_elementwise import same, same_bool
 
@@ -65,7 +65,8 @@ for _name, (_template, _numbers) in UNARY.items():
 op("BitwiseNot", traits=[ELEMENTWISE], numbers=np.invert, flat=INTEGERS)(unary("~x"))
 
 for _name in ("Rsqrt", "Log10", "Log2"):
-    op(_name, domain=DOMAIN, traits=[ELEMENTWISE])(unary(f"torch.{_name.lower()}(x)"))
+    _reference = getattr(own, _name)
+    op(_name, domain=DOMAIN, traits=[ELEMENTWISE], reference=_reference)(unary(f"torch.{_name.lower()}(x)"))
 
 
 @op("Abs", traits=[ELEMENTWISE], least=0.0, numbers=np.abs, dims=evaluate_math.absolute)

@@ -14,13 +14,14 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.shapes import own_transformer
 from onnxgen.weights.provenance import Source, concat
 
 PROJECTIONS = ("q", "k", "v")
 Keys = dict[str, Source | Arg | tuple[Source, tuple[int, ...]] | None]  # see `Builder.module_at`
 
 
-@op("MultiheadAttention", domain=DOMAIN, matrix="q_weight")
+@op("MultiheadAttention", domain=DOMAIN, matrix="q_weight", reference=own_transformer.MultiheadAttention)
 def multihead_attention(
     b: Builder, query: Arg, key: Arg, value: Arg, q_weight: Arg, k_weight: Arg, v_weight: Arg, q_bias: Arg | None,
     k_bias: Arg | None, v_bias: Arg | None, out_weight: Arg, out_bias: Arg | None, attn_mask: Arg | None = None,

@@ -18,6 +18,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import shown_axis
+from onnxgen.shapes import own
 
 
 def _dtype(arg: Arg) -> Any:
@@ -210,14 +211,14 @@ def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[in
     return b.call("F.layer_norm", X, tuple(shape), scale, unless(bias, None), eps=unless(eps, 1e-5))
 
 
-@op("Normalize", domain=DOMAIN)
+@op("Normalize", domain=DOMAIN, reference=own.Normalize)
 def normalize(b: Builder, x: Arg, *, axis: int, p: int, epsilon: float) -> ast.expr:
     """`x / max(norm(x), eps)` along an axis."""
     options = {"p": unless(p, 2), "dim": unless(shown_axis(axis, x.rank), 1), "eps": unless(shortest(epsilon), 1e-12)}
     return b.call("F.normalize", x, **options)
 
 
-@op("CosineSimilarity", domain=DOMAIN)
+@op("CosineSimilarity", domain=DOMAIN, reference=own.CosineSimilarity)
 def cosine_similarity(b: Builder, x: Arg, y: Arg, *, axis: int, epsilon: float) -> ast.expr:
     dim = unless(shown_axis(axis, x.rank), 1)
     return b.call("F.cosine_similarity", x, y, dim=dim, eps=unless(shortest(epsilon), 1e-8))
@@ -231,8 +232,8 @@ def _statistic(method: str) -> Lowering:
     return lower
 
 
-op("Variance", domain=DOMAIN)(_statistic("var"))
-op("Deviation", domain=DOMAIN)(_statistic("std"))
+op("Variance", domain=DOMAIN, reference=own.Variance)(_statistic("var"))
+op("Deviation", domain=DOMAIN, reference=own.Deviation)(_statistic("std"))
 
 
 def _own_parameter(b: Builder, weight: Arg, shape: Any) -> ast.expr:
@@ -290,7 +291,7 @@ def rms_normalization(
     return b.call("F.rms_norm", X, shape, scale, eps=eps) if module is None else b("m(x)", m=module, x=X)
 
 
-@op("StochasticDepth", domain=DOMAIN)
+@op("StochasticDepth", domain=DOMAIN, reference=own.StochasticDepth)
 def stochastic_depth(b: Builder, x: Arg, *, p: float, mode: str) -> ast.expr:
     """Drops samples, their channels (`nn.Dropout2d`) or for SELU (`nn.AlphaDropout`), only in training, as Dropout."""
     layer = {"alpha": "nn.AlphaDropout", "feature alpha": "nn.FeatureAlphaDropout"}.get(mode)
@@ -300,7 +301,7 @@ def stochastic_depth(b: Builder, x: Arg, *, p: float, mode: str) -> ast.expr:
     return b("stochastic_depth(x, p, mode, self.training)", x=x, p=shortest(p), mode=mode)
 
 
-@op("Standardize", domain=DOMAIN, traits=[NORM], weights="scale B", **rules("standardize"))
+@op("Standardize", domain=DOMAIN, traits=[NORM], weights="scale B", **rules("standardize"), reference=own.Standardize)
 def standardize(
     b: Builder,
     X: Arg,

@@ -14,6 +14,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.passes.reparametrised import SPECTRAL, WHOLE
+from onnxgen.shapes import own
 from onnxgen.shapes.infer_elementwise import unchanged
 from onnxgen.weights.provenance import Source
 
@@ -51,13 +52,13 @@ def parametrised(b: Builder, node: ir.Node, layer: str, weight: Arg) -> Parametr
     return Parametrised(sources[0], {key: (source, indices) for key, source in zip(keys, sources)}, function)
 
 
-@op("WeightNorm", domain=DOMAIN, infer=unchanged)
+@op("WeightNorm", domain=DOMAIN, infer=unchanged, reference=own.WeightNorm)
 def weight_norm(b: Builder, v: Arg, g: Arg, *, dim: int) -> ast.expr:
     """`v * g / |v|` with the norm of each slice along an axis, or of the whole."""
     return b.call("torch._weight_norm", v, g, unless(dim, 0) if dim != WHOLE else dim)
 
 
-@op("SpectralNorm", domain=DOMAIN, infer=unchanged)
+@op("SpectralNorm", domain=DOMAIN, infer=unchanged, reference=own.SpectralNorm)
 def spectral_norm(b: Builder, w: Arg, u: Arg, v: Arg, *, dim: int) -> ast.expr:
     """`w / (u @ matrix @ v)`, where the rows of the matrix are an axis of w."""
     rank = w.known_rank

@@ -19,7 +19,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.pad import f_pad, resolve_pads
-from onnxgen.shapes import infer_conv
+from onnxgen.shapes import infer_conv, own
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
 from onnxgen.shapes.ranges import max_unpool as places
@@ -289,7 +289,7 @@ def average_pool(
     return b.call("average_pool", X, *windows, w.sides, w.overhang_sides, bool(count_include_pad))
 
 
-@op("SummedPool", domain=DOMAIN, traits=[POOL])
+@op("SummedPool", domain=DOMAIN, traits=[POOL], reference=own.SummedPool)
 def summed_pool(
     b: Builder, X: Arg, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: list[int],

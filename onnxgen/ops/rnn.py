@@ -19,7 +19,7 @@ from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
-from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes import infer_microsoft, own_layers
 from onnxgen.weights.provenance import Source, concat
 
 # The position of each of torch's gates among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n.
@@ -44,7 +44,7 @@ ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
 # ------------------------------------------------------------------------------------------------- torch's layers
 
 
-@op("LSTM", domain=DOMAIN, traits=[RECURRENT], matrix="weights")
+@op("LSTM", domain=DOMAIN, traits=[RECURRENT], matrix="weights", reference=own_layers.LSTM)
 def torch_lstm(
     b: Builder, X: Arg, h: Arg | None = None, c: Arg | None = None, *weights: Arg | None,
     hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
@@ -72,10 +72,11 @@ def _torch_layer(kind: str) -> Lowering:
 
 
 for _kind in ("GRU", "RNN"):
-    op(_kind, domain=DOMAIN, traits=[RECURRENT], matrix="weights")(_torch_layer(_kind))
+    _reference = getattr(own_layers, _kind)
+    op(_kind, domain=DOMAIN, traits=[RECURRENT], matrix="weights", reference=_reference)(_torch_layer(_kind))
 
 
-@op("LSTMCell", domain=DOMAIN, traits=[RECURRENT], matrix="weight_ih")
+@op("LSTMCell", domain=DOMAIN, traits=[RECURRENT], matrix="weight_ih", reference=own_layers.LSTMCell)
 def lstm_cell(
     b: Builder, X: Arg, h: Arg | None, c: Arg | None, weight_ih: Arg, weight_hh: Arg, bias_ih: Arg | None = None,
     bias_hh: Arg | None = None,
@@ -99,7 +100,8 @@ def _torch_cell(kind: str) -> Lowering:
 
 
 for _kind in ("GRU", "RNN"):
-    op(f"{_kind}Cell", domain=DOMAIN, traits=[RECURRENT], matrix="weight_ih")(_torch_cell(_kind))
+    _reference = getattr(own_layers, f"{_kind}Cell")
+    op(f"{_kind}Cell", domain=DOMAIN, traits=[RECURRENT], matrix="weight_ih", reference=_reference)(_torch_cell(_kind))
 
 
 def _cell(

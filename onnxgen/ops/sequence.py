@@ -15,6 +15,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
+from onnxgen.shapes import own
 from onnxgen.shapes.info import info
 
 
@@ -123,13 +124,13 @@ def optional_get_element(b: Builder, input: Arg) -> ast.expr:
     return input.expr
 
 
-@op("TextCodes", domain=DOMAIN)
+@op("TextCodes", domain=DOMAIN, reference=own.TextCodes)
 def text_codes(b: Builder, *inputs: Arg) -> Any:
     """The sorted distinct strings of all inputs; then each input as indices into them."""
     return b.unpack(b.call("text_codes", *inputs, device=DeviceOf()))
 
 
-@op("TextAt", domain=DOMAIN)
+@op("TextAt", domain=DOMAIN, reference=own.TextAt)
 def text_at(b: Builder, table: Arg, index: Arg) -> ast.expr:
     return b("text_at(table, i)", table=table, i=index)
 

@@ -15,6 +15,7 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
 from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import subscript
+from onnxgen.shapes import own
 from onnxgen.shapes.dims import Dim, Sym, is_symbol, product, symbols
 from onnxgen.shapes.infer_layout import equal_parts
 
@@ -247,7 +248,7 @@ def _from_end(x: Arg, axis: int) -> int:
     return -1 if x.rank is not None and x.rank > 1 and axis % x.rank == x.rank - 1 else axis
 
 
-@op("Unbind", domain=DOMAIN, traits=[STRIDES])
+@op("Unbind", domain=DOMAIN, traits=[STRIDES], reference=own.Unbind)
 def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
     """Every slice along an axis, which has as many as the node has outputs."""
     return b.unpack(b("x.unbind(axis)", x=x, axis=_from_end(x, axis)))
@@ -272,23 +273,23 @@ def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:
     )
 
 
-@op("Stack", domain=DOMAIN, traits=[JOINS], data="inputs")
+@op("Stack", domain=DOMAIN, traits=[JOINS], data="inputs", reference=own.Stack)
 def stack(b: Builder, *inputs: Arg, axis: int = 0) -> ast.expr:
     axis = -1 if axis and axis == inputs[0].rank else axis
     return b.call("torch.stack", [a.expr for a in inputs], dim=unless(axis, 0))
 
 
-@op("Roll", domain=DOMAIN, traits=[MOVES])
+@op("Roll", domain=DOMAIN, traits=[MOVES], reference=own.Roll)
 def roll(b: Builder, x: Arg, *, shifts: list[int], axes: list[int]) -> ast.expr:
     if len(axes) == 1:
         return b.call("torch.roll", x, shifts[0], axes[0])
     return b.call("torch.roll", x, tuple(shifts), tuple(axes))
 
 
-@op("RepeatInterleave", domain=DOMAIN, traits=[MOVES])
+@op("RepeatInterleave", domain=DOMAIN, traits=[MOVES], reference=own.RepeatInterleave)
 def repeat_interleave(b: Builder, x: Arg, *, repeats: int, axis: int) -> ast.expr:
     return b("x.repeat_interleave(n, dim=axis)", x=x, n=repeats, axis=axis)
 
 
-op("RotateHalf", domain=DOMAIN)(unary("rotate_half(x)"))
-op("RotatePairs", domain=DOMAIN)(unary("rotate_pairs(x)"))
+op("RotateHalf", domain=DOMAIN, reference=own.RotateHalf)(unary("rotate_half(x)"))
+op("RotatePairs", domain=DOMAIN, reference=own.RotatePairs)(unary("rotate_pairs(x)"))

@@ -18,11 +18,12 @@ from onnxgen.lowering.builder import Builder
 from onnxgen.ops.multihead import Keys, tensors_of
 from onnxgen.passes.causal import causal
 from onnxgen.passes.transformer_stacks import FIRST
+from onnxgen.shapes import own_transformer
 
 ATTENTIONS = {"encoder": ("self_attn",), "decoder": ("self_attn", "multihead_attn")}
 
 
-@op("Transformer", domain=DOMAIN)
+@op("Transformer", domain=DOMAIN, reference=own_transformer.Transformer)
 def transformer(
     b: Builder, source: Arg, target: Arg | None, src_mask: Arg | None, tgt_mask: Arg | None, memory_mask: Arg | None,
     *tensors: Arg | None, stacked: int, encoders: int, decoders: int, norms: int, heads: int, batch_first: int,

@@ -20,11 +20,11 @@ from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register 
 from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
 from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
 from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, element_count, facts_of, shape_counts
-from onnxgen.paranoid.own import OWN, spread
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.stands import STANDS_RULES, Stands
+from onnxgen.shapes import own
 from onnxgen.shapes.dims import symbols
 from onnxgen.shapes.info import info
 from onnxgen.weights.dequantised import BITS, TABLE, DequantisedTensor
@@ -286,14 +286,14 @@ def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
     scale = math.prod(np.asarray(tensor.stored[name].numpy(), np.float64) for name in how.scales)
     zero = np.asarray(tensor.stored[how.zero].numpy() if how.zero else 0).astype(np.float64)
     whole = np.asarray(numbers.numpy()).astype(np.float64)
-    steps, shift = (spread(np.asarray(v), whole, how.axis, how.block) for v in (scale, zero))
+    steps, shift = (own.spread(np.asarray(v), whole, how.axis, how.block) for v in (scale, zero))
     reach = 0.6 * (int(dtype.max) - int(dtype.min))
     trained = whole + np.random.default_rng(0).uniform(-reach, reach, whole.shape)
     expected = (np.clip(np.round(trained - shift) + shift, int(dtype.min), int(dtype.max)) - shift) * steps
     given = [after.values[v] for v in made.inputs[1:] if v is not None]
     options = {name: one.value for name, one in made.attributes.items()}
     with np.errstate(all="ignore"):
-        got = np.where(steps == 0, expected, OWN["FakeQuantize"]((trained - shift) * steps, *given, **options))
+        got = np.where(steps == 0, expected, own.FakeQuantize((trained - shift) * steps, *given, **options))
     return bool(np.allclose(got, expected, 1e-6, 1e-9))
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import OWN_NORM
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import RANDOM
-from onnxgen.paranoid import own_layers, own_transformer, stand_ins  # noqa: F401  # the first two register operators
+from onnxgen.paranoid import stand_ins
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
-from onnxgen.paranoid.own import OWN, RANDOM_NUMBER, dropped
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
+from onnxgen.shapes import own
 from onnxgen.shapes.dims import evaluate
 
 MAX_LOOP_ITERATIONS = 64  # largest number of iterations of a loop
@@ -126,7 +126,7 @@ def tensor_elements(tensor: ir.TensorProtocol) -> Any:
 
 
 def _own(step: Made, inputs: list[Any]) -> Sequence[Any]:
-    function = OWN.get(step.op)
+    function = card(DOMAIN, step.op).reference
     if function is None:
         raise Untold(f"{DOMAIN}.{step.op} has no definition here")
     try:
@@ -157,18 +157,18 @@ def _constant(side: Side, step: Made, inputs: list[Any], values: Values) -> list
 def _dropout(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Compute Dropout in training mode, since a module's Dropout must match there, whatever mode was exported."""
     ratio = step.attribute("ratio", inputs[1] if len(inputs) > 1 and inputs[1] is not None else 0.5)
-    return [dropped(inputs[0], float(ratio)), np.ones(inputs[0].shape, bool)][: len(step.outputs)]
+    return [own.dropped(inputs[0], float(ratio)), np.ones(inputs[0].shape, bool)][: len(step.outputs)]
 
 
 def _uniform(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Return one number for all random numbers (see `own.RANDOM_NUMBER`)."""
     low, high = float(step.attribute("low", 0.0)), float(step.attribute("high", 1.0))
-    return [np.full_like(inputs[0], low + RANDOM_NUMBER * (high - low))]
+    return [np.full_like(inputs[0], low + own.RANDOM_NUMBER * (high - low))]
 
 
 def _bernoulli(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Draw with the same number, which also decides for a comparison."""
-    return [(inputs[0] > RANDOM_NUMBER).astype(inputs[0].dtype)]
+    return [(inputs[0] > own.RANDOM_NUMBER).astype(inputs[0].dtype)]
 
 
 def _affine(side: Side, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnxgen.paranoid.own import dropped
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Untold
 from onnxgen.paranoid.single import Single
+from onnxgen.shapes import own
 
 Array: TypeAlias = Any  # numpy says no more of most results
 
@@ -92,7 +92,7 @@ def bias_dropout(
     kernel: Kernel, x: Array, bias: Array, residual: Array | None = None, ratio: Array | None = None,
     training_mode: Array | None = None, *, seed: int = 0,
 ) -> list[Array]:  # fmt: skip
-    made = dropped(x + bias, 0.5 if ratio is None else float(ratio))
+    made = own.dropped(x + bias, 0.5 if ratio is None else float(ratio))
     return [made if residual is None else made + residual, np.ones(x.shape, bool)]
 
 

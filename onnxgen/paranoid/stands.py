@@ -23,11 +23,11 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import MOVES, PICKS, RESAMPLES, VIEW
-from onnxgen.paranoid.own import spread
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold, uses
 from onnxgen.paranoid.run import Side, Values
 from onnxgen.paranoid.single import NARROW, Single
+from onnxgen.shapes import own
 
 WAVE = 0.08  # part of a step: far above float64 rounding, with a slope between 1/2 and 3/2
 SIX, NEAR_SIX = 6.0, 6e-3  # the bound of ReLU6, and its tolerance: 255 steps of a stored scale seldom end exactly at 6
@@ -227,7 +227,7 @@ class Stands(Side):
         zeros = shift.tobytes() if shift.any() else b""
         limits = (float(dtype.min), float(dtype.max))
         grid = Grid(wide.tobytes(), zeros, axis, block, *limits)
-        return Scales(spread(wide, x, axis, block), spread(shift, x, axis, block), grid)
+        return Scales(own.spread(wide, x, axis, block), own.spread(shift, x, axis, block), grid)
 
     def quantised(
         self, made: ir.Value, x: Any, given: Scales, dtype: ir.DataType, was: Grid | None, maker: str, stored: bool

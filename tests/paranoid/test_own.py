@@ -12,16 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxgen.graph.operators import operators
+from onnxgen.graph.catalogue import card
+from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import Lowering, operators
 from onnxgen.helpers.affine import LearnableAffine
 from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic, fake_quantize_float
 from onnxgen.helpers.rotary import rotate_half, rotate_pairs
-from onnxgen.paranoid import own_layers, own_transformer
-from onnxgen.paranoid.own import OWN
 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 W = torch.randn(6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def reference(name: str) -> Lowering:
+    found = card(DOMAIN, name).reference
+    assert found is not None
+    return found
+
+
 MASK = torch.tensor([[True, False, False, True], [False] * 4, [True] * 4, [False, True, True, False]])
 SDPA = F.scaled_dot_product_attention
 
@@ -79,7 +87,7 @@ CASES: list[Case] = [
     ("op", "inputs", "attributes", "original"), CASES, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_own_operators(op: str, inputs: list[Tensor], attributes: dict[str, Any], original: Callable[..., Any]) -> None:
-    made = OWN[op](*(t.numpy() for t in inputs), **attributes)
+    made = reference(op)(*(t.numpy() for t in inputs), **attributes)
     expected = original(*inputs)
     pairs = zip(made, expected) if isinstance(made, list) else [(made, expected)]
     for ours, theirs in pairs:
@@ -87,17 +95,14 @@ def test_own_operators(op: str, inputs: list[Tensor], attributes: dict[str, Any]
 
 
 def test_every_own_operator_has_a_definition() -> None:
-    """But for what only `--quantized` writes, whose pass is no equality."""
-    assert own_layers and own_transformer
-    ours = {name for domain, name in operators() if domain == "onnxgen"}
-    assert ours - set(OWN) == set()
+    assert [name for domain, name in operators() if domain == DOMAIN and card(DOMAIN, name).reference is None] == []
 
 
 def test_text_is_numbered_in_its_order() -> None:
     words = np.array([["b", "a"], ["b", "c"]], object)
-    table, codes = OWN["TextCodes"](words)
+    table, codes = reference("TextCodes")(words)
     assert list(table) == ["a", "b", "c"] and codes.tolist() == [[1, 0], [1, 2]]
-    assert OWN["TextAt"](table, codes).tolist() == words.tolist()
+    assert reference("TextAt")(table, codes).tolist() == words.tolist()
 
 
 # ---- shapes at the edge: without axes, of one, with axes of size 0 and 1 ---------------------------------------------
@@ -195,7 +200,7 @@ def test_definitions_are_the_layers_at_the_edges(shape: tuple[int, ...] | None) 
             continue
         where = f"{op} {[tuple(t.shape) for t in inputs]} {attributes}"
         try:
-            made = OWN[op](*(t.numpy() for t in inputs), **attributes)
+            made = reference(op)(*(t.numpy() for t in inputs), **attributes)
         except Exception:
             continue
         ours = made if isinstance(made, list) else [made]

@@ -15,10 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgen.paranoid import own_layers, own_transformer
-from onnxgen.paranoid.own import OWN
-
-assert own_layers and own_transformer  # they put their definitions into OWN
+from tests.paranoid.test_own import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DOUBLE = torch.float64
@@ -123,7 +120,7 @@ def test_recurrent_layers(kind: str, batch_first: int, directions: int) -> None:
 
                 compared += agrees(
                     f"{layer} {shape} {state}",
-                    partial(OWN[name], plain(x), *map(plain, states), *tensors, **attributes),
+                    partial(reference(name), plain(x), *map(plain, states), *tensors, **attributes),
                     partial(layer, x, given),
                 )
     assert compared > 40
@@ -142,7 +139,7 @@ def test_recurrent_cells(kind: str, bias: bool) -> None:
             states = states[: 2 if kind == "LSTM" else 1]
 
             given = None if state is None else states[0] if kind != "LSTM" else tuple(states)
-            defined = partial(OWN[f"{name}Cell"], plain(x), *map(plain, states), *weights, **attributes)
+            defined = partial(reference(f"{name}Cell"), plain(x), *map(plain, states), *weights, **attributes)
             compared += agrees(f"{cell} {rows} {state}", defined, partial(cell, x, given))
     assert compared > 6
 
@@ -194,7 +191,7 @@ def test_attention(options: dict[str, Any], need_weights: bool, average: bool) -
     """With gradients: a row without keys is NaN beside the probabilities, and zeros without them."""
     compared, layer = 0, trained(nn.MultiheadAttention(FEATURES, dtype=DOUBLE, **options))
     assert isinstance(layer, nn.MultiheadAttention)
-    (tensors, starts), heads, defined = attention_tensors(layer), layer.num_heads, OWN["MultiheadAttention"]
+    (tensors, starts), heads, defined = attention_tensors(layer), layer.num_heads, reference("MultiheadAttention")
     attributes = {"heads": heads, "starts": starts, "transposed": 0, "batch_first": int(layer.batch_first)}
     attributes |= {"dropout": layer.dropout, "need_weights": int(need_weights), "average": int(average)}
     for length, keys, batch in SIZES:
@@ -298,7 +295,7 @@ def test_transformers(
                     given = [target, memory, *chosen]
                 compared += agrees(
                     f"{module} {length} {keys} {batch} {[None if m is None else tuple(m.shape) for m in chosen]}",
-                    partial(OWN["Transformer"], *map(plain, [*inputs, *order]), *tensors, **attributes),
+                    partial(reference("Transformer"), *map(plain, [*inputs, *order]), *tensors, **attributes),
                     partial(module, *given),
                 )
     assert compared > 15

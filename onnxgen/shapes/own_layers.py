@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnxgen.paranoid.own import dropped, own
+from onnxgen.shapes.own import dropped
 
 Array: TypeAlias = Any  # numpy says no more of most results
 
@@ -93,35 +93,29 @@ def _one(
     return STEP_FUNCTIONS[kind](x, first, memory, *parts, relu)  # type: ignore[call-arg, arg-type]
 
 
-@own
 def LSTMCell(x: Array, h: Array | None, c: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None) -> Any:
     return list(_one("LSTM", x, h, c, w, r, b, rb))
 
 
-@own
 def GRUCell(
     x: Array, h: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None, *, relu: int = 0
 ) -> Array:  # fmt: skip
     return _one("GRU", x, h, None, w, r, b, rb)[0]
 
 
-@own
 def RNNCell(
     x: Array, h: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None, *, relu: int = 0
 ) -> Array:  # fmt: skip
     return _one("RNN", x, h, None, w, r, b, rb, relu)[0]
 
 
-@own
 def LSTM(x: Array, h: Array | None, c: Array | None, *weights: Array | None, **attributes: Any) -> list[Array]:
     return _layers("LSTM", x, (h, c), weights, **attributes)
 
 
-@own
 def GRU(x: Array, h: Array | None, *weights: Array | None, **attributes: Any) -> list[Array]:
     return _layers("GRU", x, (h,), weights, **attributes)
 
 
-@own
 def RNN(x: Array, h: Array | None, *weights: Array | None, **attributes: Any) -> list[Array]:
     return _layers("RNN", x, (h,), weights, **attributes)

@@ -1,23 +1,15 @@
-"""The operators of the domain `onnxgen` in numpy, written for the checker only."""
+"""The operators of the domain `onnxgen` in numpy, written for the checks only: the references of their cards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 Array: TypeAlias = Any  # numpy says no more of most results
-Own = Callable[..., Any]
-OWN: dict[str, Own] = {}
-
-
-def own(function: Own) -> Own:
-    OWN[function.__name__] = function
-    return function
-
 
 # What every random number between 0 and 1 is. `number < keep` and `number + keep >= 1` both keep what is kept with a
 # chance over a half, so that both spellings of dropping agree; wherever their axes lie, all elements fare alike.
@@ -31,7 +23,6 @@ def dropped(x: Array, ratio: float) -> Array:
     return x / x.dtype.type(1 - ratio) if ratio else x
 
 
-@own
 def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
     if "alpha" not in mode:
         return dropped(x, p)
@@ -40,7 +31,6 @@ def StochasticDepth(x: Array, *, p: float, mode: str) -> Array:
     return scale * ((x if 1 - p > RANDOM_NUMBER else np.full_like(x, -selu)) + x.dtype.type(selu * p))
 
 
-@own
 def Affine(x: Array, scale: Array, bias: Array) -> Array:
     return x * scale.reshape(1) + bias.reshape(1)  # the layer's numbers have one axis
 
@@ -51,19 +41,16 @@ def _has_axes(x: Array, least: int = 1) -> None:
         raise ValueError(f"{x.ndim} axes")
 
 
-@own
 def WeightNorm(v: Array, g: Array, *, dim: int) -> Array:
     _has_axes(v)
     axes = tuple(axis for axis in range(v.ndim) if axis != dim)
     return v * (g / np.sqrt((v * v).sum(axes, keepdims=bool(g.ndim))))
 
 
-@own
 def SpectralNorm(w: Array, u: Array, v: Array, *, dim: int) -> Array:
     return w / (u @ np.moveaxis(w, dim, 0).reshape(w.shape[dim], -1) @ v)
 
 
-@own
 def Standardize(
     x: Array, scale: Array | None = None, bias: Array | None = None, *, epsilon: float, shape: Sequence[int] = ()
 ) -> Array:
@@ -78,7 +65,6 @@ def Standardize(
     return y.reshape(shape) if len(shape) else y
 
 
-@own
 def Linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     product = x @ weight
     if weight.ndim > 2 or bias is not None and bias.size not in (1, bias.shape[-1] if product.ndim else 1):
@@ -89,59 +75,48 @@ def Linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return made
 
 
-@own
 def Glu(x: Array, *, axis: int) -> Array:
     first, second = np.split(x, 2, axis)
     return first / (1 + np.exp(-second))
 
 
-@own
 def Softplus(x: Array, *, beta: float) -> Array:
     return np.logaddexp(x.dtype.type(0), x * x.dtype.type(beta)) / x.dtype.type(beta)
 
 
-@own
 def LogSigmoid(x: Array) -> Array:
     return -np.logaddexp(x.dtype.type(0), -x)
 
 
-@own
 def Rsqrt(x: Array) -> Array:
     return 1 / np.sqrt(x)
 
 
-@own
 def Log10(x: Array) -> Array:
     return np.log10(x)
 
 
-@own
 def Log2(x: Array) -> Array:
     return np.log2(x)
 
 
-@own
 def Normalize(x: Array, *, axis: int, p: int, epsilon: float) -> Array:
     norm = (np.abs(x) ** p).sum(axis, keepdims=True) ** (1 / p)
     return x / np.maximum(norm, x.dtype.type(epsilon))
 
 
-@own
 def CosineSimilarity(x: Array, y: Array, *, axis: int, epsilon: float) -> Array:
     return (Normalize(x, axis=axis, p=2, epsilon=epsilon) * Normalize(y, axis=axis, p=2, epsilon=epsilon)).sum(axis)
 
 
-@own
 def Variance(x: Array, *, axes: Sequence[int], keepdims: int) -> Array:
     return np.asarray(x.var(tuple(axes) or None, ddof=1, keepdims=bool(keepdims)))
 
 
-@own
 def Deviation(x: Array, *, axes: Sequence[int], keepdims: int) -> Array:
     return np.asarray(x.std(tuple(axes) or None, ddof=1, keepdims=bool(keepdims)))
 
 
-@own
 def Attention(
     q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float, is_causal: int = 0, dropout: float = 0.0
 ) -> Array:
@@ -170,40 +145,33 @@ def Attention(
 # ---- layout ----------------------------------------------------------------------------------------------------------
 
 
-@own
 def Unbind(x: Array, *, axis: int = 0) -> list[Array]:
     return [x.take(i, axis) for i in range(x.shape[axis])]
 
 
-@own
 def Stack(*inputs: Array, axis: int = 0) -> Array:
     return np.stack(inputs, axis)
 
 
-@own
 def Roll(x: Array, *, shifts: Sequence[int], axes: Sequence[int]) -> Array:
     return np.roll(x, tuple(shifts), tuple(axes))
 
 
-@own
 def RepeatInterleave(x: Array, *, repeats: int, axis: int) -> Array:
     _has_axes(x)
     return np.repeat(x, repeats, axis)
 
 
-@own
 def Positions(x: Array) -> Array:
     return np.argwhere(np.atleast_1d(x))  # as onnxruntime: one axis in a scalar
 
 
-@own
 def Chosen(x: Array, mask: Array) -> Array:
     if x.shape[: mask.ndim] != mask.shape:
         raise ValueError("a mask has another size")
     return x[mask]
 
 
-@own
 def RotateHalf(x: Array) -> Array:
     if x.shape[-1] == 1:
         raise ValueError("one element has no halves")
@@ -211,7 +179,6 @@ def RotateHalf(x: Array) -> Array:
     return np.concatenate([-x[..., half:], x[..., :half]], -1)
 
 
-@own
 def RotatePairs(x: Array) -> Array:
     return np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
 
@@ -219,7 +186,6 @@ def RotatePairs(x: Array) -> Array:
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
-@own
 def TextCodes(*inputs: Array) -> list[Array]:
     table = sorted({text for array in inputs for text in array.reshape(-1)})
     places = {text: i for i, text in enumerate(table)}
@@ -229,7 +195,6 @@ def TextCodes(*inputs: Array) -> list[Array]:
     return [made, *codes]
 
 
-@own
 def TextAt(table: Array, index: Array) -> Array:
     return np.asarray(table[index], object)
 
@@ -237,7 +202,6 @@ def TextAt(table: Array, index: Array) -> Array:
 # ---- quantised -------------------------------------------------------------------------------------------------------
 
 
-@own
 def FakeQuantize(
     x: Array, scale: Array, zero: Array | None = None, *,
     axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,
@@ -253,7 +217,6 @@ def FakeQuantize(
     return (whole * steps).astype(x.dtype)
 
 
-@own
 def FakeQuantizeDynamic(x: Array) -> Array:
     low, high = min(x.min(), 0), max(x.max(), 0)
     scale = (high - low) / 255 or 1.0
@@ -269,7 +232,6 @@ def dynamic_range(x: Array) -> tuple[Array, Array, Array]:
     return np.clip(np.round(x / scale) + zero, 0, 255).astype(np.float64) - zero, scale, zero
 
 
-@own
 def DynamicLinear(x: Array, weight: Array, scale: Array, zero: Array | None = None, bias: Array | None = None) -> Array:
     numbers, step, _ = dynamic_range(x)
     total = numbers @ (weight.astype(np.float64) - (0 if zero is None else zero.astype(np.float64)))
@@ -277,7 +239,6 @@ def DynamicLinear(x: Array, weight: Array, scale: Array, zero: Array | None = No
     return y if bias is None else y + bias
 
 
-@own
 def DynamicConv(
     x: Array, weight: Array, scale: Array, zero: Array | None = None, bias: Array | None = None, *,
     dilations: Sequence[int] = (), group: int = 1, pads: Sequence[int] = (), strides: Sequence[int] = (),
@@ -326,7 +287,6 @@ def spread(scale: Array, x: Array, axis: int, block: int) -> Array:
     return scale.reshape(shape)
 
 
-@own
 def SummedPool(
     X: Array, *, auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     kernel_shape: Sequence[int], pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnxgen.paranoid.own import dropped, own
+from onnxgen.shapes.own import dropped
 
 Array: TypeAlias = Any  # numpy says no more of most results
 
@@ -25,7 +25,6 @@ def _added(mask: Array, x: Array, *shapes: tuple[int, ...]) -> Array:
     return np.where(mask, x.dtype.type(-np.inf), x.dtype.type(0)) if mask.dtype == bool else mask
 
 
-@own
 def MultiheadAttention(
     query: Array, key: Array, value: Array, *tensors: Array | None,
     heads: int, starts: Sequence[int], transposed: int, batch_first: int, dropout: float, need_weights: int,
@@ -120,7 +119,6 @@ def _gelu(x: Array) -> Array:
     return x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))).astype(x.dtype) / 2
 
 
-@own
 def Transformer(
     source: Array, target: Array | None, src_mask: Array | None, tgt_mask: Array | None, memory_mask: Array | None,
     *tensors: Array | None, stacked: int, encoders: int, decoders: int, norms: int, norm_epsilon: float, **options: Any,
