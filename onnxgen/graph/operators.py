@@ -43,6 +43,7 @@ class Rules:
     """What the rooms around lowering know of an operator. A rule that is None follows from its traits, or is unknown.
 
     Attributes:
+        inner: infers dtypes and shapes of an operator that runs graphs (`shapes.bodies`).
         numbers: computes it in numpy, on arrays of numbers: of one input, or of two, which also folds several. That of
             a reduction takes `axis` and `keepdims`, too.
         dims: the same of single dims. A reduction joins two.
@@ -56,6 +57,7 @@ class Rules:
         ranges: the numbers that are taken at an input, by its position (`shapes.ranges`).
     """
 
+    inner: Lowering | None = None
     numbers: Lowering | None = None
     dims: Lowering | None = None
     elements: Lowering | None = None

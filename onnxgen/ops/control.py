@@ -15,13 +15,14 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import flipped
+from onnxgen.shapes import bodies
 from onnxgen.shapes.info import Info, info
 
 ENDLESS = 2**62  # exporters write a trip count of at least this for a `while`
 ZEROS = repeat(0)
 
 
-@op("If", still="cond")
+@op("If", still="cond", inner=bodies.choice)
 def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) -> list[ast.expr | None]:
     """A Python `if`, or only the branch that is taken if the condition is known."""
     known = cond.constant
@@ -46,7 +47,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
     return made
 
 
-@op("Loop")
+@op("Loop", inner=bodies.loop)
 def loop(
     b: Builder, M: Arg | None = None, cond: Arg | None = None, *v_initial: Arg, body: ir.Graph
 ) -> list[ast.expr | None]:
@@ -90,7 +91,7 @@ def loop(
     return made + stacks.results(may_be_empty=not fixed)
 
 
-@op("Scan", since=9)
+@op("Scan", since=9, inner=bodies.scan)
 def scan(
     b: Builder,
     *initial_state_and_scan_inputs: Arg,

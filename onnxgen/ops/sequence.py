@@ -15,7 +15,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
-from onnxgen.shapes import own
+from onnxgen.shapes import bodies, own
 from onnxgen.shapes.info import info
 
 
@@ -79,7 +79,7 @@ def concat_from_sequence(b: Builder, input_sequence: Arg, *, axis: int, new_axis
     return b.call(stack if new_axis else join, input_sequence, unless(axis, 0))
 
 
-@op("SequenceMap")
+@op("SequenceMap", inner=bodies.sequence_map)
 def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body: ir.Graph) -> list[ast.expr | None]:
     """A `for` over one or more lists. Further inputs that are tensors are the same in each iteration."""
     lists: list[Arg] = []

@@ -15,10 +15,11 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.shapes.bodies import TRAINING
+from onnxgen.shapes.bodies import gradient as gradient_facts
 from onnxgen.shapes.info import Info, info
 
 
-@op("Gradient", domain=TRAINING)
+@op("Gradient", domain=TRAINING, inner=gradient_facts)
 def gradient(
     b: Builder, *Inputs: Arg, xs: list[str], zs: list[str] | None = None, y: str, body: ir.Graph
 ) -> list[ast.expr | None]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.traits import MOVES
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.claims import LAYOUTS
@@ -20,8 +20,6 @@ from onnxgen.shapes import usual
 
 DOUBLE = int(ir.DataType.DOUBLE)
 NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
-# the evaluator computes the newest version of these, whatever the opset
-BY_NEWEST = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
 IR_VERSION = 10
 # what makes elements or lists without computing, beside what moves elements
 MAKES = frozenset(
@@ -82,7 +80,7 @@ class Single:
                 known = not any(text in why for text in UNKNOWN)
                 if made.domain and "NOT_IMPLEMENTED" in why:
                     raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
-        if made.domain == "" and made.version < BY_NEWEST.get(made.op, 0):
+        if made.domain == "" and made.version < card("", made.op).since:  # the evaluator computes the newest meaning
             raise (Broken if known else Unable)(f"{made.op}: {why}")
         if known and copies(made) and "[ONNXRuntimeError]" in why:
             raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import MAP, is_trained
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.nodes import has_subgraphs
 from onnxgen.options import Options
 from onnxgen.shapes import bodies
@@ -103,7 +104,7 @@ class _Propagation:
             return [_constant(node)]
         version = node.version if node.version is not None else self._opset(node)
         n = NodeFacts(node, version, [None if v is None else info(v) for v in node.inputs], self.symbols)
-        rule = bodies.RULES.get(node.op_type) if standard or node.domain == bodies.TRAINING else None
+        rule = card(node.domain, node.op_type).rules.inner
         if rule is None and has_subgraphs(node):
             rule = bodies.unknown_bodies
         if rule is not None:

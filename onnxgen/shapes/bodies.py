@@ -67,7 +67,7 @@ def _walk_branch(walker: Walker, n: NodeFacts, name: str) -> list[Info]:
     return [_export(n, i, info(v), outside) for i, v in enumerate(graph.outputs)]
 
 
-def _if(walker: Walker, n: NodeFacts) -> list[Info]:
+def choice(walker: Walker, n: NodeFacts) -> list[Info]:
     then, other = (_walk_branch(walker, n, name) for name in ("then_branch", "else_branch"))
     condition = n.input(0).constant
     if condition is not None and condition.size == 1:
@@ -137,7 +137,7 @@ def _widened(walker: Walker, value: ir.Value, old: Info, new: Info) -> Info:
     return Info(dtype, tuple(own), None, old.kind)
 
 
-def _loop(walker: Walker, n: NodeFacts) -> list[Info]:
+def loop(walker: Walker, n: NodeFacts) -> list[Info]:
     body = n.graph("body")
     states = list(body.inputs[2:])
     count, condition = len(states), body.outputs[0]
@@ -186,7 +186,7 @@ def _stacked(n: NodeFacts, output: int, facts: Info, outside: Outside, length: D
     return Info(facts.dtype, _outer(n, output, dims, outside))
 
 
-def _scan(walker: Walker, n: NodeFacts) -> list[Info]:
+def scan(walker: Walker, n: NodeFacts) -> list[Info]:
     """Infer Scan. Opset 8 has a batch axis before all others, and the sequences' lengths as first input."""
     body, scans = n.graph("body"), n.int_("num_scan_inputs")
     batched = n.opset < 9
@@ -228,14 +228,14 @@ def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:
     return Info(facts.dtype, tuple(shape)), size
 
 
-def _sequence_map(walker: Walker, n: NodeFacts) -> list[Info]:
+def sequence_map(walker: Walker, n: NodeFacts) -> list[Info]:
     body = n.graph("body")
     facts = [n.input(i) for i in range(len(body.inputs))]
     _walk(walker, body, (Info(f.dtype) if f.kind == "sequence" else f for f in facts))
     return [Info(info(value).dtype, None, None, "sequence") for value in body.outputs]
 
 
-def _gradient(walker: Walker, n: NodeFacts) -> list[Info]:
+def gradient(walker: Walker, n: NodeFacts) -> list[Info]:
     """Infer Gradient: each output has the type and shape of the variable it belongs to."""
     facts = [replace(n.input(i), data=None) for i in range(len(n.node.inputs))]
     _walk(walker, n.graph("body"), facts)
@@ -247,12 +247,3 @@ def unknown_bodies(walker: Walker, n: NodeFacts) -> list[Info]:
     for graph in subgraphs(n.node):
         _walk(walker, graph, [UNKNOWN] * len(graph.inputs))
     return []
-
-
-RULES: dict[str, Callable[[Walker, NodeFacts], list[Info]]] = {
-    "If": _if,
-    "Loop": _loop,
-    "Scan": _scan,
-    "SequenceMap": _sequence_map,
-    "Gradient": _gradient,
-}

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.graph.catalogue import card
 from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader.constants import Given, fix_constants
 from onnxgen.reader.cut import cut_graph
@@ -33,8 +34,7 @@ _PLAIN |= {"uint8", "uint16", "uint32", "uint64", "complex64", "complex128"}
 _EXOTIC = {"bfloat16": ir.DataType.BFLOAT16, "float8e4m3fn": ir.DataType.FLOAT8E4M3FN}
 _EXOTIC |= {"float8e4m3fnuz": ir.DataType.FLOAT8E4M3FNUZ, "float8e5m2": ir.DataType.FLOAT8E5M2}
 _EXOTIC |= {"float8e5m2fnuz": ir.DataType.FLOAT8E5M2FNUZ}
-# the reference evaluator computes the newest version of these, whatever the model's opset
-_REFERENCE_IS_WRONG = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13, "AveragePool": 7}
+_NEWEST_POOL = 7  # the opset from which the reference evaluator computes AveragePool
 
 
 class Refused(Exception):
@@ -221,7 +221,9 @@ class Reference:
 
         model = changed if changed is not None else onnx.load(path)
         opset = opset_of(model)
-        wrong = {n.op_type for n in every_node(model) if opset < _REFERENCE_IS_WRONG.get(n.op_type, 0)}
+        nodes = [node for node in every_node(model) if not node.domain]
+        wrong = {n.op_type for n in nodes if opset < card("", n.op_type).since}  # it computes the newest meaning
+        wrong |= {n.op_type for n in nodes if n.op_type == "AveragePool" and opset < _NEWEST_POOL}
         if wrong:
             raise Refused(
                 f"onnx.reference computes {', '.join(sorted(wrong))} of opset {opset} by the rules of a later opset"
