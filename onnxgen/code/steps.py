@@ -21,7 +21,7 @@ POOLS = {f"F.{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 MANY_ARGUMENTS = {"F.scaled_dot_product_attention"}
 MOST = 3  # calls of a layer and its parts, or of methods in a row
 FEW = 2  # calls in one another in a long line, or behind a row of layers, each of which has a statement
-ROOM = 68  # letters of a value; with more, the line is long
+ROOM = 68  # letters of a value without the methods at its end; with more, the line is long
 USUAL = "x"
 
 
@@ -57,7 +57,8 @@ class Steps:
         row = chain(getattr(before[-1], "value", None)) if before else []
         goes_on = len(row) == 1 and self._kind(row[0]) == self._kind(calls[-1]) == LAYER
         goes_on = goes_on and list(map(ast.dump, row[0].args)) == list(map(ast.dump, calls[-1].args))
-        return min(self.nested, FEW) if goes_on or len(ast.unparse(calls[0])) > ROOM else self.nested
+        inner = next((call for call in calls if self._kind(call) != METHOD), calls[-1])
+        return min(self.nested, FEW) if goes_on or len(ast.unparse(inner)) > ROOM else self.nested
 
     def _block(
         self, block: Sequence[ast.stmt], later: Collection[str], before: Sequence[ast.stmt] = ()

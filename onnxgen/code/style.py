@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.headed import with_sizes
 from onnxgen.code.phases import in_phases
 from onnxgen.code.quote import rewrite
 from onnxgen.code.steps import Steps
@@ -103,9 +104,10 @@ class _Writer:
         given = tree.parameters
         norms, parts = (_attributes(tree.setup, layers) for layers in (NORMS, PARTS))
         steps = Steps(self.style.nested, self.style.names_result, norms, parts)
+        body = with_sizes(tree.body, tree.setup, [one.arg for one in tree.inputs])
         return replace(
             tree,
-            body=tree.body if tree.is_row else self._body(tree.body, steps),
+            body=tree.body if tree.is_row else self._body(body, steps),
             own=[self._method(method, steps) for method in tree.own],
             inputs=tree.inputs if is_typed else [_untyped(argument) for argument in tree.inputs],
             result=tree.result if is_typed else None,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf
-from onnxgen.shapes.dims import Sym, TooComplex, apply, floordiv, modulo
+from onnxgen.shapes.dims import Sym, TooComplex, apply, floordiv, modulo, product
 from onnxgen.validate.layers import Layers, constant
 from onnxgen.validate.python import MAX_ITEMS, PYTHON, bounds, is_plain, is_small, of_math, power
 from onnxgen.validate.values import (
@@ -351,6 +351,8 @@ class Expressions:
         function = self.node(function)
         if function.key[0] == "attribute" and not kwargs and (number := of_math(*function.key[1:], *args)) is not None:
             return number
+        if function.key[0] == "attribute" and not kwargs:
+            function, args = self._of_axes(function, args)
         args, kwargs = self.layers.named(function, args, kwargs)
         given = tuple((name, self.node(kwargs[name])) for name in sorted(kwargs))
         made = self.operation("call", function, tuple(map(self.node, args)), given)
@@ -363,3 +365,19 @@ class Expressions:
             self.seen[self.make("measures", function, self.seen[what], made, self.loop, self.under)] = 1
             return made
         return self.make("again", made, self.seen[what], self.loop, self.under)
+
+    def _of_axes(self, function: Node, args: list[Value]) -> tuple[Node, list[Value]]:
+        """Return a view that splits or merges the last axes, and says the sizes of the others, as what does only that.
+
+        `x.view(B, N, 4, C // 4)` is `x.unflatten(-1, (4, -1))` where B, N and C are the sizes of x.
+        """
+        _, value, name = function.key
+        shape = self.graph.shapes.get(value) if name in ("view", "reshape") else None
+        if shape is None or len(shape) < 2 or not all(map(is_size, args)):
+            return function, args
+        kept, last = len(shape) - 1, product(args[len(shape) - 1 :])
+        if len(args) == kept and (*args,) == (*shape[:-2], product(shape[-2:])):
+            return self.make("attribute", value, "flatten"), [kept - 1]
+        if len(args) > len(shape) and (*args[:kept], last) == shape:
+            return self.make("attribute", value, "unflatten"), [-1, (*args[kept:-1], -1)]
+        return function, args

@@ -48,11 +48,12 @@ class SelfAttention(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x, mask):
-        q = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        k = self.key(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        v = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        B, N, C = x.shape
+        q = self.query(x).view(B, N, self.num_heads, C // self.num_heads).transpose(1, 2)
+        k = self.key(x).view(B, N, self.num_heads, C // self.num_heads).transpose(1, 2)
+        v = self.value(x).view(B, N, self.num_heads, C // self.num_heads).transpose(1, 2)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout.p if self.training else 0.0)
-        return x.transpose(1, 2).flatten(2)
+        return x.transpose(1, 2).reshape(B, N, C)
 
 
 class Output(nn.Module):
@@ -147,7 +148,7 @@ class Bert(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "9a264bb64f29c06c44f5575a6d0b09f7"
+FINGERPRINT = "23f6d4fea2e764be44f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):

@@ -36,10 +36,11 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x):
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        B, N, C = x.shape
+        qkv = self.qkv(x).view(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         attn = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p if self.training else 0.0)
-        return self.proj(attn.transpose(1, 2).flatten(2))
+        return self.proj(attn.transpose(1, 2).reshape(B, N, C))
 
 
 class Mlp(nn.Module):
@@ -91,7 +92,7 @@ class ViT(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "ac9a3e7634813e83c57614e57fd4cda8"
+FINGERPRINT = "b0643ca566a3d5d5c57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):
