@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.weights.stored import peaks_in_order
+
 PRECISE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 MAX_EXAMINED_ELEMENTS = 4096  # elements of a tensor; only this many are examined
 
@@ -91,22 +93,13 @@ def may_be_fixed(name: str, tensor: ir.TensorProtocol) -> bool:
     """
     if "buffer" in name.rpartition(".")[2]:
         return True
-    if len(tensor.shape) > 2 and _peaks_in_order(tensor):
+    if len(tensor.shape) > 2 and peaks_in_order(tensor):
         return True
     if len(tensor.shape) < 3 or "weight" in name.rpartition(".")[2]:
         return False
     sizes = np.sort(np.abs(_numbers(tensor)[:MAX_EXAMINED_ELEMENTS]))
     pairs = np.diff(sizes) <= 1e-5 * sizes[1:]
     return bool(pairs.mean() > 0.25) if pairs.size else False
-
-
-def _peaks_in_order(tensor: ir.TensorProtocol) -> bool:
-    """Return True if the first kernels are loudest at the frequencies 0, 1, 2, ..., as those of a Fourier transform."""
-    length = tensor.size // tensor.shape.numpy()[0]
-    if length < 16 or tensor.shape.numpy()[0] < 8:
-        return False
-    rows = _numbers(tensor)[: 8 * length].reshape(8, length)
-    return bool((np.abs(np.fft.rfft(rows)).argmax(axis=1)[2:] == range(2, 8)).all())
 
 
 def counts(tensor: ir.TensorProtocol) -> bool:

@@ -21,7 +21,7 @@ from onnxgen.graph.element_types import FLOATS, NAMED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
-from onnxgen.weights.stored import is_uniform
+from onnxgen.weights.stored import is_uniform, peaks_in_order
 from onnxgen.weights.stored import stored as tensor_of
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -117,6 +117,8 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
         return False
     if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(tensor.size)):
         return False  # such a kernel computes a mean
+    if len(tensor.shape) > 2 and peaks_in_order(tensor):
+        return False  # it computes a spectrum
     if len(tensor.shape) > 2 and "weight" not in (value.name or "").rpartition(".")[2] and _is_paired(tensor):
         return False  # a window or a sinc, which may be a buffer
     if re.search(r"\w\.(weight|bias)$", value.name or ""):

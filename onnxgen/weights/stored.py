@@ -53,6 +53,16 @@ def leading(tensor: ir.TensorProtocol, count: int) -> Array:
     return tensor.numpy().reshape(-1)[:count]
 
 
+def peaks_in_order(tensor: ir.TensorProtocol) -> bool:
+    """Return True if the first kernels are loudest at the frequencies 0, 1, 2, ..., as those of a Fourier transform."""
+    count = tensor.shape.numpy()[0]
+    length = tensor.size // count if count >= 8 else 0
+    if length < 16:
+        return False
+    rows = tensor.numpy().reshape(-1)[: 8 * length].astype(np.float64).reshape(8, length)
+    return bool((np.abs(np.fft.rfft(rows)).argmax(axis=1)[2:] == range(2, 8)).all())
+
+
 def is_uniform(tensor: ir.TensorProtocol) -> bool:
     """Return True for a vector of equal numbers. Untrained layers have those, so equal vectors may be unrelated."""
     if tensor.size < 2 or max(tensor.shape.numpy()) != tensor.size:
