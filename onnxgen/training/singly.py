@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxgen.record.signature import Port
+from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import EACH, fed, says_batch
 from onnxgen.training.data.samples import Data, Field
@@ -40,7 +40,11 @@ class Singly:
         self.__signature__ = inspect.signature(model.forward)
         rank = max(rank for rank, mode in zip(self.ranks, self.modes) if mode is not None)
         inputs = tuple(p if m is None else _in_front(p, m) for p, m in zip(own.inputs, self.modes))
-        outputs = tuple(_in_front(p, not self._is_row(p.dims or (), rank)) for p in own.outputs)
+        self.steps = [self._has_steps_first(own, port) for port in own.outputs]
+        outputs = tuple(
+            _behind_steps(port) if steps else _in_front(port, not self._is_row(port.dims or (), rank))
+            for port, steps in zip(own.outputs, self.steps)
+        )
         self.signature = replace(own, inputs=inputs, outputs=outputs)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -52,20 +56,29 @@ class Singly:
             return forward(self.model, *inputs)
         made = [forward(self.model, *self._sample(inputs, n)) for n in range(len(inputs[places[0]]))]
         rank = max(self.ranks[place] for place in places)
+        steps = [*self.steps, *[False] * len(made[0])]  # outputs may have been added by hand
         if isinstance(made[0], tuple):
-            return tuple(self._joined(values, rank) for values in zip(*made, strict=True))
-        return self._joined(made, rank)
+            return tuple(self._joined(values, rank, own) for values, own in zip(zip(*made, strict=True), steps))
+        return self._joined(made, rank, steps[0])
 
     def _sample(self, inputs: Sequence[Any], n: int) -> list[Any]:
         cut = {None: slice(None), False: slice(n, n + 1), True: n}
         return [x if mode is None else x[cut[mode]] for x, mode in zip(inputs, [*self.modes, *[None] * len(inputs)])]
 
-    def _joined(self, made: Sequence[Any], rank: int) -> Any:
+    def _joined(self, made: Sequence[Any], rank: int, steps: bool) -> Any:
         if not isinstance(made[0], Tensor):  # text, or a list of maps
             return np.concatenate(made) if isinstance(made[0], np.ndarray) else [x for part in made for x in part]
+        if steps:
+            return torch.cat(list(made), 1)
         if self._is_row(made[0].shape, rank):
             return torch.cat(list(made)) if len(made) > 1 else made[0]
         return torch.stack(list(made))
+
+    def _has_steps_first(self, signature: Signature, port: Port) -> bool:
+        """Return True for scores [steps, 1, classes] of a network that may read lines, as recurrent ones make."""
+        purpose, dims = signature.purpose, port.dims or ()
+        reads = purpose is not None and "ctc" in (purpose.kind, *purpose.candidates)
+        return reads and not any(self.modes) and len(dims) == 3 and dims[1] == 1 and dims[0] != 1
 
     def _is_row(self, sizes: Sequence[Any], rank: int) -> bool:
         """Return True if the first axis of an output is its sample's, not a channel of a map.
@@ -120,6 +133,11 @@ def _in_front(port: Port, more: bool) -> Port:
     if port.dims is None:
         return port
     return replace(port, dims=(EACH, *port.dims) if more else (_BATCH, *port.dims[1:]))
+
+
+def _behind_steps(port: Port) -> Port:
+    steps, _, *rest = port.dims or ()
+    return replace(port, dims=(steps, _BATCH, *rest))
 
 
 def _says_batch(dim: int | str) -> bool:

@@ -255,6 +255,49 @@ def test_a_size_is_chosen_without_a_batch(tmp_path: Path) -> None:
     assert open_data(tmp_path / "photos", model, Settings(val=0)).size == "12x8"
 
 
+class Steps(nn.Module):
+    """Lines [1, 1, 8, w] to scores [w / 2, 1, 40]: the batch is the second axis, as recurrent layers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 16, (8, 2), stride=(8, 2))
+        self.fc = nn.Linear(16, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).relu().squeeze(2).permute(2, 0, 1))
+
+
+def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
+    """The task is found, and the loss is that of torch over the scores of all lines."""
+    torch.manual_seed(0)
+    own = Steps().eval()
+    torch.onnx.export(
+        own,
+        (torch.zeros(1, 1, 8, 32),),
+        tmp_path / "net.onnx",
+        dynamo=False,
+        input_names=["x"],
+        output_names=["y"],
+        dynamic_axes={"x": {3: "width"}},
+    )
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1, 8, 24)).astype(np.float32))
+    words = ["ab", "c", "abcd", "dd"]
+    data = {"x": x.numpy(), "text": np.array(words, dtype=object)}
+    model = open_model(tmp_path / "net.py")
+    found = evaluate(model, data, device="cpu", workers=0)
+    logs = torch.cat([own(row[None]) for row in x], 1).log_softmax(2)
+    flat, lengths = (
+        torch.tensor([" abcd".index(c) for word in words for c in word]),
+        torch.tensor(list(map(len, words))),
+    )
+    each = nn.functional.ctc_loss(logs, flat, torch.full((4,), 12), lengths, 0, "none")
+    assert found["loss"] == pytest.approx((each / lengths).mean().item(), rel=1e-5)
+    made = predict(model, data, device="cpu", workers=0)
+    assert isinstance(made, Tensor)
+    torch.testing.assert_close(made, torch.cat([own(row[None]) for row in x], 1).detach())
+
+
 def test_numbers_beside_a_sample(tmp_path: Path) -> None:
     """A recurrent state of its own shape and a rate, which all samples share, are no batch."""
     torch.manual_seed(0)

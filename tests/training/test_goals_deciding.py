@@ -167,6 +167,9 @@ def test_an_unsure_purpose_names_what_else_the_data_suits() -> None:
     )
     assert decided(unsure, {"x": X, "label": np.arange(6) * 3}) == ("outputs", [])  # 16 classes, as many as outputs
     assert decided(unsure, {"x": X, "y": X}) == ("outputs", [])
+    both = network("", SCORES, candidates=("ctc", "regression", "embedding"))
+    assert decided(both, {"x": X, "text": NAMES})[0] == "ctc", "classes are not called texts"
+    assert decided(both, {"x": X, "label": NAMES})[0] == "outputs"
     ctc = network("", SCORES, candidates=("ctc", "regression"))
     found, (note,) = decided(ctc, {"x": X, "text": NAMES})
     assert found == "ctc" and "may be for ctc or regression, and column 'text' has a text" in note

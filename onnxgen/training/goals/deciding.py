@@ -193,6 +193,8 @@ def _of_candidates(given: Given, purpose: Purpose) -> str:
     found = {k: s for k, s in found.items() if not _speaks_against(given.settings, TASKS[s.task].losses)}
     if "embedding" in found and _has_a_score_of_each_class(given):
         del found["embedding"]
+    if "ctc" in found and given.aim(*TASKS["ctc"].columns) in TASKS["ctc"].columns:
+        found = {"ctc": found["ctc"]}  # classes, as for vectors, are not called texts
     tasks = list(dict.fromkeys(suits.task for suits in found.values()))
     if not tasks:
         return OUTPUTS
