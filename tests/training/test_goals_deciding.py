@@ -168,8 +168,10 @@ def test_an_unsure_purpose_names_what_else_the_data_suits() -> None:
     assert decided(unsure, {"x": X, "label": np.arange(6) * 3}) == ("outputs", [])  # 16 classes, as many as outputs
     assert decided(unsure, {"x": X, "y": X}) == ("outputs", [])
     both = network("", SCORES, candidates=("ctc", "regression", "embedding"))
-    assert decided(both, {"x": X, "text": NAMES})[0] == "ctc", "classes are not called texts"
-    assert decided(both, {"x": X, "label": NAMES})[0] == "outputs"
+    for name, task in (("text", "ctc"), ("label", "outputs")):  # classes are not called texts
+        listed = from_columns({"x": X, name: NAMES}, "data")
+        listed.target = name  # as a list of images has it
+        assert decided(both, listed)[0] == task
     ctc = network("", SCORES, candidates=("ctc", "regression"))
     found, (note,) = decided(ctc, {"x": X, "text": NAMES})
     assert found == "ctc" and "may be for ctc or regression, and column 'text' has a text" in note
