@@ -44,12 +44,13 @@ class OneOf:
 Metric = Annotated[float, "any"]  # a number that may be infinite or NaN
 
 
-def built(kind: Any, value: Any, name: str = "it") -> Any:
+def built(kind: Any, value: Any, name: str = "it", later: bool = False) -> Any:
     """Return a value of JSON as the type `kind`: a dataclass, tuple[X, ...], Mapping[str, X], X | Y, Annotated[X, ...],
     a Path.
 
     Args:
         name: of the value, for messages.
+        later: entries that are unknown are of a later version, and left out.
 
     A dataclass may have a method `check`, which raises `ValueError` if its values do not go together.
 
@@ -62,23 +63,23 @@ def built(kind: Any, value: Any, name: str = "it") -> Any:
     if kind is Metric:
         return _number(value, name)
     if origin is Annotated:
-        made = built(inner[0], value, name)
+        made = built(inner[0], value, name, later)
         for limit in inner[1:]:
             if made not in limit:
                 raise ValueError(f"its {name} must be {limit}, not {_shown(value)}")
         return made
     if origin in (typing.Union, UnionType):
-        return _either(inner, value, name)
+        return _either(inner, value, name, later)
     if is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass(kind, value, name)
+        return _dataclass(kind, value, name, later)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise _other(name, value, "a list")
-        return tuple(built(inner[0], entry, f"{name}[{place}]") for place, entry in enumerate(value))
+        return tuple(built(inner[0], entry, f"{name}[{place}]", later) for place, entry in enumerate(value))
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise _other(name, value, "an object")
-        return {key: built(inner[1], entry, f"{name}.{key}") for key, entry in value.items()}
+        return {key: built(inner[1], entry, f"{name}.{key}", later) for key, entry in value.items()}
     return Path(value) if kind is Path and isinstance(value, str) else _plain(kind, value, name)
 
 
@@ -103,28 +104,28 @@ def _number(value: Any, name: str) -> float:
         raise ValueError(f"its {name} is too large: {_shown(value)}") from None
 
 
-def _either(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+def _either(kinds: tuple[Any, ...], value: Any, name: str, later: bool) -> Any:
     why = ""
     for kind in kinds:
         if value is None and kind is NoneType:
             return None
         try:
             if kind is not NoneType:
-                return built(kind, value, name)
+                return built(kind, value, name, later)
         except ValueError as error:
             why = str(error)
     raise ValueError(why)
 
 
-def _dataclass(kind: type[Any], value: Any, name: str) -> Any:
+def _dataclass(kind: type[Any], value: Any, name: str, later: bool) -> Any:
     if not isinstance(value, dict):
         raise _other(name, value, "an object")
     hints = typing.get_type_hints(kind, include_extras=True)
     known = {field.name: field for field in fields(kind)}
-    if unknown := [key for key in value if key not in known]:
+    if not later and (unknown := [key for key in value if key not in known]):
         raise ValueError(f"an entry is unknown: {_shown(unknown[0])} of {name}")
     inside = "" if name == "it" else f"{name}."
-    made = {key: built(hints[key], entry, f"{inside}{key}") for key, entry in value.items()}
+    made = {key: built(hints[key], entry, f"{inside}{key}", later) for key, entry in value.items() if key in known}
     for key, field in known.items():
         if key not in value and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"an entry is missing: {key!r} of {name}")

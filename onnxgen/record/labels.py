@@ -108,7 +108,7 @@ def recorded_alphabet(metadata: Mapping[str, str]) -> Alphabet | None:
     if (own := trained_alphabet(metadata.get(TRAINED, ""))) is not None:
         return own
     try:
-        made: Alphabet = built(Alphabet, json_object(metadata[KEY]))
+        made: Alphabet = built(Alphabet, json_object(metadata[KEY]), later=True)
         return made
     except (KeyError, ValueError):
         return None

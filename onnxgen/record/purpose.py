@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxgen.common.built import built
-
 KINDS = (
     "classification",
     "multilabel",
@@ -30,7 +28,7 @@ class Purpose:
     """What a network is for.
 
     Attributes:
-        kind: one of `KINDS`, or "" if unsure.
+        kind: one of `KINDS`, or of a later version; "" if unsure.
         evidence: plain sentences, which name nodes and outputs with their shapes.
         candidates: the kinds that are possible, the likeliest first, if unsure; else empty.
         facts: what training needs to know, as numbers, text, booleans and lists. `output` is the name of an output,
@@ -42,11 +40,3 @@ class Purpose:
     evidence: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    @classmethod
-    def from_dict(cls, found: Any) -> Purpose:
-        """Raises `ValueError` for anything that `asdict` did not make. Kinds of later versions are allowed."""
-        if not isinstance(found, Mapping):
-            raise ValueError("a purpose is an object")
-        made: Purpose = built(cls, {name: found[name] for name in cls.__dataclass_fields__ if name in found})
-        return made

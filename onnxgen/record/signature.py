@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from onnxgen.common.built import built
 from onnxgen.common.json_text import json_object
 from onnxgen.record.purpose import Purpose
 
@@ -52,14 +52,9 @@ class Signature:
 
     @classmethod
     def from_json(cls, text: str) -> Signature:
-        """Raises `ValueError` for anything that `to_json` did not write."""
-        try:
-            found = json_object(text)
-            ports = [[_port(p) for p in found[side]] for side in ("inputs", "outputs")]
-            purpose = None if found.get("purpose") is None else Purpose.from_dict(found["purpose"])
-            return cls(tuple(ports[0]), tuple(ports[1]), str(found["source"]), str(found["sha256"]), purpose)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no signature: {error}") from None
+        """Raises `ValueError` for anything that `to_json` did not write. What later versions add is left out."""
+        made: Signature = built(cls, json_object(text), later=True)
+        return made
 
 
 def recorded(metadata: Mapping[str, str]) -> Signature | None:
@@ -68,9 +63,3 @@ def recorded(metadata: Mapping[str, str]) -> Signature | None:
         return Signature.from_json(metadata[KEY])
     except (KeyError, ValueError):
         return None
-
-
-def _port(found: Mapping[str, Any]) -> Port:
-    dims = found["dims"]
-    dims = None if dims is None else tuple(d if isinstance(d, int) else str(d) for d in dims)
-    return Port(str(found["name"]), found["dtype"], dims, str(found["kind"]))

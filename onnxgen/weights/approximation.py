@@ -21,11 +21,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.common.built import Between, Metric, built
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import counted
 
@@ -33,6 +34,7 @@ KEY = "quantized"  # in the sidecar's metadata
 MAX_SIGMAS = 6.0
 MAX_SATURATED_PART = 0.5  # part of an output's standard deviation that saturation in the file may change
 MAX_MISSING_PART = 0.2  # part of the file's output that may be missing; correct modules lacked at most 0.01
+_Two: TypeAlias = Annotated[tuple[Metric, Metric], Between(2, 2)]
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ class Approximation:
     mode: str
     roundings: int
     bits: int
-    outputs: Mapping[str, tuple[float, float]]
-    inputs: Mapping[str, tuple[float, float]]
-    ranges: Mapping[str, tuple[float, float]]
+    outputs: Mapping[str, _Two]
+    inputs: Mapping[str, _Two]
+    ranges: Mapping[str, _Two]
     rectified: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -91,18 +93,9 @@ class Approximation:
 
     @classmethod
     def from_json(cls, text: str) -> Approximation:
-        """Read what `to_json` wrote. Raises `ValueError` for anything else."""
-        try:
-            found = json_object(text)
-            outputs, inputs, ranges = (
-                {str(k): (float(a), float(b)) for k, (a, b) in found[key].items()}
-                for key in ("outputs", "inputs", "ranges")
-            )
-            rectified = tuple(map(str, found.get("rectified", ())))  # absent in older sidecars
-            numbers = int(found["roundings"]), int(found["bits"])
-            return cls(str(found["mode"]), *numbers, outputs, inputs, ranges, rectified)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from None
+        """Read what `to_json` wrote. Raises `ValueError` for anything else. What later versions add is left out."""
+        made: Approximation = built(cls, json_object(text), later=True)
+        return made
 
     def anew(self) -> Approximation:
         """Return the approximation for a file exported from the module, which lacks the original's saturation."""

@@ -25,6 +25,7 @@ from onnxgen.record.sidecar import (
     index_path,
     is_ours,
     read_header,
+    shapes_in,
     sidecar_files,
     stale,
 )
@@ -144,8 +145,7 @@ def same_content(
 def is_lost(path: Path) -> bool:
     """Return True if the sidecar at `path` is missing, or too broken to be read."""
     try:
-        for file in sidecar_files(followed(path)):
-            read_header(file)
+        shapes_in(followed(path))
     except OnnxgenError:
         return True
     return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from onnxgen import Options
 from onnxgen.cli import run
+from onnxgen.common.built import built
 from onnxgen.errors import OnnxgenError
 from onnxgen.output import signature as signatures
 from onnxgen.pipeline import build, read_and_simplify
@@ -74,7 +75,7 @@ def told(path: Path) -> Purpose:
     assert found.kind in ("", *KINDS) and set(found.candidates) <= set(KINDS)
     assert not (found.kind and found.candidates), "candidates are for those who are unsure"
     assert found.evidence or not found.kind
-    assert Purpose.from_dict(json.loads(json.dumps(asdict(found)))) == found
+    assert built(Purpose, json.loads(json.dumps(asdict(found)))) == found
     return found
 
 
@@ -238,6 +239,17 @@ def test_older_and_damaged_signatures(tmp_path: Path) -> None:
     for wrong in ("text", 3, [1], {"kind": 1}, {"evidence": "text"}, {"candidates": [1]}, {"facts": []}):
         with pytest.raises(ValueError):
             Signature.from_json(json.dumps({**found, "purpose": wrong}))
+
+
+def test_a_signature_of_a_later_version(tmp_path: Path) -> None:
+    made = build(SAMPLE, Options(), tmp_path / "model.py")
+    found: dict[str, Any] = json.loads(made.metadata["signature"])
+    for part in (found, found["inputs"][0], found["purpose"]):
+        part["more"] = {"of": "later"}
+    found["purpose"]["kind"] = "telepathy"
+    read, own = Signature.from_json(json.dumps(found)), recorded(made.metadata)
+    assert own is not None and own.purpose is not None
+    assert read == replace(own, purpose=replace(own.purpose, kind="telepathy"))
 
 
 def test_the_source_does_not_depend_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
