@@ -6,6 +6,7 @@ import math
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any
@@ -117,10 +118,15 @@ def _either(kinds: tuple[Any, ...], value: Any, name: str, later: bool) -> Any:
     raise ValueError(why)
 
 
-def _dataclass(kind: type[Any], value: Any, name: str, later: bool) -> Any:
+@lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _dataclass(kind: Any, value: Any, name: str, later: bool) -> Any:
     if not isinstance(value, dict):
         raise _other(name, value, "an object")
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     known = {field.name: field for field in fields(kind)}
     if not later and (unknown := [key for key in value if key not in known]):
         raise ValueError(f"an entry is unknown: {_shown(unknown[0])} of {name}")
