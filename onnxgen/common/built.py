@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
+
+from onnxgen.common.json_text import json_object
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", NoneType: "null"}
+T = TypeVar("T")
 MOST = 1 << 53  # a whole number of JSON that every reader has alike
 
 
@@ -82,6 +86,17 @@ def built(kind: Any, value: Any, name: str = "it", later: bool = False) -> Any:
             raise _other(name, value, "an object")
         return {key: built(inner[1], entry, f"{name}.{key}", later) for key, entry in value.items()}
     return Path(value) if kind is Path and isinstance(value, str) else _plain(kind, value, name)
+
+
+def as_json(found: Any) -> str:
+    """Return a dataclass as the text that `read_json` reads."""
+    return json.dumps(asdict(found))
+
+
+def read_json(kind: type[T], text: str) -> T:
+    """Return what `as_json` wrote. Raises `ValueError` for anything else. What later versions add is left out."""
+    found: T = built(kind, json_object(text), later=True)
+    return found
 
 
 def _plain(kind: Any, value: Any, name: str) -> Any:

@@ -21,6 +21,7 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.printer import is_quotable
 from onnxgen.code.render import Frame, aligned, render
+from onnxgen.common.built import as_json
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE
@@ -155,7 +156,7 @@ def compose(
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, model, options)
     origin = {**_way_back(model, module, record, options), **_freed_batch(model), **_of_options(model, options)}
-    origin |= {SIGNATURE: signature(model, path).to_json(), OPTIONS: asked(given or options, out.parent)}
+    origin |= {SIGNATURE: as_json(signature(model, path)), OPTIONS: asked(given or options, out.parent)}
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -186,9 +187,9 @@ def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
     """Return the metadata of the type, the alphabet, and how far it differs from the file."""
     found = {DTYPE: options.dtype} if options.dtype else {}
     if (alphabet := alphabet_in(model.metadata_props)) is not None:
-        found[ALPHABET] = alphabet.to_json()
+        found[ALPHABET] = as_json(alphabet)
     approximated = APPROXIMATED.get(model)
-    return found if approximated is None else found | {APPROXIMATION: approximated.to_json()}
+    return found if approximated is None else found | {APPROXIMATION: as_json(approximated)}
 
 
 def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:

@@ -12,10 +12,10 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from onnxgen.common.built import built
+from onnxgen.common.built import read_json
 from onnxgen.common.json_text import json_object
 from onnxgen.record.sidecar import TRAINED
 
@@ -45,9 +45,6 @@ class Alphabet:
     def listed(self) -> bool:
         """False if it is of a training with onnxgen, after which classes at the end may stand for no character."""
         return not self.source.startswith(PREFIX)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
     def of(self, classes: int) -> Alphabet | None:
         """Return the alphabet of an output of so many classes; None if it is another number's.
@@ -108,8 +105,7 @@ def recorded_alphabet(metadata: Mapping[str, str]) -> Alphabet | None:
     if (own := trained_alphabet(metadata.get(TRAINED, ""))) is not None:
         return own
     try:
-        made: Alphabet = built(Alphabet, json_object(metadata[KEY]), later=True)
-        return made
+        return read_json(Alphabet, metadata[KEY])
     except (KeyError, ValueError):
         return None
 

@@ -5,12 +5,10 @@ It is in the sidecar's metadata, where edits of the module do not reach it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from onnxgen.common.built import built
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import read_json
 from onnxgen.record.purpose import Purpose
 
 KEY = "signature"  # in the sidecar's metadata
@@ -47,19 +45,10 @@ class Signature:
     sha256: str = ""
     purpose: Purpose | None = None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Signature:
-        """Raises `ValueError` for anything that `to_json` did not write. What later versions add is left out."""
-        made: Signature = built(cls, json_object(text), later=True)
-        return made
-
 
 def recorded(metadata: Mapping[str, str]) -> Signature | None:
     """Return the signature in a sidecar's metadata, or None."""
     try:
-        return Signature.from_json(metadata[KEY])
+        return read_json(Signature, metadata[KEY])
     except (KeyError, ValueError):
         return None

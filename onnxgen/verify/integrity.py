@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.common.built import read_json
 from onnxgen.common.digest import file_sha256
 from onnxgen.common.json_text import json_object
 from onnxgen.common.names import printable
@@ -38,7 +40,7 @@ def record_of(space: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def approximation_of(space: Mapping[str, Any]) -> Approximation | None:
     """Return the recorded approximation of a quantised file, or None if there is none."""
-    return noted(space, APPROXIMATION, Approximation.from_json)
+    return noted(space, APPROXIMATION, partial(read_json, Approximation))
 
 
 def other_file(path: Path, graph: Graph, space: Mapping[str, Any], module: str) -> list[str]:

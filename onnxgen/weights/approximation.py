@@ -17,17 +17,15 @@ still cannot tell modules apart, it does not count as agreement (`onnxgen.verify
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.built import Between, Metric, built
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import Between, Metric
 from onnxgen.errors import counted
 
 KEY = "quantized"  # in the sidecar's metadata
@@ -87,15 +85,6 @@ class Approximation:
     inputs: Mapping[str, _Two]
     ranges: Mapping[str, _Two]
     rectified: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Approximation:
-        """Read what `to_json` wrote. Raises `ValueError` for anything else. What later versions add is left out."""
-        made: Approximation = built(cls, json_object(text), later=True)
-        return made
 
     def anew(self) -> Approximation:
         """Return the approximation for a file exported from the module, which lacks the original's saturation."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from onnxgen import Options
 from onnxgen.cli import run
-from onnxgen.common.built import built
+from onnxgen.common.built import as_json, built, read_json
 from onnxgen.errors import OnnxgenError
 from onnxgen.output import signature as signatures
 from onnxgen.pipeline import build, read_and_simplify
@@ -228,17 +228,17 @@ def test_the_signature_keeps_it(tmp_path: Path) -> None:
     found = recorded(made.metadata)
     assert found is not None and found.purpose is not None
     assert found.purpose.kind == "classification" and found.purpose.facts["classes"] == 10
-    assert Signature.from_json(found.to_json()) == found
+    assert read_json(Signature, as_json(found)) == found
 
 
 def test_older_and_damaged_signatures(tmp_path: Path) -> None:
     made = build(SAMPLE, Options(), tmp_path / "model.py")
     found: dict[str, Any] = json.loads(made.metadata["signature"])
     del found["purpose"]
-    assert Signature.from_json(json.dumps(found)).purpose is None
+    assert read_json(Signature, json.dumps(found)).purpose is None
     for wrong in ("text", 3, [1], {"kind": 1}, {"evidence": "text"}, {"candidates": [1]}, {"facts": []}):
         with pytest.raises(ValueError):
-            Signature.from_json(json.dumps({**found, "purpose": wrong}))
+            read_json(Signature, json.dumps({**found, "purpose": wrong}))
 
 
 def test_a_signature_of_a_later_version(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_signature_of_a_later_version(tmp_path: Path) -> None:
     for part in (found, found["inputs"][0], found["purpose"]):
         part["more"] = {"of": "later"}
     found["purpose"]["kind"] = "telepathy"
-    read, own = Signature.from_json(json.dumps(found)), recorded(made.metadata)
+    read, own = read_json(Signature, json.dumps(found)), recorded(made.metadata)
     assert own is not None and own.purpose is not None
     assert read == replace(own, purpose=replace(own.purpose, kind="telepathy"))
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from onnxgen import generate
+from onnxgen.common.built import as_json
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.module import METADATA
 from onnxgen.record.purpose import Purpose
@@ -44,7 +45,7 @@ def network(
     space = types.ModuleType(f"said_{len(sys.modules)}")
     facts = {"output": "y", **more.pop("facts", {})}
     purpose = Purpose(kind, ("output 'y' ends so",) if kind else (), more.pop("candidates", ()), facts)
-    vars(space)[METADATA] = {"signature": Signature(inputs, (output,), "", "", purpose).to_json()}
+    vars(space)[METADATA] = {"signature": as_json(Signature(inputs, (output,), "", "", purpose))}
     sys.modules[space.__name__] = space
     return type("Model", (nn.Module,), {"__module__": space.__name__})()  # type: ignore[no-any-return]
 

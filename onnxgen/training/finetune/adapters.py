@@ -9,12 +9,11 @@ attach(fresh_model, "adapter.safetensors")   # merged into the weights: the mode
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,6 @@ class Adapter:
     packed: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     base: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Adapter:

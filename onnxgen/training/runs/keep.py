@@ -19,6 +19,7 @@ from torch import Tensor
 
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
+from onnxgen.common.built import as_json
 from onnxgen.common.digest import file_sha256
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
@@ -158,7 +159,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         found.held_back = held_back(plan.data.parts)
     if plan.adapter is not None:
         found.record = replace(record, module="", note=ADAPTED)
-        found.metadata = {KEY: plan.adapter.to_json(), SIGNATURE: signature.to_json()}
+        found.metadata = {KEY: as_json(plan.adapter), SIGNATURE: as_json(signature)}
         base = file_of(plan.model)  # a copy of its code tells it from other modules: see `is_same_code`
         found.source = base.read_text(encoding="utf-8") if base is not None else ""
         return found
@@ -169,7 +170,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
         return found
     if plan.settings.strategy == "fsdp":
         found.shard_size = _shard_size(space_of(plan.model))
-    found.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: signature.to_json()}
+    found.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: as_json(signature)}
     found.metadata["fingerprint"] = fingerprint(found.source) or ""
     found.record = replace(record, own_code=code_digest(found.source))
     return found

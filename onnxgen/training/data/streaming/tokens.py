@@ -16,16 +16,7 @@ from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.spans import spans_of
 from onnxgen.training.data.streaming.stream import Columns, Run, Stream
-from onnxgen.training.data.text.roles import (
-    DECODER,
-    IDS,
-    MASK,
-    PAST,
-    POSITIONS,
-    fixed_length,
-    past_shape,
-    roles_of,
-)
+from onnxgen.training.data.text.roles import DECODER, IDS, MASK, PAST, POSITIONS, fixed_length, past_shape, roles_of
 from onnxgen.training.settings import Settings
 
 TASK, LABELS = "language-model", "labels"
