@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ import onnx_ir as ir
 
 from onnxgen.common.timing import IMPORTS, stage
 from onnxgen.graph.domains import is_foreign
-from onnxgen.graph.traits import STANDARDISES, Trait, all_of
+from onnxgen.graph.traits import BROADCASTS, STANDARDISES, Trait, all_of
 
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
     from onnxgen.shapes.node_facts import Rule
 
 Lowering = Callable[..., Any]
+Positions = Collection[int]
 BODIES = ("onnxgen.passes.contrib", "onnxgen.passes.standard")  # of operators without a function
 BUNDLED = ("onnxgen.classical",)  # plugins in this tree; generations need not name them
 NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
@@ -79,6 +81,9 @@ class Operator:
         function: called as `function(b, *inputs, **attributes)`, see `lowering.builder.Builder`.
         plugin: the plugin that registered it; None if it is onnxgen's own.
 
+        inputs: of `data`, `matrix`, `weights`, `still` and `chosen`, the names of inputs. The attributes of these names
+            are the positions.
+
     The others are the arguments of `op`.
     """
 
@@ -93,11 +98,7 @@ class Operator:
     tables: tuple[str, ...] = ()
     plugin: Plugin | None = None
     traits: frozenset[Trait] = frozenset()
-    data: str = ""
-    matrix: str = ""
-    weights: str = ""
-    still: str = ""
-    chosen: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
     least: float | None = None
     rules: Rules = Rules()
 
@@ -117,6 +118,44 @@ class Operator:
         found = dict(inspect.signature(self.function).parameters)
         found.pop(next(iter(found)))
         return found
+
+    @cached_property
+    def places(self) -> dict[str, range]:
+        """Return the positions of the inputs by parameter; the last one may have many."""
+        taken = [p for p in self.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        return {p.name: range(i, sys.maxsize if p.kind is p.VAR_POSITIONAL else i + 1) for i, p in enumerate(taken)}
+
+    def _positions(self, names: Iterable[str]) -> Positions:
+        found = [self.places[name] for name in names]
+        return found[0] if len(found) == 1 else [i for each in found for i in each]
+
+    @cached_property
+    def data(self) -> Positions:
+        named = self.inputs.get("data", "").split()
+        return self._positions(named) if named else range(sys.maxsize if BROADCASTS in self.traits else 1)
+
+    @cached_property
+    def matrix(self) -> int | None:
+        return self.places[name][0] if (name := self.inputs.get("matrix")) else None
+
+    @cached_property
+    def weights(self) -> Positions:
+        return self._positions(self.inputs.get("weights", "").split())
+
+    @cached_property
+    def still(self) -> Positions:
+        flat = self.rules.flat if isinstance(self.rules.flat, Mapping) else ()
+        named = [*self.inputs.get("still", "").split(), *(name for name in flat if name in self.places)]
+        return self._positions(dict.fromkeys(named))
+
+    @cached_property
+    def chosen(self) -> Positions:
+        return self._positions(self.inputs.get("chosen", "").split())
+
+    @cached_property
+    def axes(self) -> int | None:
+        """Return the position of the input that names axes; None if none does."""
+        return next((self.places[name][0] for name in ("axes", "axis") if name in self.places), None)
 
 
 OperatorTable = dict[tuple[str, str], list[Operator]]  # by (domain, name), oldest version first
@@ -169,13 +208,15 @@ def op(
         rules: further rules of onnxgen's own operators (`Rules`).
     """
 
+    weights = weights or ("" if STANDARDISES in traits else " ".join(tables))
+    inputs = {"data": data, "matrix": matrix, "weights": weights, "still": still, "chosen": chosen}
+
     def register(function: Lowering) -> Lowering:
         noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
         for name in names:
             made = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
-                takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), data=data, matrix=matrix,
-                weights=weights or ("" if STANDARDISES in traits else " ".join(tables)), still=still, chosen=chosen,
+                takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), inputs=inputs,
                 least=least, rules=Rules(**rules),
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition

@@ -61,10 +61,10 @@ def _vectors(model: ir.Model, node: ir.Node) -> Iterator[tuple[int, tuple[str, S
     """Yield the inputs of a layer that have one number for each channel: its weights, without the kernel."""
     operator = own(node.domain, node.op_type, opset_of(node, model))
     names = [] if operator is None else list(operator.parameters)
-    weights = names[1 : len(node.inputs)] if is_a(node, NORM) else operator.weights.split() if operator else []
-    for name in weights:
-        if operator is not None and name != operator.matrix:
-            yield names.index(name), (name, (None,))
+    weights = range(1, len(names[: len(node.inputs)])) if is_a(node, NORM) else operator.weights if operator else ()
+    for index in weights:
+        if operator is not None and index != operator.matrix:
+            yield index, (names[index], (None,))
 
 
 def _hold_counts(model: ir.Model, node: ir.Node) -> None:
