@@ -15,7 +15,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import flipped
-from onnxgen.shapes import bodies
+from onnxgen.shapes import bodies, ranges
 from onnxgen.shapes.info import Info, info
 
 ENDLESS = 2**62  # exporters write a trip count of at least this for a `while`
@@ -47,7 +47,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
     return made
 
 
-@op("Loop", inner=bodies.loop)
+@op("Loop", inner=bodies.loop, ranges=ranges.constant_of_shape)
 def loop(
     b: Builder, M: Arg | None = None, cond: Arg | None = None, *v_initial: Arg, body: ir.Graph
 ) -> list[ast.expr | None]:

@@ -13,6 +13,7 @@ from onnxgen.graph.traits import FILLS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
+from onnxgen.shapes import ranges
 from onnxgen.shapes.dims import Dim, Sym, dim_max
 
 MODES = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -99,7 +100,7 @@ def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | N
     return first
 
 
-@op("CenterCropPad", traits=[FILLS])
+@op("CenterCropPad", traits=[FILLS], ranges=ranges.pad)
 def center_crop_pad(b: Builder, input_data: Arg, shape: Arg, *, axes: list[int] | None = None) -> ast.expr:
     given = OMIT if axes is None else literal(tuple(axes))
     return b.call("center_crop_pad", input_data, shape.as_ints(), given)

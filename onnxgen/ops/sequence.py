@@ -15,7 +15,7 @@ from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
-from onnxgen.shapes import bodies, own
+from onnxgen.shapes import bodies, own, ranges
 from onnxgen.shapes.info import info
 
 
@@ -58,7 +58,7 @@ def sequence_erase(b: Builder, input_sequence: Arg, position: Arg | None = None)
     return b("sequence_erase(s, i)", s=input_sequence, i=position.as_int())
 
 
-@op("SplitToSequence")
+@op("SplitToSequence", ranges=ranges.split)
 def split_to_sequence(
     b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> ast.expr:

@@ -24,11 +24,13 @@ class Range:
         least: the smallest number.
         below: the numbers are below this; None if they have no upper limit.
         distinct: range of axes along which numbers must differ, since otherwise the order of writing counts.
+        is_size: they act as sizes, counts or positions, and need to be small and positive.
     """
 
     least: Dim = 0
     below: Dim | None = None
     distinct: tuple[int, int] | None = None
+    is_size: bool = False
 
 
 Rule = Callable[[ir.Node, list[Shape | None]], Range | None]
@@ -38,13 +40,11 @@ MASK = Range(0, 2)
 def range_of(node: ir.Node, position: int) -> Range | None:
     """Return the range that a node accepts at an input, or None if it accepts any value or its shapes are unknown.
 
-    Real numbers have none: operators of several domains share a name, and the input may be a table or a mask to add.
+    Real numbers have none, but for sizes: the input may be a table or a mask to add.
     """
     dtype = info(node.inputs[position]).dtype
-    if dtype is not None and dtype.is_floating_point():
-        return None
     rule = (card(node.domain, node.op_type).rules.ranges or {}).get(position)
-    if rule is None:
+    if rule is None or rule is not _size and dtype is not None and dtype.is_floating_point():
         return None
     try:
         found: Range | None = rule(node, [info(value).shape for value in node.inputs])
@@ -126,6 +126,15 @@ def _lengths(node: ir.Node, shapes: list[Shape | None]) -> Range:
 
 Ranges = dict[int, Rule]  # by input
 
+
+def _size(node: ir.Node, shapes: list[Shape | None]) -> Range:
+    return Range(1, is_size=True)
+
+
+reshape = expand = tile = top_k = one_hot = split = pad = trilu = {1: _size}
+constant_of_shape = {0: _size}
+ranged = dict.fromkeys((0, 1, 2), _size)
+resize = dict.fromkeys((2, 3), _size)
 mod: Ranges = {1: lambda node, shapes: Range(1)}
 recurrent: Ranges = {4: _lengths}
 reverse_sequence: Ranges = {1: lambda node, shapes: Range(1, _of(shapes, 0)[whole(node, "time_axis")] + 1)}

@@ -31,14 +31,6 @@ PRODUCTS = re.compile(
 STRAIGHT_THROUGH = re.compile(r"Quant|^Q[A-Z]|Integer$")  # operators that round to integers
 HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
-# inputs that act as sizes, counts or positions, and need small positive numbers
-SIZE_INPUTS = {
-    **dict.fromkeys("Reshape Expand Tile TopK OneHot Split Pad Trilu CenterCropPad".split(), {1}),
-    **dict.fromkeys(("ConstantOfShape", "Loop"), {0}),
-    "Range": {0, 1, 2},
-    "Resize": {2, 3},
-}
-
 
 @dataclass
 class Role:
@@ -273,12 +265,12 @@ def _role(value: ir.Value) -> Role:
                 continue
             role.shape = role.shape or _shape_taken(node, position)
             taken = range_of(node, position)
-            if taken is not None:
-                _limit(role, taken if current in copies else replace(taken, distinct=None))
-            elif position in SIZE_INPUTS.get(node.op_type.removesuffix("ToSequence"), ()):
+            if taken is not None and taken.is_size:
                 role.size = True
                 if current in copies:
                     _note_sizes(role, node)
+            elif taken is not None:
+                _limit(role, taken if current in copies else replace(taken, distinct=None))
             elif node.op_type == "Dropout" and position == 2:
                 role.mode = True
             elif position == 1 and [*card(node.domain, node.op_type).parameters][1:2] == ["indices"]:

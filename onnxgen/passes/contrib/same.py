@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from onnxgen.graph.gradients import SETS_SIZE
 from onnxgen.passes.contrib.writer import INT64, Maybe, Value, Writer, body
-from onnxgen.shapes import infer_conv, infer_microsoft
+from onnxgen.shapes import infer_conv, infer_microsoft, ranges
 from onnxgen.shapes.infer_elementwise import same
 
 
-@body("Trilu", infer=same)
+@body("Trilu", infer=same, ranges=ranges.trilu)
 def trilu(g: Writer, X: Value, k: Maybe = None, *, upper: int = 1) -> Value:
     return g("Trilu", X, k, upper=upper)
 
@@ -19,7 +19,7 @@ def sample_op(g: Writer, X: Value) -> Value:
     return g("Identity", X)
 
 
-@body("Pad")
+@body("Pad", ranges=ranges.pad)
 def pad(g: Writer, data: Value, pads: Value, value: Maybe = None, *, mode: str = "constant") -> Value:
     """Pad. The pads may have shape [1, 2 * rank], and the value shape [1]."""
     pads = g("Reshape", pads, g.ints(-1)) if g.rank(pads) != 1 else pads
@@ -53,7 +53,7 @@ def gather_nd(g: Writer, data: Value, indices: Value) -> Value:
     return g("GatherND", data, g("Cast", indices, to=INT64))
 
 
-@body("Range", flat={"limit": SETS_SIZE})
+@body("Range", flat={"limit": SETS_SIZE}, ranges=ranges.ranged)
 def range_(g: Writer, start: Value, limit: Value, delta: Maybe = None) -> Value:
     ends = [g("Squeeze", v) if g.rank(v) else v for v in (start, limit)]
     step = g.number(1, start) if delta is None else g("Squeeze", delta) if g.rank(delta) else delta
