@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 
 from onnxgen.graph.operators import operators
 from onnxgen.paranoid.picture import Made, take
@@ -64,3 +65,14 @@ def test_they_compute_what_onnx_states() -> None:
 def test_floats_are_wide_where_that_is_asked() -> None:
     made, inputs, _, _ = next(case for case in cases()["Cast"] if case[3] == "test_cast_DOUBLE_to_FLOAT")
     assert usual.run(made, inputs, wide=True)[0].dtype == np.float64
+
+
+def test_an_older_meaning_is_left_to_others() -> None:
+    """Tile-1 takes one number of times, and an axis."""
+    node = onnx.helper.make_node("Tile", ["x", "tiles", "axis"], ["y"])
+    ports = [onnx.helper.make_tensor_value_info(name, 1, None) for name in ("x", "tiles", "axis", "y")]
+    graph = onnx.helper.make_graph([node], "g", ports[:3], ports[3:])
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 5)]))
+    made = take(model).nodes[model.graph[0]]
+    with pytest.raises(usual.Unusual):
+        usual.run(made, [np.ones((2, 3)), np.array(2.0), np.array(1.0)], wide=False)
