@@ -28,11 +28,17 @@ ROOMS = {
 
 
 def rules(name: str, **others: Any) -> dict[str, Any]:
-    """Return what has a name in the rooms of rules, by what it is a rule of, and other rules beside it."""
-    found = {
+    """Return what has a name in the rooms of rules, by what it is a rule of, and other rules beside it.
+
+    Raises `LookupError` if no room has such a rule.
+    """
+    found: dict[str, Any] = {
         rule: function
         for rule, rooms in ROOMS.items()
         for room in rooms
         if (function := vars(room).get(name)) is not None and function.__module__ == room.__name__
     }
-    return {"ranges": vars(ranges).get(name), **found, **others}
+    found |= {"ranges": vars(ranges)[name]} if name in vars(ranges) else {}
+    if not found:
+        raise LookupError(f"no room has a rule of the name {name}")
+    return {**found, **others}

@@ -36,6 +36,7 @@ from onnxgen.graph.traits import (
     SIZES,
     SOFTMAX,
 )
+from onnxgen.ops.rules import rules
 from tests.support import mentions
 
 Array = NDArray[Any]
@@ -241,6 +242,13 @@ def test_what_is_said_of_inputs_names_inputs() -> None:
         named = {*" ".join(said.inputs.values()).split()}
         taken = {p.name for p in said.parameters.values() if p.kind is not p.KEYWORD_ONLY}
         assert named <= taken, (domain, name)
+
+
+def test_rules_of_one_name_are_found_in_their_rooms() -> None:
+    assert rules("transpose").keys() == {"infer", "elements", "kernel", "batch"}
+    assert card("", "Transpose").rules.batch is rules("transpose")["batch"]
+    with pytest.raises(LookupError, match="transposed"):
+        rules("transposed")
 
 
 # ---- how many places name an operator --------------------------------------------------------------------------------
