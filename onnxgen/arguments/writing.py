@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class _Writer:
                 self.of[spot] = [(of.get(part), number) for part, number in parts]
         self.reserved = reserved
         self.needs: dict[str, list[Argument]] = {}  # by the name of the class
+        self.first: dict[str, dict[str, int]] = {}  # of each class, the first entry of each table that it is given
 
     def write(self, tree: ClassTree, is_root: bool) -> ClassTree:
         needed: dict[int, Argument] = {}
@@ -59,12 +60,15 @@ class _Writer:
         for argument in needed.values():
             entries.setdefault(argument.table, []).append(argument)
         wholes = {name: namer.take(name) for name, table in entries.items() if name and (is_root or len(table) > 1)}
+        tables = {name: table for name, table in entries.items() if name}
+        first = {name: 0 if is_root else min(map(_entry, table)) for name, table in tables.items()}
+        self.first[tree.name] = first
         names: dict[int, str] = {}
         defaults: dict[str, str] = {}
         for key, a in needed.items():
             whole = wholes.get(a.table, "")
             wanted = "width" if a.name in namer and a.name in WIDTHS else a.name
-            names[key] = f"{whole}[{a.entry}]" if whole else namer.take(wanted)
+            names[key] = f"{whole}[{_entry(a) - first[a.table]}]" if whole else namer.take(wanted)
             numbers = tuple(other.number for other in sorted(entries[a.table], key=_entry)) if whole else a.number
             defaults[whole or names[key]] = str(numbers)
         made = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
@@ -73,31 +77,36 @@ class _Writer:
         sizes = len(made) if is_root else sum(parameter.name not in counts for parameter in made)
         return replace(
             tree,
-            setup=[self._final(part, names) for part in tree.setup],
-            items=[self._final(part, names) for part in tree.items],
+            setup=[self._final(part, names, tree.name) for part in tree.setup],
+            items=[self._final(part, names, tree.name) for part in tree.items],
             parameters=[*made[:sizes], *tree.parameters[:own], *made[sizes:], *tree.parameters[own:]],
         )
 
-    def _final(self, tree: Any, names: dict[int, str]) -> Any:
+    def _final(self, tree: Any, names: dict[int, str], maker: str) -> Any:
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, Spot):
                 return total(self.of.get(id(node), [(None, node.value)]), names)  # type: ignore[list-item]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and self.needs.get(node.func.id):
                 sizes = [a for a in self.needs[node.func.id] if not _is_count(a)]
                 counts = [a for a in self.needs[node.func.id] if _is_count(a)]
-                before, behind = (_passed(part, names) for part in (sizes, counts))
-                keywords = [ast.keyword(k.arg, self._final(k.value, names)) for k in node.keywords]
-                args = [*before, *(self._final(a, names) for a in node.args), *behind]
+                starts = {t: first - self.first[maker][t] for t, first in self.first[node.func.id].items()}
+                before, behind = (_passed(part, names, starts) for part in (sizes, counts))
+                keywords = [ast.keyword(k.arg, self._final(k.value, names, maker)) for k in node.keywords]
+                args = [*before, *(self._final(a, names, maker) for a in node.args), *behind]
                 return ast.Call(node.func, args, keywords)
             return None
 
         return rewrite(tree, change)
 
 
-def _passed(needed: list[Argument], names: dict[int, str]) -> list[ast.expr]:
-    """Return what a class is given for the arguments that it needs. Several widths of a table are all of it."""
+def _passed(needed: list[Argument], names: dict[int, str], starts: Mapping[str, int]) -> list[ast.expr]:
+    """Return what a class is given for the arguments that it needs.
+
+    Several widths of a table are all of it, from the first that the class needs on (`starts`): `widths[2:]`.
+    """
     tables = Counter(argument.table for argument in needed if argument.table)
-    texts = [names[id(a)].partition("[")[0] if tables[a.table] > 1 else names[id(a)] for a in needed]
+    rest = {table: f"[{start}:]" if start else "" for table, start in starts.items()}
+    texts = [names[id(a)].partition("[")[0] + rest[a.table] if tables[a.table] > 1 else names[id(a)] for a in needed]
     return [quote(text) for text in dict.fromkeys(texts)]
 
 

@@ -152,6 +152,45 @@ def test_widths_that_do_not_depend_on_each_other_are_a_table(widths: tuple[int, 
     torch.testing.assert_close(changed.eval()(given), original(given))
 
 
+class Head(nn.Module):
+    """Three maps of different widths."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.scores = nn.ModuleList([nn.Conv2d(width, 5, 3, 1, 1) for width in widths])
+        self.mixed = nn.Conv2d(15, 4, 1)
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return self.mixed(torch.cat([score(one) for score, one in zip(self.scores, (x, y, z))], 1)).mean((2, 3))
+
+
+class Levels(nn.Module):
+    """A head that needs only the last widths of the network."""
+
+    def __init__(self, widths: tuple[int, ...] = (7, 9, 11, 13, 17)) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, widths[0], 3, 1, 1)
+        self.convs = nn.ModuleList([nn.Conv2d(a, b, 3, 1, 1) for a, b in pairwise(widths)])
+        self.head = Head(widths[2:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [torch.relu(self.stem(x))]
+        for conv in self.convs:
+            maps.append(torch.relu(conv(maps[-1])))
+        return self.head(*maps[2:])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_class_is_given_the_widths_that_it_needs(case: str) -> None:
+    given, widths = torch.rand(2, 3, 6, 6), (5, 8, 6, 4, 10)
+    ran = held(Levels().eval(), [given], case)
+    assert "self.head = Head(widths[2:]" in ran.source and "range(2, 5)" not in ran.source
+    rest = defaults(ran)["widths"][len(widths) :]  # of the head's own convolutions
+    changed, original = type(ran.model)(widths=(*widths, *rest)), Levels(widths).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(given), original(given))
+
+
 class Focused(nn.Module):
     """A first layer that takes a multiple of the channels that the network takes."""
 
