@@ -184,9 +184,12 @@ def _is_of_embeddings(node: ast.AST) -> bool:
     return all(source.shape[-1] != 1 for source in layer.member.keys.values())  # a bias for each item is none
 
 
-def keeps_dims(tree: ast.expr) -> bool:
-    """True for a reduction whose result has the axes that it reduces, of size one."""
-    return isinstance(tree, ast.Call) and any(keyword.arg == "keepdim" for keyword in tree.keywords)
+def pools(tree: ast.expr, rank: int | None) -> bool:
+    """True for the mean or the maximum over places: a vector for each sample, of what has places."""
+    name, operands = called(tree)
+    if name not in ("mean", "amax") or rank != 2 or isinstance(seen_through(operands[0]), ast.BinOp):
+        return False
+    return isinstance(tree, ast.Call) and all(keyword.arg != "keepdim" for keyword in tree.keywords)
 
 
 def _scaled(node: ast.BinOp) -> ast.expr | None:

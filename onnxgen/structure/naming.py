@@ -20,18 +20,7 @@ from onnxgen.lowering.roles import STATE_ROLES, called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
 from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import (
-    ASIDE,
-    GATE,
-    NOUNS,
-    OUTPUT,
-    POOLED,
-    PROBABILITIES,
-    STAGES,
-    Made,
-    keeps_dims,
-    made_by,
-)
+from onnxgen.structure.makers import ASIDE, GATE, NOUNS, OUTPUT, POOLED, PROBABILITIES, STAGES, Made, made_by, pools
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -271,7 +260,7 @@ class Names:
             return names
         is_named = bool(layer) or made.result in names
         is_main = MAIN in ended.values() or self.main in ended
-        if is_main and self._pools(value, statement.value):
+        if is_main and pools(statement.value, self.infos.get(value, Info()).rank):
             made.result, names = POOLED, [*names, POOLED]
         if is_main and value not in self.carried:
             stage = next(
@@ -305,13 +294,6 @@ class Names:
         """True if nothing else is needed after the statement that makes a value: the branches have come together."""
         now = self.at[value]
         return all(self.uses.places.get(other, [0])[-1] <= now for other in self.busy.values())
-
-    def _pools(self, value: str, tree: ast.expr) -> bool:
-        """True for the mean or the maximum over places: vectors of what has places."""
-        name, operands = called(tree)
-        of = seen_through(operands[0]) if operands else None
-        rank = self.infos.get(value, Info()).rank
-        return name in ("mean", "amax") and rank == 2 and not isinstance(of, ast.BinOp) and not keeps_dims(tree)
 
     def _waits(self, value: str) -> bool:
         """True if a statement after the next one needs a value."""

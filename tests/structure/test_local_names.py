@@ -385,6 +385,23 @@ class Spectrum(nn.Module):
         return self.fc(x.mean(2, keepdim=True).flatten(1)) * x.sum()
 
 
+class Meeting(nn.Module):
+    """What is left when the branches of the main chain have come together is the main chain again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 4, 1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        y = F.max_pool2d(x, 2) * x.mean()
+        z = F.max_pool2d(y, 2) * y.mean()
+        last = F.max_pool2d(z, 2) * z.mean()
+        maps = [F.interpolate(v.exp() + v.sin(), scale_factor=n) for v, n in ((z, 8), (y, 4), (x, 2))]
+        x = self.conv(torch.cat([*maps, F.interpolate(last * last, scale_factor=16)], 1)).tanh()
+        return x * x.amax((1, 2, 3), keepdim=True)
+
+
 PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Excited: (
         (torch.randn(2, 4, 6, 6),),
@@ -407,6 +424,7 @@ PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
         "xy",
         ["embeddings = ", "output, _ = self.gru(", "x = self.bias(x) * output", "pooled = F.relu(x", "logits = "],
     ),
+    Meeting: ((torch.randn(2, 3, 8, 8),), "x", ["x = torch.tanh(self.conv(", "return x * x.amax("]),
     Spectrum: ((torch.randn(2, 2, 7),), "x", ["magnitude = torch.sqrt(", "mean(dim=2, keepdim=True)", "x = "]),
 }
 
