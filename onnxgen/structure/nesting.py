@@ -22,6 +22,7 @@ from onnxgen.structure.scopes import ClassRef, Scope, callee
 MAX_DEPTH = 3  # calls and operators nested in one expression
 MAX_LAYERS = 2  # layers with a weight matrix in one expression; only one is nested, but in a `return` and in a pair
 PAIR = 2  # calls in an expression that is nothing but two such layers
+STEP = 3  # calls in one another that `code/steps.py` leaves in one statement
 NO_NAMES: Mapping[str, str] = {}
 METHOD = -1  # stands for the layers that a method calls
 LINE = 88 - 8  # characters of a line of `forward`
@@ -138,6 +139,8 @@ class _Nesting:
                 break
             if not self._fits(before.value, holder, name, self._room(statement, level), deepest, layers):
                 break
+            if deepest > PAIR and layers == MAX_LAYERS and _are_row([*made[-2:], statement]):
+                break
             _absorb(statement, before)
             made.pop()
         return made
@@ -165,7 +168,7 @@ class _Nesting:
         deep, many = _layers(merged)
         if depth(merged) - _is_behind(merged) > deepest or deep > layers or many > MAX_LAYERS:
             return False
-        if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > PAIR:
+        if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > STEP:
             return False  # it would be two statements again
         if deepest == PAIR and len({_family(member) for member in members(merged)}) == 1:
             return False  # one of a row of steps stays a statement, as the others do
@@ -242,6 +245,12 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
 def _family(member: Member) -> str:
     """Return what layers that are numbered have in common: `layer` of `layer1`."""
     return ".".join(member.path).rstrip("0123456789")
+
+
+def _are_row(statements: list[Statement]) -> bool:
+    """True for three statements with a layer of one family each, as `fc1`, `fc2` and `fc3`."""
+    called = [{_family(m) for tree in expressions(one) for m in members(tree)} for one in statements]
+    return len(called) > PAIR and len(set.union(*called)) == 1 and all(called)
 
 
 def _layers(tree: ast.AST) -> tuple[int, int]:

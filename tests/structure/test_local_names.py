@@ -402,6 +402,28 @@ class Meeting(nn.Module):
         return x * x.amax((1, 2, 3), keepdim=True)
 
 
+class Narrowed(nn.Module):
+    """What is returned is one statement with an activation between two layers, but not behind a third of their row."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 4)
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.fc1(x))
+        return self.fc2(x) if self.layers == 2 else self.fc3(F.gelu(self.fc2(x)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(2, ["return self.fc2(F.gelu(self.fc1(x)))"]), (3, ["x = F.gelu(self.fc2(x))", "return self.fc3(x)"])],
+)
+def test_what_is_returned_of_two_layers(layers: int, expected: list[str], tmp_path: Path) -> None:
+    text = forward(Narrowed(layers), (VECTORS,), tmp_path, "x")
+    assert [part for part in expected if part not in text] == [], text
+
+
 PURPOSES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Excited: (
         (torch.randn(2, 4, 6, 6),),
