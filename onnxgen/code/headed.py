@@ -56,8 +56,8 @@ class _Sizes:
     """
 
     def __init__(self, setup: Sequence[ast.stmt], given: Iterable[str]) -> None:
-        assigned = [one for one in setup if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
-        self.layers = {ast.unparse(one.targets[0]): one.value for one in assigned}
+        assigned = [(one.targets[0], one.value) for one in setup if isinstance(one, ast.Assign)]
+        self.layers = {ast.unparse(target): made for target, made in assigned if isinstance(made, ast.Call)}
         self.alike = {name: name for name in given}
         self.attended: dict[str, str] = {}  # by name, `HEADED` or `MERGED`: what the attention gives, and its turn
         self.split: set[str] = set()
@@ -69,7 +69,7 @@ class _Sizes:
             self.split |= {"" for node in nodes if _parts(node)}
             self._forget(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
             return statement
-        made = rewrite(statement, self._call)
+        made: ast.stmt = rewrite(statement, self._call)
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         alike, attended = self._like(statement.value), self._attended(statement.value)
         for node in (node for target in targets for node in walk(target)):

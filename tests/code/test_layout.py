@@ -181,8 +181,10 @@ def test_skips_are_numbered(tmp_path: Path) -> None:
         def forward(self, image: Tensor) -> Tensor:
             skip1 = self.inc(image)
             skip2 = self.down1(F.max_pool2d(skip1, kernel_size=2))
-            x = F.interpolate(self.down2(F.max_pool2d(skip2, kernel_size=2)), scale_factor=2)
-            x = F.interpolate(self.up1(torch.cat([skip2, x], dim=1)), scale_factor=2)
+            x = self.down2(F.max_pool2d(skip2, kernel_size=2))
+            x = F.interpolate(x, scale_factor=2)
+            x = self.up1(torch.cat([skip2, x], dim=1))
+            x = F.interpolate(x, scale_factor=2)
             return self.up2(torch.cat([skip1, x], dim=1))
         """)
     made.agrees(torch.randn(2, 1, 18, 14))
