@@ -41,7 +41,7 @@ PAGES = [
 
 # What a page speaks of and does not make, and the folder in which its commands are typed, if that is not the root.
 GIVEN = {
-    "README.md": "samples",
+    "README.md": "samples photos",
     "docs/BUILDING.md": "project",
     "docs/CHECKPOINTS.md": "runs/digits",
     "docs/CONVERT.md": "mnist.onnx bert.onnx speech.onnx",

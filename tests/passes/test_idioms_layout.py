@@ -197,13 +197,18 @@ def test_images(name: str, opset: str) -> None:
     change, text, _ = IMAGES[name]
     axes = {0: {0: "batch"}} if opset == "fixed" else {0: {0: "batch", 2: "height", 3: "width"}}
     case = f"legacy-{17 if opset == 'fixed' else opset}"
-    assert text in held(Image(change), [torch.randn(2, 3, 4, 6)], case, axes).forward
+    hold_text(text, held(Image(change), [torch.randn(2, 3, 4, 6)], case, axes).forward)
 
 
 @pytest.mark.parametrize("name", ["pixel shuffle", "stack", "repeat interleave", "repeated heads", "roll"])
 def test_images_of_the_dynamo_exporter(name: str) -> None:
     change, text, _ = IMAGES[name]
-    assert text in held(Image(change), [torch.randn(2, 3, 4, 6)], "dynamo-18", {0: {0: "batch"}}).forward
+    hold_text(text, held(Image(change), [torch.randn(2, 3, 4, 6)], "dynamo-18", {0: {0: "batch"}}).forward)
+
+
+def hold_text(text: str, forward: str) -> None:
+    """A short call stands around the layer before it."""
+    assert text in forward or text.replace("(x, ", "(self.conv(i0), ", 1) in forward, forward
 
 
 # ------------------------------------------------------------------------------------------------- rotary embeddings

@@ -97,7 +97,7 @@ class Kept:
         if result is not None:
             result = {name: _finite(value) for name, value in result.items()}
             result = {**result, "weights": {path.name: file_sha256(path) for path in files_there(out / BEST)}}
-        lists = {SAMPLES: self.samples, HELD_BACK: self.held_back.encode()} if result is None else {}
+        lists = {SAMPLES: self.samples, HELD_BACK: self.held_back.encode("utf-8", "surrogateescape")} if result is None else {}
         for name, content in lists.items():
             if content:
                 with replacing([out]) as files, files.file(out / name) as file:
