@@ -132,7 +132,7 @@ def evaluate_command(
     weights: Path | None,
     **say: Any,
 ) -> int:
-    """Evaluate a run and print its metrics. Returns the exit code."""
+    """Evaluate a run, and print its metrics and the number of samples. Returns the exit code, as `predict_command`."""
     run = run or newest_run("asking")
     record = read_record(run)
     if data is not None:
@@ -142,17 +142,21 @@ def evaluate_command(
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     with progress("evaluating", quiet or as_json):
         found = learner.evaluate(data, part=part)
+    measured = learner.measured
+    assert measured is not None
     unsure = finds_nothing(found.get(BEST_SCORE, 1.0))
-    for text in (*learner.notes, *([] if quiet else learner.fed), *([unsure] if unsure else [])):
+    for text in (*measured.notes, *learner.notes, *([] if quiet else learner.fed), *([unsure] if unsure else [])):
         tell(f"note: {text}", to_errors=True)
     if as_json:
-        tell_json(found)
+        tell_json({**found, "samples": measured.samples, "skipped": measured.skipped})
     elif not quiet:
         from onnxgen.training.runs.rows import number
 
         what = (f"the {learner.scored} part of " if learner.scored else "") + (data or str(record.data_for(run)))
-        tell(f"{record.name} on {what}: " + ", ".join(f"{name} {number(name, v)}" for name, v in found.items()))
-    return 0
+        some = f"{measured.samples:,} of " if measured.whole != measured.samples else ""
+        where = f"{record.name} on {some}{counted(measured.whole, 'sample')} of {what}"
+        tell(f"{where}: " + ", ".join(f"{name} {number(name, v)}" for name, v in found.items()))
+    return DIFFERENT if measured.skipped else 0
 
 
 def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) -> int:

@@ -22,7 +22,7 @@ _ALWAYS = {
 CODES = {
     **_ALWAYS,
     0: "fine; with --check: fresh; verify: equal",
-    1: "with --check: stale; verify, export: different; predict: a file was left out",
+    1: "with --check: stale; verify, export: different; predict, evaluate: something was left out",
     3: _EDITED,
     75: "train: another process of the run was lost",
 }

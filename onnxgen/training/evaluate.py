@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.classes import classes_of
 from onnxgen.surgery.example import evaluating
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import MEASURED
 from onnxgen.training.data.prepared import Tuples, unaugmented
@@ -43,6 +44,26 @@ from onnxgen.training.words import python_words
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: losses and metrics by name.
+        samples: how many samples they are of.
+        skipped: how many samples of the data were left out, since they can't be used.
+        whole: how many samples there would be with those left out; if the data has parts, it is not known of which one
+            these were, and `whole` is `samples`.
+        notes: what was left out, and what counts otherwise than the rest.
+    """
+
+    metrics: dict[str, float]
+    samples: int
+    skipped: int
+    whole: int
+    notes: tuple[str, ...]
+
+
 @python_words()
 def evaluate(
     model: nn.Module | Path | str,
@@ -63,11 +84,22 @@ def evaluate(
         settings, overrides: as for `fit`; settings of the training itself are ignored.
 
     Returns:
-        `loss` and `accuracy`; with several outputs, also those of each output.
+        `loss` and `accuracy`; with several outputs, also those of each output. A warning names samples that were left
+        out, since they can't be used.
 
     Raises:
         OnnxgenError: model and data do not fit together.
     """
+    found = measure(model, data, part=part, settings=settings, **overrides)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=3)
+    return found.metrics
+
+
+def measure(
+    model: nn.Module | Path | str, data: Any, *, part: str | None, settings: Settings | None, **overrides: Any
+) -> Measured:
+    """Like `evaluate`, but say also of which samples the metrics are."""
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
     objectives = objectives_of(network, samples, feeding, settings)
     restore(network, objectives, f"--task {settings.task}")
@@ -80,10 +112,14 @@ def evaluate(
     from onnxgen.training.trainer import QUIET, metrics
 
     task = Task(prepare_for(network, device), objectives, feeding)
-    with quiet(), closing(Loader(samples, settings.batch, workers=settings.workers)) as loader:
+    unread: list[str] = []  # of a stream
+    with quiet(), closing(Loader(samples, settings.batch, workers=settings.workers, say=unread.append)) as loader:
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
         trainer.test(task, loader, verbose=False)
-    return {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
+    found = {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
+    left_out = [note for note in opened.notes if isinstance(note, LeftOut)]
+    skipped, count = sum(note.count for note in left_out) + loader.skipped, len(samples) - loader.skipped
+    return Measured(found, count, skipped, count + skipped if len(opened.parts) == 1 else count, (*left_out, *unread))
 
 
 @python_words()

@@ -50,6 +50,7 @@ class Loader:
         weight: number of samples in the latest batch on this rank, divided by the mean over all ranks and over the
             `accumulate` batches of the step. Multiply a mean loss by it: then the mean of all gradients is that of all
             samples of the step. It is 1 except in the last step of an epoch, which may be smaller.
+        skipped: number of samples of a stream that could not be read.
         step, place: with `ahead`, the batches of the step on this rank, and the place of the latest one among them.
     """
 
@@ -106,7 +107,7 @@ class Loader:
         self.epoch, self.weight = 0, 1.0
         self.step: list[Batch] = []
         self.place, self._ahead = 0, ahead
-        self._start = self._given = self._skipped = 0
+        self._start = self._given = self.skipped = 0
         self._say = say
         self._order = _Order()
         self._workers: DataLoader[Taken | OnnxgenError] | None = None
@@ -179,9 +180,9 @@ class Loader:
 
     def _tell(self, skipped: list[str]) -> None:
         for text in skipped:
-            self._skipped += 1
-            more = "; more of them are skipped without a word" if self._skipped == TOLD else ""
-            if self._skipped <= TOLD:
+            self.skipped += 1
+            more = "; more of them are skipped without a word" if self.skipped == TOLD else ""
+            if self.skipped <= TOLD:
                 self._say(f"skipped, since it can't be read: {text}{more}")
 
     def _made(self, tickets: Iterator[Ticket]) -> Iterator[Taken]:

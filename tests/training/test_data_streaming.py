@@ -27,6 +27,7 @@ from onnxgen.training.data.samples import Field
 from onnxgen.training.data.streaming.opening import matching
 from onnxgen.training.data.streaming.spans import Order, spans_of
 from onnxgen.training.data.streaming.stream import Stream, stream_of
+from onnxgen.training.evaluate import measure
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import Loader
 from onnxgen.training.settings import Settings
@@ -402,6 +403,18 @@ def test_a_broken_sample_is_skipped_and_told(tmp_path: Path, kind: str) -> None:
     assert len(said) == 2
     assert all(pytest.importorskip("re").search(told, text) for text in said)
     assert "0600" in refused(tmp_path, Pixels(), classes=COLOURS, strict=True)
+
+
+@pytest.mark.parametrize("place", [3, 600])
+def test_an_evaluation_counts_what_it_could_read(tmp_path: Path, place: int) -> None:
+    """Also if a sample that can't be read is among the first ones, which are looked at before."""
+    samples = [{"png": picture(i % 5), "cls": b"red"} for i in range(601)]
+    samples[place] = {"png": b"junk", "cls": b"red"}
+    shard(tmp_path / "a.tar", samples)
+    settings = Settings(**{**GIVEN, "val": 0, "normalize": "0,1", "classes": COLOURS, "device": "cpu", "workers": 0})
+    found = measure(Pixels(), str(tmp_path), part=None, settings=settings)
+    assert (found.samples, found.skipped, found.whole) == (600, 1, 601)
+    assert len(found.notes) == 1 and f"{place:04}.png can't be read" in found.notes[0]
 
 
 LATER: dict[str, tuple[Callable[[Path], Any], Callable[[], nn.Module], str]] = {

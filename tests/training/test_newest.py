@@ -36,7 +36,7 @@ def test_the_newest_run_is_asked(folder: Path, capsys: Out) -> None:
     assert run(["predict", "new.npz"]) == 0
     assert capsys.readouterr().err == "asking runs/small-2, the newest run\n"
     os.utime("runs/small-1/config.toml")
-    assert run(["evaluate"]) == 0 and "small-1 on the val part of data.npz: loss" in capsys.readouterr().out
+    assert run(["evaluate"]) == 0 and "samples of the val part of data.npz: loss" in capsys.readouterr().out
     assert run(["predict", "new.npz"]) == 0
     newest = capsys.readouterr()
     assert run(["predict", "runs/small-1", "new.npz"]) == 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -263,13 +266,60 @@ def test_the_part_that_is_evaluated_is_told(
     for part, seeds in (("train", range(40, 46)), ("test", range(50, 56))):
         folder(Path("parts") / part, seeds)
     asked = (
-        ("new", (), "new"),
-        ("parts", (), "the test part of parts"),
-        ("parts", ("--part", "train"), "the train part of parts"),
+        ("new", (), "6 samples of new"),
+        ("parts", (), "6 samples of the test part of parts"),
+        ("parts", ("--part", "train"), "6 samples of the train part of parts"),
     )
     for data, more, what in asked:
         assert cli(["evaluate", "run", "--data", data, *more, "--device", "cpu"]) == 0
         assert f"run on {what}: loss" in capsys.readouterr().out
+
+
+def _broken_file(data: Path) -> str:
+    (data / "a/0.png").write_bytes(b"\x89PNG")
+    return "1 image of faulty can't be read, skipped: a/0.png ("
+
+
+def _gaps_in_a_list(data: Path) -> str:
+    names = [f"{'abc'[seed % 3]}/{seed}.png,{'abc'[seed % 3]}" for seed in range(6)]
+    names[1:3] = ["b/1.png,", "c/gone.png,c"]
+    (data / "labels.csv").write_text("\n".join(["image,label", *names]))
+    first = "labels.csv, line 3: column 'label' has no value; labels.csv, line 4: c/gone.png: there is no such file"
+    return f"2 faults in faulty: {first}; 2 images skipped"
+
+
+@pytest.mark.parametrize("spoil", [_broken_file, _gaps_in_a_list])
+def test_what_is_left_out_is_told_and_the_rest_is_counted(
+    spoil: Callable[[Path], str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `train` tells it, and with the exit code of `predict`; the metrics are those of the other samples."""
+    monkeypatch.chdir(place)
+    shutil.rmtree("faulty", ignore_errors=True)
+    said = spoil(folder(Path("faulty"), range(6)))
+    left_out = int(said[0])
+    asked = ["evaluate", "run", "--data", "faulty", "--device", "cpu"]
+    assert cli(asked) == 1
+    told = capsys.readouterr()
+    assert f"note: {said}" in told.err and f"run on {6 - left_out} of 6 samples of faulty: loss" in told.out
+    assert cli([*asked, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 6 - left_out and found["skipped"] == left_out
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        alone = evaluate(open_model(Path("run")), "faulty", normalize=read_record(Path("run")).settings["normalize"])
+    assert alone["loss"] == pytest.approx(found["loss"], rel=1e-6)
+
+
+def test_what_the_training_skipped_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The part that was held back is as it was, so the exit code is 0."""
+    monkeypatch.chdir(tmp_path)
+    said = _broken_file(folder(Path("faulty"), range(18)))
+    fit(photos(tmp_path), "faulty", val=0.3, out="run", **QUICK)
+    assert cli(["evaluate", "run", "--device", "cpu"]) == 0
+    told = capsys.readouterr()
+    count = read_record(Path("run")).parts["val"].samples
+    assert f"note: {said}" in told.err and f"run on {count} samples of the val part of faulty: loss" in told.out
 
 
 def test_samples_of_a_list_are_called_by_their_files(

@@ -127,6 +127,8 @@ def test_evaluate_takes_what_was_held_back(here: Path, capsys: Out) -> None:
         result = read_record(Path(f"runs/{name}-1")).result
         assert cli(["evaluate", f"runs/{name}-1", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
+        assert found.pop("samples") == read_record(Path(f"runs/{name}-1")).parts["test"].samples
+        assert found.pop("skipped") == 0
         assert found == pytest.approx({k.removeprefix("test_"): v for k, v in result["test"].items()}, rel=1e-6)
     learner = load("runs/flowers-1")
     assert learner.evaluate(part="val") != learner.evaluate()

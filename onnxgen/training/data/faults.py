@@ -12,6 +12,21 @@ NAMED = 5
 _WAY = "repair or remove them; training without --strict skips these {}s"
 
 
+class LeftOut(str):
+    """A note of what is wrong with samples, and that they are left out.
+
+    Attributes:
+        count: how many samples, in all parts.
+    """
+
+    count: int
+
+    def __new__(cls, text: str, count: int = 0) -> LeftOut:
+        made = super().__new__(cls, text)
+        made.count = count
+        return made
+
+
 class Faults:
     """Collects faults of a data set, each with its place: a file, and the line or entry in it.
 
@@ -60,4 +75,4 @@ class Faults:
             raise OnnxgenError(str(self), help=_WAY.format(self.thing))
         skipped += self.lost
         more = f"; {counted(skipped, self.thing)} skipped" if skipped else ""
-        return [f"{self}{more}"] if self.found else []
+        return [LeftOut(f"{self}{more}", skipped)] if self.found else []

@@ -17,6 +17,7 @@ from onnxgen.common.cache import Cache
 from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problems, one_line
+from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.layout import Layout
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]:
     count = f"{len(bad)} image{'s' if len(bad) > 1 else ''} of {folder} can't be read"
     if strict:
         raise OnnxgenError(f"{count}: {named}", help="remove or repair them; training without --strict skips them")
-    return [f"{count}, skipped: {named}"]
+    return [LeftOut(f"{count}, skipped: {named}", len(bad))]
 
 
 def refuse_unopened(folder: Path, found: Layout, strict: bool, problems: Problems) -> None:

@@ -30,7 +30,7 @@ from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, t
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.devices import choose, prepare_for
-from onnxgen.training.evaluate import PREFERRED_PARTS, evaluate, predict
+from onnxgen.training.evaluate import PREFERRED_PARTS, Measured, measure, predict
 from onnxgen.training.goals.choice import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import (
@@ -93,6 +93,8 @@ class Learner:
         notes: what `predict` and `evaluate` say of other data.
         fed: how they feed its images.
         scored: the part that `evaluate` took; "" if the data has no parts.
+        measured: what `evaluate` found, of how many samples; None before. Of the run's own data, which is as it was in
+            the training, nothing counts as skipped.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Learner:
         self.notes: list[str] = []
         self.fed: list[str] = []
         self.scored = ""
+        self.measured: Measured | None = None
         if "tokenizer" in self.record.settings:
             name = roles_of(signature_of(self.model), ())[IDS].name
             self.texts = next((entry.columns for entry in self.record.inputs if entry.name == name), ())
@@ -179,7 +182,9 @@ class Learner:
             if data is None or is_same(data, own) or self._is_copy(data):
                 held = self._held(own if data is None else data, part)
                 self.scored = self._part(part)
-                return evaluate(self.model, held, part=self.scored, settings=self.settings)
+                found = measure(self.model, held, part=self.scored, settings=self.settings)
+                self.measured = replace(found, skipped=0, whole=found.samples)
+                return found.metrics
             settings = replace(self.settings, val=0.0, test=0.0)
             source = open_source(data, settings, texts=self.texts)
             settings = with_its_target(source, settings)
@@ -187,7 +192,8 @@ class Learner:
             part = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
             self.scored = part if len(made.parts) > 1 else ""
             self.notes += told_seen(self.run, made, part, feed(made, self.model, settings).inputs)
-            return evaluate(self.model, made, part=part or None, settings=settings)
+            self.measured = measure(self.model, made, part=part or None, settings=settings)
+            return self.measured.metrics
 
     @property
     def _takes(self) -> str:

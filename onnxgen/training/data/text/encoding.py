@@ -9,6 +9,7 @@ from typing import Any
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, Problem, counted, one_line
+from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import Chosen
 from onnxgen.training.data.text.masking import IGNORED
@@ -204,7 +205,7 @@ class Encoder:
         if self.strict or len(broken) == count:
             raise OnnxgenError(*(Problem(line, help="correct the data") for line in lines[:_SHOWN]))
         more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
-        self._left_out.append(f"{counted(len(lines), 'sample')} left out: {lines[0]}{more}; --strict makes it an error")
+        self._left_out.append(LeftOut(f"{counted(len(lines), 'sample')} left out: {lines[0]}{more}", len(lines)))
 
     def _where(self, part: str, index: int) -> str:
         rows = self.source.files.get(part)
