@@ -101,7 +101,7 @@ def measure(
 ) -> Measured:
     """Like `evaluate`, but say also of which samples the metrics are."""
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
-    objectives = objectives_of(network, samples, feeding, settings)
+    objectives = objectives_of(network, samples, feeding, settings, training=False)
     restore(network, objectives, f"--task {settings.task}")
     refuse_outside(samples, objectives)
     objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
@@ -119,7 +119,8 @@ def measure(
     found = {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
     left_out = [note for note in opened.notes if isinstance(note, LeftOut)]
     skipped, count = sum(note.count for note in left_out) + loader.skipped, len(samples) - loader.skipped
-    return Measured(found, count, skipped, count + skipped if len(opened.parts) == 1 else count, (*left_out, *unread))
+    notes = (*left_out, *unread, *(note for made in objectives for note in made.uncounted))
+    return Measured(found, count, skipped, count + skipped if len(opened.parts) == 1 else count, notes)
 
 
 @python_words()

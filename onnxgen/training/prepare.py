@@ -295,7 +295,9 @@ def _adapted(
     return adapter, notes
 
 
-def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[Goal]:
+def objectives_of(
+    model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings, training: bool = True
+) -> list[Goal]:
     """Return the goals of the task, or the objective of each output with a target.
 
     The model runs on a few samples to find its last operation, and on more if that leaves open what its outputs are.
@@ -305,7 +307,7 @@ def objectives_of(model: nn.Module, samples: Samples, feeding: Feeding, settings
     names = output_names(model, len(outputs))
     if (kind := task_kind(settings.task)) is not None:
         refuse_for_task(settings)
-        return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings)))
+        return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings, training)))
     found: list[Goal] = []
     look = Look(model, samples, feeding, batch, settings.seed)
     for index, column in feeding.targets.items():

@@ -22,6 +22,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.export.labels import relabelled
 from onnxgen.record.labels import Alphabet, alphabet_in, alphabet_of
 from onnxgen.training import Settings, evaluate, fit, load
+from onnxgen.training.evaluate import measure
 from onnxgen.training.prepare import Plan, prepare
 
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "val": 0.0}
@@ -152,6 +153,49 @@ def test_characters_of_the_held_back_part_are_looked_at_too(tmp_path: Path) -> N
             planned(path, *["ab"] * 7, "q", **given)
         with pytest.raises(OnnxgenError, match="the texts have q, which are not among the 2 classes"):
             planned(path, *["ab"] * 7, "q", **given, classes=("a", "b"))
+
+
+def edits(a: str, b: str) -> int:
+    """Levenshtein's distance, by its definition."""
+    if not a or not b:
+        return len(a) + len(b)
+    return min(edits(a[1:], b[1:]) + (a[0] != b[0]), edits(a[1:], b) + 1, edits(a, b[1:]) + 1)
+
+
+def test_in_an_evaluation_unknown_characters_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They can't be read, and one of them does not end the evaluation of all other texts. In a training it does."""
+    monkeypatch.chdir(tmp_path)
+    words, known = ("ab", "zÄ", "a b", "qqab"), ("ab", "a b")
+    fit(reader(tmp_path, character=LISTED), texts(*words[:1], "z"), out="run", task="ctc", lr=1e-9, epochs=1, **QUIET)
+    np.savez("new.npz", x=X[:4], text=np.array(words))
+    capsys.readouterr()
+    assert cli(["evaluate", "run", "--data", "new.npz", "--device", "cpu", "--json"]) == 0
+    told = capsys.readouterr()
+    says = "2 of 4 texts have q, Ä, not among the 5 characters that the network knows: each counts as an error, and "
+    assert f"note: {says}the loss is of the other 2\n" in told.err
+    found = json.loads(told.out)
+    learner = load("run", device="cpu")
+    read = [str(one.label) for one in learner.predict({"x": X[:4]})]
+    wanted = sum(map(edits, read, words)) / sum(map(len, words))
+    assert found["character_error"] == pytest.approx(wanted) and found["samples"] == 4
+    alone = {"x": X[[0, 2]], "text": np.array(known, dtype=object)}
+    assert found["loss"] == pytest.approx(learner.evaluate(alone)["loss"], rel=1e-5)
+    assert cli(["train", "run", "--data", "new.npz", "--task", "ctc", "--quiet"]) == 2
+    way = "--replace-head 8 --keep adds them, and --classes names another alphabet"
+    assert f"the texts have q, Ä, which the model's alphabet of 5 lacks -> {way}" in capsys.readouterr().err
+    grown = ["--replace-head", "8", "--keep", "--out", "grown", "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert cli(["train", "run", "--data", "new.npz", "--task", "ctc", *grown]) == 0
+    assert load("grown").settings.classes == (*READ, "q", "Ä")
+
+
+def test_targets_without_enough_steps_are_told_of_an_evaluation(tmp_path: Path) -> None:
+    given = Settings(**{**QUIET, "task": "ctc"})
+    found = measure(reader(tmp_path, character=LISTED), texts("ab", "aaaa"), part=None, settings=given)
+    said = "1 of 2 targets need more than the output's 6 steps (the first is sample 1): the loss is without them"
+    assert found.notes == (said,)
+    assert found.metrics["loss"] == pytest.approx(by_hand(("ab",), READ).item(), rel=1e-5)
 
 
 def test_a_run_is_asked_exported_and_trained_again_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,6 @@ IDS = {"last": [[0, 1], [2, 3]], "first": [[1, 2], [3, 4]]}
         ([[0.5], [1.0]], {}, "holds torch.float32"),
         ([3, 4], {}, "single numbers"),
         (["abc", "xyz"], {}, "6 characters, but the output 4 .*replace_head=7"),
-        (["ab", "ax"], {"classes": ("a", "b")}, "the texts have x, which are not among the 2 classes"),
         ([[1, 2], [3, 4]], {"classes": ("a", "b")}, "2 names, but the output has 4 beside the blank"),
         ([[1, 2], [3, 4]], {"loss": "mse"}, "loss does not go with task=.ctc. -> leave out loss"),
         ([[1, 2], [3, 4]], {"blank": 5}, "blank=5: the output has the classes 0 to 4"),

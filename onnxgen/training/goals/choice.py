@@ -28,7 +28,7 @@ class Situation:
     Attributes:
         model: in evaluation mode.
         batch, outputs: a few samples, and the model's outputs for them, with autograd's history.
-        samples: of the training part.
+        samples: of the training part, or those that are evaluated.
         feeding: the columns; `feeding.others` are those of the task.
         names: of the outputs.
     """
@@ -40,6 +40,7 @@ class Situation:
     feeding: Feeding
     names: tuple[str, ...]
     settings: Settings
+    training: bool = True
 
 
 @dataclass(frozen=True)

@@ -168,14 +168,16 @@ def make(found: Situation) -> list[Goal]:
     characters = names or (own.characters if own is not None else used)
     # The alphabet of the training part is what is learned; any other must have the characters of every part.
     every = sorted({c for text in texts for c in text}) if texts and (names or own is not None) else used
-    _check_characters(characters, layout, every, own, found.settings.task)
+    _check_characters(characters, layout, every, own, found)
     goal = Reading(layout, column, blank, characters, texts)
     goal.settled = {"blank": blank, "classes": tuple(characters)}
     begins = found.settings.replace_head is not None or found.settings.from_scratch
     unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
     goal.new_head = len(characters) + 1 if unknown else 0
     new = added(found.model, characters) if own is not None else []
-    goal.said = (*_notes(goal, found.settings, own, new), *as_paddle(found), *_check(found, goal))
+    goal.said = (*_notes(goal, found.settings, own, new), *as_paddle(found))
+    unread = _check(found, goal)
+    goal.said, goal.uncounted = ((*goal.said, *unread), ()) if found.training else (goal.said, tuple(unread))
     return [goal]
 
 
@@ -244,18 +246,22 @@ def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequenc
 
 
 def _check_characters(
-    characters: Sequence[str], layout: Layout, used: Sequence[str], own: Alphabet | None, task: str
+    characters: Sequence[str], layout: Layout, used: Sequence[str], own: Alphabet | None, found: Situation
 ) -> None:
-    """Check that there is a class for each character that texts have. `own`: the model's alphabet, if it is taken."""
+    """Check that each class has one character, and in a training that there is one for each character of the texts.
+
+    `own`: the model's alphabet, if it is taken.
+    """
     if not used:
         return
     if own is None and (long := [name for name in characters if len(name) != 1]):
         way = "name each character"
-        raise OnnxgenError(f"--task {task}: --classes has {long[0]!r}, which is no single character", help=way)
+        what = f"--task {found.settings.task}: --classes has {long[0]!r}, which is no single character"
+        raise OnnxgenError(what, help=way)
     if len(characters) > layout.classes - 1:
         what = f"the texts have {len(characters)} characters, but the output {layout.classes - 1} beside the blank"
         raise OnnxgenError(what, help=f"--replace-head {len(characters) + 1}, if the model ends in a layer of classes")
-    lacking = sorted({*used} - {*characters})
+    lacking = sorted({*used} - {*characters}) if found.training else []
     if lacking and own is not None:
         what = f"the texts have {_spelled(lacking)}, which the model's alphabet of {len(characters):,} lacks"
         way = f"--replace-head {layout.classes + len(lacking)} --keep adds them, and --classes names another alphabet"
@@ -297,26 +303,48 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
 
 
 def _check(found: Situation, goal: Reading) -> list[str]:
-    """Return a note if targets are too long. Raises `OnnxgenError` for wrong ones."""
+    """Return notes of targets that no answer could match: they are too long, or have characters without a class.
+
+    Raises:
+        OnnxgenError: one is wrong, or all are too long.
+    """
     column, own = goal.column, goal.layout
     long, total, first = 0, 0, -1
+    strange: list[int] = []  # of texts, those with characters that no class stands for
     for indices, given in Values(found.samples, [column])[column]:
         targets = goal.targets(given.long())
-        wrong = ((targets < PADDING) | (targets >= own.classes) | (targets == goal.blank)).any(1)
-        wrong |= ((targets[:, 1:] >= 0) & (targets[:, :-1] == PADDING)).any(1)
+        unknown = (targets >= own.classes).any(1)
+        wrong = ((targets < PADDING) | (targets == goal.blank)).any(1)
+        wrong |= (unknown & (not goal.texts)) | ((targets[:, 1:] >= 0) & (targets[:, :-1] == PADDING)).any(1)
         if len(rows := wrong.nonzero()):
             row = int(rows[0])
             rule = (
                 f"class indices are 0 to {own.classes - 1} without the blank, {goal.blank}, and {PADDING} behind them"
             )
             raise OnnxgenError(f"column {column!r} has {targets[row].tolist()} in sample {indices[row]}", help=rule)
-        bad = ~goal.readable(targets)
+        strange += given[unknown].tolist() if goal.texts else []
+        bad = ~goal.readable(targets) & ~unknown
         first = indices[int(bad.nonzero()[0])] if first < 0 and bad.any() else first
         long, total = long + int(bad.sum()), total + len(bad)
+    notes = [_strange([goal.texts[i] for i in strange], goal, total, total - long)] if strange else []
     if not long:
-        return []
+        return notes
     what = f"{long} of {total} targets need more than the output's {own.steps} steps (the first is sample {first})"
     if found.settings.strict or long == total:
         way = "give shorter targets" + (", or leave out --strict" if long < total else "")
         raise OnnxgenError(what, help=way)
-    return [f"{what}: they are not trained"]
+    return [*notes, f"{what}: they are not trained" if found.training else f"{what}: the loss is without them"]
+
+
+def _strange(texts: Sequence[str], goal: Reading, total: int, short: int) -> str:
+    """Return a note of texts with characters that no class stands for: none can be read rightly.
+
+    `short`: how many of all texts are not too long.
+    """
+    known = {*goal.characters}
+    lacking = _spelled(sorted({c for text in texts for c in text} - known))
+    have = "has" if len(texts) == 1 else "have"
+    what = f"{len(texts):,} of {counted(total, 'text')} {have} {lacking}, not among the {len(known):,} characters"
+    return (
+        f"{what} that the network knows: each counts as an error, and the loss is of the other {short - len(texts):,}"
+    )

@@ -89,6 +89,7 @@ class Goal:
         columns: the data's columns that it reads beside the inputs.
         classes: the number of classes of a classifier whose accuracy is counted; else 0.
         said: facts for the user: what was chosen.
+        uncounted: facts for the user of an evaluation: which samples don't count as the others do.
         settled: settings that the data decided, by name. They are kept, so that other data is treated alike.
         factor: the loss that is trained is multiplied by this; the loss that is shown is not.
         new_head: with so many classes a new head would begin, if nothing says what those of the model are; else 0.
@@ -100,6 +101,7 @@ class Goal:
     monitor: str = "loss"
     columns: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
     settled: Mapping[str, Any] = MappingProxyType({})
     factor: float = 1.0
     new_head: int = 0

@@ -338,8 +338,8 @@ def noted(settings: Settings) -> dict[str, Any]:
 def going_on(run: Path, data: Any) -> dict[str, Any]:
     """Return the settings with which a run goes on: all of its own on its own data, which is then split as before.
 
-    Other data gets the size of the images and, in the same order, the classes and the columns of a table. The new run
-    is called as this one.
+    Other data gets the size of the images and, in the same order, the classes and the columns of a table. A reader's
+    characters are in its weights, where a new head may add others. The new run is called as this one.
 
     Args:
         data: as it is named from the current folder; None for the run's own.
@@ -350,7 +350,8 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
     kept = record.values_for(run) | ({"name": named[1]} if named else {})
     if data is None or is_same(data, record.data_for(run)):
         return kept
-    names = ("name", "size", "classes", "tokenizer", "max_length")
+    reads = any(target.loss == "ctc_loss" for target in record.targets)  # its weights have their characters
+    names = ("name", "size", *(() if reads else ("classes",)), "tokenizer", "max_length")
     found: dict[str, Any] = {name: kept[name] for name in names if name in kept}
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
         joined = {entry.name: "+".join(entry.columns) for entry in record.inputs if entry.columns}
