@@ -275,6 +275,24 @@ def test_the_part_that_is_evaluated_is_told(
         assert f"run on {what}: loss" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("order", ["rgb", "bgr"])
+def test_notes_of_a_run_advise_no_option_of_the_training(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither `predict` nor `evaluate` has them; the order is that of the training."""
+    monkeypatch.chdir(tmp_path)
+    _broken_file(folder(Path("faulty"), range(18)))
+    shutil.copy("faulty/a/3.png", "three.png")
+    fit(photos(tmp_path), "faulty", val=0.3, out="run", channel_order=order, **QUICK)
+    capsys.readouterr()
+    _broken_file(folder(Path("new"), range(12)))
+    for asked in (["evaluate", "run", "--data", "new"], ["predict", "run", "three.png"]):
+        assert cli([*asked, "--device", "cpu"]) in (0, 1)
+        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+        options = re.findall(r"--[a-z][a-z-]+", " ".join(notes))
+        assert any(f"order {order.upper()}, as" in note for note in notes) and options == []
+
+
 def _broken_file(data: Path) -> str:
     (data / "a/0.png").write_bytes(b"\x89PNG")
     return "1 image of faulty can't be read, skipped: a/0.png ("

@@ -51,15 +51,17 @@ def refuse_order(settings: Settings, images: Mapping[str, ToInput]) -> None:
         raise OnnxgenError(f"--channel-order {BGR}: {what}", help="leave it out")
 
 
-def order_told(steps: Sequence[ToInput], sizes: frozenset[tuple[int, ...]] = frozenset()) -> list[str]:
+def order_told(steps: Sequence[ToInput], sizes: frozenset[tuple[int, ...]] | None = None) -> list[str]:
     """Return a note of the order in which colours are fed; none if all are gray.
 
     Args:
-        sizes: channels, height and width of the files; empty if they were not looked at.
+        sizes: channels, height and width of the files to train with, empty if they were not looked at; None if the
+            order is that of a training, and there is nothing to choose.
     """
     coloured = [step for step in steps if step.frame.channels > 1]
-    if not coloured or {size[0] for size in sizes} == {1}:
+    if not coloured or {size[0] for size in sizes or ()} == {1}:
         return []
     if coloured[0].reversed:
         return ["colours are fed in the order BGR, as OpenCV reads them"]
-    return ["colours are fed in the order RGB; a network that was trained on OpenCV's takes --channel-order bgr"]
+    way = "; a network that was trained on OpenCV's takes --channel-order bgr" if sizes is not None else ""
+    return [f"colours are fed in the order RGB{way or ', as in the training'}"]
