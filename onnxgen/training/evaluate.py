@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from onnxgen.training.data.prepared import Tuples, unaugmented
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import stream_of
+from onnxgen.training.data.widths import by_width, widest
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.goals.choice import with_task
 from onnxgen.training.goals.goal import Goal
@@ -101,7 +103,7 @@ def measure(
 ) -> Measured:
     """Like `evaluate`, but say also of which samples the metrics are."""
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
-    objectives = objectives_of(network, samples, feeding, settings, training=False)
+    objectives = objectives_of(network, widest(samples), feeding, settings, training=False)
     restore(network, objectives, f"--task {settings.task}")
     refuse_outside(samples, objectives)
     objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)
@@ -113,12 +115,17 @@ def measure(
 
     task = Task(prepare_for(network, device), objectives, feeding)
     unread: list[str] = []  # of a stream
-    with quiet(), closing(Loader(samples, settings.batch, workers=settings.workers, say=unread.append)) as loader:
+    with quiet(), ExitStack() as opened_loaders:
+        groups = [some for _, some in by_width(samples)]
+        loaders = [Loader(some, settings.batch, workers=settings.workers, say=unread.append) for some in groups]
+        for loader in loaders:
+            opened_loaders.enter_context(closing(loader))
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
-        trainer.test(task, loader, verbose=False)
+        trainer.test(task, loaders[0] if len(loaders) == 1 else _OneByOne(loaders), verbose=False)
     found = {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
     left_out = [note for note in opened.notes if isinstance(note, LeftOut)]
-    skipped, count = sum(note.count for note in left_out) + loader.skipped, len(samples) - loader.skipped
+    not_read = sum(loader.skipped for loader in loaders)
+    skipped, count = sum(note.count for note in left_out) + not_read, len(samples) - not_read
     notes = (*left_out, *unread, *(note for made in objectives for note in made.uncounted))
     return Measured(found, count, skipped, count + skipped if len(opened.parts) == 1 else count, notes)
 
@@ -133,10 +140,13 @@ def predict(
     [samples, 3, ...]. If an output has its batch axis elsewhere (as the last
     state of a recurrent layer), the result keeps that axis.
 
+    Lines of text all have the width of the longest one, if the network takes it.
+
     Args and raises: as `evaluate`, but targets are not needed. A sample that can't be read is an error, because
     skipping it would shift all later samples.
     """
     network, settings, _, samples, feeding, device = _ready(model, data, part, settings, given, targets=False)
+    samples = widest(samples)
     network = prepare_for(network, device).to(device.torch_device)
     made: list[tuple[int, tuple[Tensor, ...]]] = []
     micro = Micro()
@@ -161,6 +171,19 @@ def predict(
         each = samples.rows_of_each
         whole = tuple(y.reshape(-1, each, *y.shape[1:]) if len(y) == sum(counts) else y for y in whole)
     return whole if len(whole) > 1 else whole[0]
+
+
+class _OneByOne:
+    """The batches of one loader after those of another."""
+
+    def __init__(self, loaders: Sequence[Loader]) -> None:
+        self.loaders = loaders
+
+    def __len__(self) -> int:
+        return sum(map(len, self.loaders))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return chain.from_iterable(self.loaders)
 
 
 def _joined(network: nn.Module, index: int, parts: Sequence[Any], counts: Sequence[int]) -> Tensor:

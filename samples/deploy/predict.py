@@ -39,6 +39,17 @@ def place(how, size):
     return width, height, left, top
 
 
+def widened(how, path):
+    """Return how a line of text is fed: one that is longer than the input may get the width that it needs."""
+    step, (width, height) = how.get("width_step", 0), upright(path).size
+    needed = -(-how["height"] * width // height)
+    if not step or needed <= how["width"]:
+        return how
+    wide = -(-needed // step) * step
+    shape = [wide if axis == "W" else size for axis, size in zip(how["axes"], how["shape"])]
+    return {**how, "width": wide, "shape": shape}
+
+
 def image(how, path):
     picture = upright(path, (2 * how["width"], 2 * how["height"]))
     if picture.mode.startswith("I"):  # 16 bits
@@ -248,6 +259,8 @@ def made(how, sample, port, tokenizer):
     dtype = {"float": "float32", "double": "float64"}.get(kind := port.type[len("tensor(") : -1], kind)
     if how["kind"] == "constant":
         return np.full([size if isinstance(size, int) else 1 for size in port.shape], how["value"], dtype)
+    if how["kind"] == "image":
+        how = widened(how, sample)
     if how["kind"] == "text":
         x = text(how, sample, port, tokenizer)
     else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.advised import Chooser, classifies, reads_lines, runner
+from onnxgen.training.data.advised import STEP, Chooser, classifies, reads_lines, runner
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
@@ -41,6 +41,7 @@ from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import feeding_of, members_of
+from onnxgen.training.data.widths import squeezed
 from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.goals.deciding import decide
 from onnxgen.training.goals.names import AUTO, CTC, DETECTION
@@ -110,7 +111,8 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
         noise = settings.noise if settings.noise is not None and targets else 0.0
         here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
-        setattr(found, part, _prepared(samples, here, members, target))
+        setattr(found, part, made := _prepared(samples, here, members, target))
+        found.notes += [f"{part}: {note}" for note in squeezed(made, trains=True)] if targets else []
     return found
 
 
@@ -231,10 +233,22 @@ def _image_steps(
     placing, bgr = placing_of(settings, lines), settings.channel_order == BGR
     step = partial(_image_step, source, placing=placing, reversed=bgr, chooser=chooser)
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
+    if lines and placing.how == "line":
+        of = {c: _width_step(made[c], port, model, chooser) for port, c in pairs if c in made}
+        made = {c: replace(made[c], width_step=step) for c, step in of.items()}
     refuse_order(settings, made)
     steps = list(made.values())
     source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
     return made
+
+
+def _width_step(step: ToInput, port: Port, model: nn.Module, chooser: Chooser) -> int:
+    """Return what the width of longer lines is a multiple of; 0 if the network runs at no other width."""
+    place = step.frame.axes.find("W")
+    if place < 0 or chooser.runs is None or (fixed_batch(model) or 1) > 1 or port.dims is None:
+        return 0
+    other = replace(step.frame, width=-(-2 * step.frame.width // STEP) * STEP)
+    return STEP if isinstance(port.dims[place + 1], str) and chooser.runs(other.shape) else 0
 
 
 def _size_told(model: nn.Module) -> tuple[int, int] | None:

@@ -168,6 +168,7 @@ class ToInput:
         dtype: of the result.
         placing: how images get the frame's size.
         reversed: colours are fed as BGR, as OpenCV reads them; stored are RGB. `scale` is of what is fed.
+        width_step: a line that is longer than the frame may have a width that is a multiple of it; 0: it may not.
     """
 
     axes: str
@@ -180,6 +181,7 @@ class ToInput:
     frozen: bool = False
     placing: Placing = STRETCHED
     reversed: bool = False
+    width_step: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -218,6 +220,14 @@ class ToInput:
     def ordered(self, x: Tensor) -> Tensor:
         """Return images [n, C, H, W] with their colours in the order that the model takes, or back in that of RGB."""
         return torch.cat([x[:, :3].flip(1), x[:, 3:]], 1) if self.reversed else x
+
+    def width_of(self, size: tuple[int, int]) -> int:
+        """Return the width that an image of this height and width is fed in, if it is not fed with others."""
+        return self.widened(self.placing.width_of(size, self.frame.height)) if self.width_step else self.frame.width
+
+    def widened(self, needed: int) -> int:
+        """Return the least width of the frame, or multiple of `width_step`, that is as wide as needed."""
+        return max(self.frame.width, -(-needed // self.width_step) * self.width_step)
 
     def fit(self, size: tuple[int, int]) -> Fit:
         """Return where an image of this height and width lies in the frame."""

@@ -77,12 +77,16 @@ class Placing:
         if not self.moves:
             return Fit(frame, frame)
         if self.how == "line":
-            return Fit(frame, (frame[0], min(math.ceil(frame[0] * size[1] / size[0]), frame[1])))
+            return Fit(frame, (frame[0], min(self.width_of(size, frame[0]), frame[1])))
         ratio = min(frame[0] / size[0], frame[1] / size[1])
         height, width = (max(1, min(round(side * ratio), most)) for side, most in zip(size, frame))
         middle = self.how == "letterbox"
         top, left = (frame[0] - height) // 2 * middle, (frame[1] - width) // 2 * middle
         return Fit(frame, (height, width), top, left)
+
+    def width_of(self, size: tuple[int, int], height: int) -> int:
+        """Return the width in proportion of an image of this height and width, at another height."""
+        return math.ceil(height * size[1] / size[0])
 
 
 STRETCHED = Placing()

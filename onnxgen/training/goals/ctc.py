@@ -79,11 +79,14 @@ class Reading(Goal, nn.Module):
         table: Tensor = self.table  # type: ignore[assignment]
         return table[given] if self.texts else given
 
-    def readable(self, targets: Tensor) -> Tensor:
-        """Return True for each target [n] that the output has enough steps for, with one between equal neighbours."""
+    def readable(self, targets: Tensor, steps: int | None = None) -> Tensor:
+        """Return True for each target [n] that the output has enough steps for, with one between equal neighbours.
+
+        `steps`: of this output, if it has other ones than the layout says.
+        """
         here = targets >= 0
         again = (targets[:, 1:] == targets[:, :-1]) & here[:, 1:]
-        enough: Tensor = here.sum(1) + again.sum(1) <= self.layout.steps
+        enough: Tensor = here.sum(1) + again.sum(1) <= (self.layout.steps if steps is None else steps)
         return enough & (targets < self.layout.classes).all(1)
 
     def weight(self, batch: Batch) -> Tensor | int:
@@ -99,7 +102,7 @@ class Reading(Goal, nn.Module):
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
         logs, targets = self.logarithms(outputs), self.targets(batch[self.column])
-        good = self.readable(targets)
+        good = self.readable(targets, len(logs))
         lengths = torch.where(good, (targets >= 0).sum(1), 0)
         steps, targets = torch.full_like(lengths, len(logs)), targets.clamp(0, self.layout.classes - 1)
         each = F.ctc_loss(logs, targets, steps, lengths, self.blank, reduction="none", zero_infinity=True)

@@ -116,6 +116,7 @@ def finished(data: Data, feeding: Feeding, record: Record) -> list[str]:
     """
     need_alike(data, feeding, record)
     with_white_of_training(data, feeding, record)
+    with_widths_of_training(data, feeding, record)
     steps = (getattr(samples, "steps", {}).get(column) for samples in data.parts.values() for column in feeding.inputs)
     return order_told([step for step in steps if isinstance(step, ToInput)])
 
@@ -143,6 +144,16 @@ def with_white_of_training(data: Data, feeding: Feeding, record: Record) -> None
                 count = entry.image.channels
                 steps = {column: replace(step, scale=((0.0,) * count, (1 / entry.image.white,) * count))}
                 setattr(data, part, replace(samples, steps={**samples.steps, **steps}))
+
+
+def with_widths_of_training(data: Data, feeding: Feeding, record: Record) -> None:
+    """Give long lines the widths that the record allows, which an exported file has, too."""
+    for entry, column in zip(record.inputs, feeding.inputs):
+        for part, samples in data.parts.items():
+            step = samples.steps.get(column) if isinstance(samples, Prepared) else None
+            if entry.image is not None and isinstance(samples, Prepared) and isinstance(step, ToInput):
+                steps = {**samples.steps, column: replace(step, width_step=entry.image.width_step)}
+                setattr(data, part, replace(samples, steps=steps))
 
 
 def fits(record: Record, model: nn.Module, run: Path, constants: Mapping[str, float]) -> None:

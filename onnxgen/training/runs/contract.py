@@ -119,7 +119,8 @@ def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any])
 
 def _image(image: Image) -> dict[str, Any]:
     """Return how bytes become the input; without a mean in the run, 255 becomes the white of its data."""
-    fixed = {name: getattr(image, name) for name in ("channels", "height", "width", "beside", "at", "order", "axes")}
+    names = ("channels", "height", "width", "width_step", "beside", "at", "order", "axes")
+    fixed = {name: getattr(image, name) for name in names}
     plain = plain_scale(image.channels, image.white)
     mean, std = image.mean or plain[0], image.std or plain[1]
     return {**fixed, "white": _WHITE, "mean": mean, "std": std}

@@ -23,6 +23,7 @@ class Image:
         beside: the bytes of a pixel beside an image that keeps its proportions; None: images are stretched.
         at: where such an image lies: "middle", "corner" or "line" (see `Placing`).
         order: of the channels as they are fed: "RGB", or "BGR" as OpenCV has them. `mean` and `std` are in this order.
+        width_step: a line that is longer than `width` gets the least multiple of it that it needs; 0: it is squeezed.
     """
 
     channels: Annotated[int, OneOf((1, 3, 4))]
@@ -35,6 +36,7 @@ class Image:
     beside: tuple[Annotated[int, Between(0, 255)], ...] | None = None
     at: Annotated[str, OneOf(("middle", "corner", "line"))] = "middle"
     order: Annotated[str, OneOf(ORDERS)] = "RGB"
+    width_step: Annotated[int, Between(0, 1 << 20)] = 0
 
     def check(self) -> None:
         """Raise `ValueError` if the values do not go together."""

@@ -97,7 +97,11 @@ class Kept:
         if result is not None:
             result = {name: _finite(value) for name, value in result.items()}
             result = {**result, "weights": {path.name: file_sha256(path) for path in files_there(out / BEST)}}
-        lists = {SAMPLES: self.samples, HELD_BACK: self.held_back.encode("utf-8", "surrogateescape")} if result is None else {}
+        lists = (
+            {SAMPLES: self.samples, HELD_BACK: self.held_back.encode("utf-8", "surrogateescape")}
+            if result is None
+            else {}
+        )
         for name, content in lists.items():
             if content:
                 with replacing([out]) as files, files.file(out / name) as file:
@@ -277,7 +281,7 @@ def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
         beside = placing.pixel(frame.channels) if placing.moves else None
         at, order = placing.how if placing.how in ("corner", "line") else "middle", "BGR" if step.reversed else "RGB"
         sizes = frame.channels, frame.height, frame.width
-        image = Image(*sizes, frame.axes, mean, std, step.white, beside, at, order)
+        image = Image(*sizes, frame.axes, mean, std, step.white, beside, at, order, step.width_step)
     rate = plan.data.rate if column == name_of_sounds(samples) else 0
     text, role, pad = plan.data.text, "", 0
     if text is not None and text.tokenizing is not None:

@@ -29,6 +29,7 @@ from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.data.tuples import TASK as TUPLES
+from onnxgen.training.data.widths import by_width, squeezed
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, Measured, measure, predict
 from onnxgen.training.goals.choice import output_names
@@ -43,6 +44,7 @@ from onnxgen.training.runs.alike import (
     parts_of,
     with_its_images,
     with_its_target,
+    with_widths_of_training,
 )
 from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
@@ -162,7 +164,7 @@ class Learner:
             if self.record.writes:
                 return self._continued(data, max_new_tokens, temperature)
             opened = self._opened(data, skip)
-            return [one for made, names in opened for one in self._predicted(made, names, min_score, soft)]
+            return [one for made, names in opened for one in self._each(made, names, min_score, soft)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics.
@@ -182,6 +184,7 @@ class Learner:
             if data is None or is_same(data, own) or self._is_copy(data):
                 held = self._held(own if data is None else data, part)
                 self.scored = self._part(part)
+                self.notes += squeezed(held.parts[self.scored])
                 found = measure(self.model, held, part=self.scored, settings=self.settings)
                 self.measured = replace(found, skipped=0, whole=found.samples)
                 return found.metrics
@@ -191,6 +194,7 @@ class Learner:
             made = self._fitted(source, settings)
             part = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
             self.scored = part if len(made.parts) > 1 else ""
+            self.notes += squeezed(made.parts[part])
             self.notes += told_seen(self.run, made, part, feed(made, self.model, settings).inputs)
             self.measured = measure(self.model, made, part=part or None, settings=settings)
             return self.measured.metrics
@@ -236,6 +240,7 @@ class Learner:
             what = f"the data of {self.run} is gone: there is no {own}"
             raise OnnxgenError(what, help="say where it is now, with --data; in Python: evaluate(data)")
         found = open_data(own, self.model, self.settings)
+        with_widths_of_training(found, feed(found, self.model, self.settings), self.record)
         name = self._part(part)
         samples, then = found.parts.get(name), self.record.parts.get(name)
         if samples is None or then is None:
@@ -246,6 +251,16 @@ class Learner:
             what = f"{own} has changed since the run: its {name} part is not the same"
             raise OnnxgenError(what, help="evaluate other data by naming it")
         return found
+
+    def _each(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> list[Prediction]:
+        """Return what is predicted for each sample, in order. Lines of one width are fed together."""
+        part, samples = next(iter(data.parts.items()))
+        self.notes += squeezed(samples)
+        found: list[tuple[int, Prediction]] = []
+        for rows, some in by_width(samples):
+            setattr(of_width := replace(data), part, some)
+            found += zip(rows, self._predicted(of_width, [names[row] for row in rows], min_score, soft))
+        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
     def _predicted(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> Iterator[Prediction]:
         outputs = predict(self.model, data, settings=self.settings)
