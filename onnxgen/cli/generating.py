@@ -15,6 +15,7 @@ from onnxgen.common.timing import FORMAT, IMPORTS, STAGES, WEIGHTS
 from onnxgen.errors import counted
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
+from onnxgen.record.usual import train_line, usual_of
 
 SHOWN_STAGES = (IMPORTS, WEIGHTS, *STAGES[:-1], FORMAT, STAGES[-1])
 
@@ -80,7 +81,7 @@ def _verify(model: Path, out: Path, options: Options, result: dict[str, Any], qu
 
 def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
     """Return the report as `--json` prints it."""
-    report = generated.report
+    report, usual = generated.report, usual_of(generated.metadata)
     return {
         "status": report.status,
         "model": str(model),
@@ -88,7 +89,8 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "wrote": [str(path) for path in report.wrote],
         **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised")},
         **{name: getattr(report, name) for name in ("plain", "left_out")},
-        "notes": [*report.notes, *_names(out)],
+        "notes": [*report.notes, *_names(out), *([] if usual is None else [usual.told(usual.arguments())])],
+        "train": train_line(out) if usual is None else usual.line(out),
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN_STAGES if name in report.stages},
     }
@@ -134,7 +136,7 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: 
         how = PARTLY if edited else ""
         tell("  next: " + shlex.join(["onnxgen", "verify", result["model"], result["module"]]) + how)
         if result["parameters"]:
-            tell("  then: " + shlex.join(["onnxgen", "train", result["module"], "--data", "DATA"]))
+            tell("  then: " + shlex.join(result["train"]))
     if verbose:
         _print_stages(result["stages"])
 

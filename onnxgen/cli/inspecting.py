@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -77,11 +78,14 @@ def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, .
     from onnxgen import pipeline
     from onnxgen.purpose import purpose_of
     from onnxgen.record.signature import recorded
+    from onnxgen.record.usual import usual_of
 
     try:
-        made = pipeline.build(path, options, pipeline.default_out(path, None))
-        signature = recorded(made.metadata)
-        return made.report.trainable, (), made.report.notes, None if signature is None else signature.purpose
+        made = pipeline.build(path, options, out := pipeline.default_out(path, None))
+        signature, notes = recorded(made.metadata), made.report.notes
+        if (usual := usual_of(made.metadata)) is not None:
+            notes = [*notes, f"{usual.told(usual.arguments())} -> {shlex.join(usual.line(out))}"]
+        return made.report.trainable, (), notes, None if signature is None else signature.purpose
     except OnnxgenError as error:
         problems = error.problems
     try:

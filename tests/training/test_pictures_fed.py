@@ -307,6 +307,23 @@ def test_a_file_of_paddleocr_s_kind_tells_how_it_is_fed(tmp_path: Path) -> None:
     assert "PaddleOCR" not in "\n".join(prepare(module, data, given).notes)
 
 
+def test_it_is_told_before_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By `inspect` and where the module is generated, with the whole command; of other files nothing."""
+    module = exported(tmp_path, Line(), torch.zeros(2, 3, 8, 10), names="image", output="text")
+    file, capsys_of = str(tmp_path / "net.onnx"), lambda: capsys.readouterr().out
+    given = "--channel-order bgr --beside 127 --normalize 0.5,0.5"
+    command = f"onnxgen train {module} --data DATA"
+    assert cli([file, "-o", str(module), "--force"]) == 0
+    assert f"  then: {command}\n" in (said := capsys_of()) and "PaddleOCR" not in said
+    assert cli(["inspect", file]) == 0 and "PaddleOCR" not in capsys_of()
+    with_entry(tmp_path / "net.onnx", "character", "a\nb\nc\n ")
+    assert cli([file, "-o", str(module), "--force"]) == 0
+    said = capsys_of()
+    assert f"  then: {command} {given}\n" in said and f"PaddleOCR feeds images with {given}\n" in said
+    assert cli(["inspect", file]) == 0
+    assert f"PaddleOCR feeds images with {given} -> {command} {given}\n" in capsys_of()
+
+
 @pytest.mark.parametrize(
     ("task", "is_run", "wanted"), [("ctc", True, "stretch"), ("ctc", False, "auto"), ("outputs", True, "auto")]
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.labels import PREFIX, SPACE, Alphabet, recorded_alphabet
 from onnxgen.record.module import metadata_of, space_of
+from onnxgen.record.usual import usual_of
 from onnxgen.surgery.classes import told_classes
 from onnxgen.training.data.images import ToInput
 
@@ -46,22 +47,24 @@ def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[s
     return every if len(every) < classes else tuple(used)
 
 
-def as_paddle(found: Situation) -> list[str]:
-    """Return a note of how PaddleOCR feeds images, if the file lists characters as its files do, but these are not.
+def as_author(found: Situation) -> list[str]:
+    """Return a note of how the author of the file feeds images, if the file tells the author, but these are not so fed.
 
     A new head changes nothing about that.
     """
-    step, alphabet = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0]), _recorded(found.model)
-    if alphabet is None or alphabet.source != "character" or not isinstance(step, ToInput):
+    step, usual = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0]), usual_of(_metadata(found.model))
+    if usual is None or not isinstance(step, ToInput):
         return []
-    usual = {"channel_order": "bgr", "resize": "line", "beside": 127, "normalize": "0.5,0.5"}
-    left = {name: value for name, value in usual.items() if getattr(found.settings, name) in ("auto", None)}
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in left.items())
-    return [f"the file lists its characters as PaddleOCR's do; PaddleOCR feeds images with {options}"] if left else []
+    left = [name for name in usual.options if getattr(found.settings, name) in ("auto", None)]
+    return [usual.told(usual.arguments(left))] if left else []
 
 
 def _recorded(model: nn.Module) -> Alphabet | None:
+    return recorded_alphabet(_metadata(model))
+
+
+def _metadata(model: nn.Module) -> Mapping[str, str]:
     try:
-        return recorded_alphabet(metadata_of(space_of(model)))
+        return metadata_of(space_of(model))
     except OnnxgenError:  # damaged weights, which the model does not need any more
-        return None
+        return {}

@@ -19,7 +19,7 @@ from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
-from onnxgen.training.goals.alphabet import added, as_paddle, own_alphabet
+from onnxgen.training.goals.alphabet import added, as_author, own_alphabet
 from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
@@ -178,7 +178,7 @@ def make(found: Situation) -> list[Goal]:
     unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
     goal.new_head = len(characters) + 1 if unknown else 0
     new = added(found.model, characters) if own is not None else []
-    goal.said = (*_notes(goal, found.settings, own, new), *as_paddle(found))
+    goal.said = (*_notes(goal, found.settings, own, new), *as_author(found))
     unread = _check(found, goal)
     goal.said, goal.uncounted = ((*goal.said, *unread), ()) if found.training else (goal.said, tuple(unread))
     return [goal]

@@ -97,11 +97,8 @@ class Kept:
         if result is not None:
             result = {name: _finite(value) for name, value in result.items()}
             result = {**result, "weights": {path.name: file_sha256(path) for path in files_there(out / BEST)}}
-        lists = (
-            {SAMPLES: self.samples, HELD_BACK: self.held_back.encode("utf-8", "surrogateescape")}
-            if result is None
-            else {}
-        )
+        held = self.held_back.encode("utf-8", "surrogateescape")  # a file may have a name that is not UTF-8
+        lists = {SAMPLES: self.samples, HELD_BACK: held} if result is None else {}
         for name, content in lists.items():
             if content:
                 with replacing([out]) as files, files.file(out / name) as file:
