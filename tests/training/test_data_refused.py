@@ -28,6 +28,7 @@ from onnxgen.training.data.opening import KINDS
 from onnxgen.training.goals.detection.part import size_told
 from onnxgen.training.model import open_model
 from tests.training.small import network
+from tests.zoo.export import quiet
 
 X, Y = np.zeros((4, 2)), np.arange(4) % 2
 
@@ -302,6 +303,12 @@ def chosen(folder: Path, model: torch.nn.Module, **settings: Any) -> tuple[str, 
     return data.size, data.resize, [note for note in data.notes if note.startswith("images ")]
 
 
+def valued(folder: Path, *values: str) -> None:
+    """List the two images of a folder with a value for each, in place of the classes of their folders."""
+    rows = [f"{path.relative_to(folder)},{value}" for path, value in zip(sorted(folder.glob("*/*.png")), values)]
+    (folder / "labels.csv").write_text("\n".join(["image,target", *rows]) + "\n")
+
+
 WAY = "the model takes any size: --size HEIGHTxWIDTH names another one, and --resize another way"
 
 
@@ -310,6 +317,7 @@ def test_images_of_different_sizes_for_an_input_of_any_size(tmp_path: Path) -> N
     model = network(tmp_path, image=("float32", ("batch", 3, "height", "width")))
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 7))
+    valued(tmp_path / "data", "0.5", "1.5")
     told = [f"images of 6x5 and 7x7 are stretched to 32x32; {WAY}"]
     assert chosen(tmp_path / "data", model) == ("32x32", "stretch", told)
     asked = ["images of 6x5 and 7x7 are letterboxed to 64x32"]
@@ -330,10 +338,43 @@ def test_a_classifier_gets_the_size_that_its_file_tells_or_the_usual_one(
     model = network(tmp_path, image=("float32", ("batch", 3, "height", "width")))
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 7))
-    monkeypatch.setattr("onnxgen.training.data.fitting.classifies", lambda ports: purpose is not None)
+    monkeypatch.setattr("onnxgen.training.data.fitting.classifies", lambda ports, asked: purpose is not None)
     monkeypatch.setattr("onnxgen.training.goals.detection.part.size_told", lambda model: told)
     assert chosen(tmp_path / "data", model)[0] == size
     assert classifies(Signature((), (), purpose=purpose)) is (purpose is not None)
+
+
+@pytest.mark.parametrize(
+    ("data", "head", "size"),
+    [("folders", None, 224), ("cat owl", None, 224), ("0 1", 2, 224), ("0.5 1.5", None, 32)],
+)
+def test_what_is_trained_decides_what_the_graph_leaves_open(
+    data: str, head: int | None, size: int, tmp_path: Path
+) -> None:
+    """Two numbers of a Linear layer are classes or values: with folders of classes, or a new head, they are classes."""
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x.mean((2, 3)))
+
+    with quiet():
+        torch.onnx.export(
+            Two(), torch.zeros(2, 3, 40, 40), tmp_path / "net.onnx", input_names=["x"], output_names=["y"],
+            dynamic_axes={"x": {0: "n", 2: "h", 3: "w"}, "y": {0: "n"}}, dynamo=False,
+        )  # fmt: skip
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    model = open_model(tmp_path / "net.py")
+    purpose = signature_of(model).purpose
+    assert purpose is not None and purpose.candidates == ("classification", "regression") and not purpose.kind
+    image(tmp_path / "data/cat/a.png")
+    image(tmp_path / "data/owl/b.png", (7, 7))
+    if data != "folders":
+        valued(tmp_path / "data", *data.split())
+    assert chosen(tmp_path / "data", model, replace_head=head)[0] == f"{size}x{size}"
 
 
 @pytest.mark.parametrize(
@@ -426,6 +467,7 @@ def fixed_rows(folder: Path) -> torch.nn.Module:
 def test_the_size_that_is_chosen_is_one_that_runs(same: bool, tmp_path: Path) -> None:
     image(tmp_path / "data/cat/a.png", (112, 32))
     image(tmp_path / "data/owl/b.png", (112, 32) if same else (110, 30))
+    valued(tmp_path / "data", "0.5", "1.5")
     model = fixed_rows(tmp_path)
     assert chosen(tmp_path / "data", model)[0] == "48x192"
     model.forward = lambda x: x.reshape(len(x), 7, 7)  # type: ignore[method-assign]

@@ -125,9 +125,14 @@ def advised(axes: str, sides: Mapping[str, int], fixed: Collection[str], runs: R
     return {}
 
 
-def classifies(ports: Signature) -> bool:
-    """Return True if a network is known to tell classes of whole images apart."""
-    return ports.purpose is not None and ports.purpose.kind == "classification"
+def classifies(ports: Signature, asked: bool = False) -> bool:
+    """Return True if a network tells classes of whole images apart, as far as is known.
+
+    `asked`: it is trained to do so, which decides if its graph left that open.
+    """
+    purpose = ports.purpose
+    known = () if purpose is None else (purpose.kind, *(purpose.candidates if asked else ()))
+    return "classification" in known
 
 
 def reads_lines(ports: Signature) -> bool:

@@ -44,7 +44,7 @@ from onnxgen.training.data.tuples import feeding_of, members_of
 from onnxgen.training.data.widths import squeezed
 from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.goals.deciding import decide
-from onnxgen.training.goals.names import AUTO, CTC, DETECTION
+from onnxgen.training.goals.names import AUTO, CTC, DETECTION, OUTPUTS
 from onnxgen.training.known import as_trained, scale_of
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
@@ -229,7 +229,8 @@ def _image_steps(
     refuse_bright(first := next(iter(source.parts.values())), whites)
     source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
     lines = settings.task == CTC or (settings.task == AUTO and reads_lines(ports))
-    chooser = Chooser(runner(model, ports), lines, classifies(ports), partial(_size_told, model))
+    classes = classifies(ports, asked=_asks_for_classes(first, feeding, settings))
+    chooser = Chooser(runner(model, ports), lines, classes, partial(_size_told, model))
     placing, bgr = placing_of(settings, lines), settings.channel_order == BGR
     step = partial(_image_step, source, placing=placing, reversed=bgr, chooser=chooser)
     made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
@@ -240,6 +241,12 @@ def _image_steps(
     steps = list(made.values())
     source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
     return made
+
+
+def _asks_for_classes(samples: Samples, feeding: Feeding, settings: Settings) -> bool:
+    """Return True if a network is trained to tell named classes of whole samples apart, or gets a head for that."""
+    fields = [samples.fields[column] for column in feeding.targets.values()]
+    return settings.task == OUTPUTS and any(settings.replace_head or f.classes and not f.shape for f in fields)
 
 
 def _width_step(step: ToInput, port: Port, model: nn.Module, chooser: Chooser) -> int:
