@@ -89,7 +89,7 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "wrote": [str(path) for path in report.wrote],
         **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised")},
         **{name: getattr(report, name) for name in ("plain", "left_out")},
-        "notes": [*report.notes, *_names(out), *([] if usual is None else [usual.told(usual.arguments())])],
+        "notes": [*report.notes, *_names(out), *([] if usual is None else [usual.told()])],
         "train": train_line(out) if usual is None else usual.line(out),
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN_STAGES if name in report.stages},

@@ -84,7 +84,7 @@ def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, .
         made = pipeline.build(path, options, out := pipeline.default_out(path, None))
         signature, notes = recorded(made.metadata), made.report.notes
         if (usual := usual_of(made.metadata)) is not None:
-            notes = [*notes, f"{usual.told(usual.arguments())} -> {shlex.join(usual.line(out))}"]
+            notes = [*notes, f"{usual.told()} -> {shlex.join(usual.line(out))}"]
         return made.report.trainable, (), notes, None if signature is None else signature.purpose
     except OnnxgenError as error:
         problems = error.problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,30 +23,52 @@ class Usual:
         sign: how a file is known to be of this kind.
         author: the program.
         options: by name of the setting; what is the default for such networks is left out.
+        also: what a note says behind them.
     """
 
     sign: str
     author: str
     options: Mapping[str, str | int]
+    also: str = ""
 
-    def arguments(self, names: Iterable[str] | None = None) -> list[str]:
-        """Return the arguments of `onnxgen train`, of these settings or of all."""
-        given = self.options if names is None else {name: self.options[name] for name in names}
-        return [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    def arguments(self) -> list[str]:
+        """Return the arguments of `onnxgen train`."""
+        return _arguments(self.options)
 
     def line(self, module: Path) -> list[str]:
         """Return the whole command that trains a module so."""
         return [*train_line(module), *self.arguments()]
 
-    def told(self, arguments: list[str]) -> str:
+    def told(self) -> str:
         """Return a note."""
-        return f"{self.sign}; {self.author} feeds images with {' '.join(arguments)}"
+        return self._told(self.options)
+
+    def left(self, settings: object) -> list[str]:
+        """Return a note of what settings leave open, or place in another way; none if they say all of it."""
+        given = {name: getattr(settings, name) for name in self.options}
+        is_left = {n: v in ("auto", None) or n == "resize" and v != self.options[n] for n, v in given.items()}
+        found = {name: value for name, value in self.options.items() if is_left[name]}
+        return [self._told(found)] if found else []
+
+    def _told(self, options: Mapping[str, str | int]) -> str:
+        return f"{self.sign}; {self.author} feeds images with {' '.join(_arguments(options))}{self.also}"
+
+
+def _arguments(options: Mapping[str, str | int]) -> list[str]:
+    return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
 PADDLE = Usual(
     "the file lists its characters as PaddleOCR's do",
     "PaddleOCR",
     {"channel_order": "bgr", "beside": 127, "normalize": "0.5,0.5"},
+)
+
+YOLOX = Usual(
+    "its boxes are offsets as YOLOX's",
+    "YOLOX",
+    {"channel_order": "bgr", "resize": "corner", "normalize": "none"},
+    ", and 114 beside them, the default",
 )
 
 

@@ -53,10 +53,7 @@ def as_author(found: Situation) -> list[str]:
     A new head changes nothing about that.
     """
     step, usual = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0]), usual_of(_metadata(found.model))
-    if usual is None or not isinstance(step, ToInput):
-        return []
-    left = [name for name in usual.options if getattr(found.settings, name) in ("auto", None)]
-    return [usual.told(usual.arguments(left))] if left else []
+    return usual.left(found.settings) if usual is not None and isinstance(step, ToInput) else []
 
 
 def _recorded(model: nn.Module) -> Alphabet | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import onnxgen
 from onnxgen.errors import OnnxgenError
 from onnxgen.heads.reading import find_tail
 from onnxgen.reader import read
-from onnxgen.training import evaluate, fit, load, open_model
+from onnxgen.training import Settings, evaluate, fit, load, open_model
+from onnxgen.training.prepare import prepare
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.conftest import ROOT
 from tests.heads.small import IMAGE, Small, export, yolox
@@ -55,6 +57,19 @@ def test_a_folder_of_boxes_trains_the_raw_maps(place: Path, tmp_path: Path) -> N
     again, best = run.evaluate(), found.history[found.best_epoch]
     assert again == pytest.approx({name: best[f"val_{name}"] for name in again}, abs=1e-6)
     assert (tmp_path / "run" / "examples.png").is_file()
+
+
+def test_how_yolox_feeds_images_is_told(place: Path) -> None:
+    """Until the settings say all of it."""
+    settings = Settings(device="cpu")
+    told = "its boxes are offsets as YOLOX's; YOLOX feeds images with"
+    notes = prepare(place / "net.py", place / "data", settings).notes
+    whole = f"{told} --channel-order bgr --resize corner --normalize none, and 114 beside them, the default"
+    assert [note for note in notes if "YOLOX" in note] == [whole]
+    given = replace(settings, channel_order="bgr", normalize="none")
+    assert f"{told} --resize corner, and" in "\n".join(prepare(place / "net.py", place / "data", given).notes)
+    given = replace(given, resize="corner")
+    assert "YOLOX" not in "\n".join(prepare(place / "net.py", place / "data", given).notes)
 
 
 def test_the_whole_graph_gets_the_weights(place: Path, tmp_path: Path) -> None:

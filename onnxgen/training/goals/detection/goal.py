@@ -13,6 +13,7 @@ from torch import Tensor
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.tail import Tail
+from onnxgen.record.usual import YOLOX
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.detection.boxes import suppress
@@ -107,6 +108,7 @@ def make(found: Situation) -> list[Goal]:
         refuse_wrong(boxes, tail.classes)
     said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     said += [f"assumed: {tail.assumed}"] if tail.assumed else []
+    said += YOLOX.left(found.settings) if tail.kind == "offsets" else []
     names = found.settings.classes or found.samples.fields[COLUMN].classes
     if len(names) > tail.classes:
         what = f"--classes has {counted(len(names), 'name')}, but the model has {counted(tail.classes, 'class')}"
