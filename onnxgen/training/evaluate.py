@@ -125,7 +125,7 @@ def measure(
     found = {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
     left_out = [note for note in opened.notes if isinstance(note, LeftOut)]
     not_read = sum(loader.skipped for loader in loaders)
-    skipped, count = sum(note.count for note in left_out) + not_read, len(samples) - not_read
+    skipped, count = sum(note.samples for note in left_out) + not_read, len(samples) - not_read
     notes = (*left_out, *unread, *(note for made in objectives for note in made.uncounted))
     return Measured(found, count, skipped, count + skipped if len(opened.parts) == 1 else count, notes)
 

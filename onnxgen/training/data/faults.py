@@ -16,14 +16,14 @@ class LeftOut(str):
     """A note of what is wrong with samples, and that they are left out.
 
     Attributes:
-        count: how many samples, in all parts.
+        samples: how many, in all parts.
     """
 
-    count: int
+    samples: int
 
-    def __new__(cls, text: str, count: int = 0) -> LeftOut:
+    def __new__(cls, text: str, samples: int = 0) -> LeftOut:
         made = super().__new__(cls, text)
-        made.count = count
+        made.samples = samples
         return made
 
 
