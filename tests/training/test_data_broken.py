@@ -14,6 +14,7 @@ from PIL import Image
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings
+from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.source import DataSource
 from samples.tasks.scenes import draw_scenes, write_coco, write_masks, write_voc, write_yolo
@@ -53,6 +54,7 @@ def judge(folder: Path, says: str, left: int, skipped: int | None = None) -> Non
     note = next(note for note in found.notes if says in note)
     skipped = COUNT - left if skipped is None else skipped
     said = f"; {skipped} image{'s' if skipped != 1 else ''} skipped"
+    assert isinstance(note, LeftOut) and note.samples == skipped, "evaluate tells and counts it"
     assert "\n" not in note and (note.endswith(said) if skipped else "skipped" not in note), note
 
 

@@ -18,6 +18,7 @@ from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, fit
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.source import DataSource
 from tests.training.small import network
@@ -129,6 +130,7 @@ def test_images_beside_the_class_folders_are_told(tmp_path: Path) -> None:
     shutil.copy(folder / "owl" / "1.png", folder / "lost.png")
     (note,) = open_source(folder, Settings()).notes
     assert note == "1 image beside the folders of the classes, which has no class, ignored: lost.png"
+    assert isinstance(note, LeftOut), "evaluate tells it, too"
     for part in ("train", "val"):
         inner = classes(tmp_path / "parts" / part)
         shutil.copy(inner / "owl" / "1.png", inner / f"{part}.png")

@@ -16,7 +16,7 @@ class LeftOut(str):
     """A note of what is wrong with samples, and that they are left out.
 
     Attributes:
-        samples: how many, in all parts.
+        samples: how many, in all parts; 0 if what is wrong is no sample, as a file beside them.
     """
 
     samples: int

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted, one_line
+from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout, refuse_nested
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.looking import ORIENTATION, Seen, eight_bits, looked, looked_at, need_range, skipped, unread
@@ -158,9 +159,8 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     stray = [path.name for root in {folder, *parts.values()} for path in _images_beside(root)] if classes else []
     if stray:
         what = f"{counted(len(stray), 'image')} beside the folders of the classes"
-        notes.append(
-            f"{what}, which {'has' if len(stray) == 1 else 'have'} no class, ignored: {listed(sorted(stray), 5)}"
-        )
+        have = "has" if len(stray) == 1 else "have"
+        notes.append(LeftOut(f"{what}, which {have} no class, ignored: {listed(sorted(stray), 5)}"))
     text = frozenset({"label"} if classes else ())
     target = "label" if classes else ""
     facts: dict[str, Any] = {"notes": notes, "sizes": sizes, "kinds": seen.kinds}
