@@ -167,7 +167,7 @@ class Learner:
             return [one for made, names in opened for one in self._each(made, names, min_score, soft)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
-        """Return losses and metrics.
+        """Return losses and metrics; `measured` says of which samples.
 
         Args:
             data: by default the data of the run, of which the held back part is evaluated. A copy of it is the same.
