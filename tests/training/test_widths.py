@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from onnxgen import generate
 from onnxgen.cli import run as cli
+from onnxgen.errors import OnnxgenError
 from onnxgen.training import load
 from onnxgen.training.prepare import prepare
 from onnxgen.training.settings import Settings
@@ -116,6 +117,8 @@ def test_an_evaluation_reads_them_so(run: Path, tmp_path: Path) -> None:
     read = [by_hand(run, data / f"{n}.png", width) for n, width in enumerate([224, 64, 96, 224, 64])]
     found = load(run, device="cpu").evaluate(data)
     assert found["character_error"] == pytest.approx(sum(map(distance, read, "abcda")) / 5)
+    with pytest.raises(OnnxgenError, match="has no samples to test"):
+        load(run, device="cpu").evaluate(data, part="test")
     long = lines(tmp_path / "long", LONG)  # of more characters than 64 pixels have steps for
     (long / "labels.csv").write_text(f"image,text\n0.png,{LETTERS * 5}\n")
     assert load(run, device="cpu").evaluate(long)["loss"] > 0

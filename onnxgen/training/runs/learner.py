@@ -194,7 +194,7 @@ class Learner:
             made = self._fitted(source, settings)
             part = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
             self.scored = part if len(made.parts) > 1 else ""
-            self.notes += squeezed(made.parts[part])
+            self.notes += squeezed(made.parts[part]) if part in made.parts else []
             self.notes += told_seen(self.run, made, part, feed(made, self.model, settings).inputs)
             self.measured = measure(self.model, made, part=part or None, settings=settings)
             return self.measured.metrics
