@@ -10,7 +10,7 @@ from pathlib import Path
 FENCED = re.compile(r"^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n) {4}\S.*")
 COMMAND = re.compile(r"^(?:onnxgen|python|pip|make|cp|py)\b|^if ")
-KINDS = {"sh", "bat", "python", "toml", "text", "yaml", "jinja", "cmake", "meson"}
+KINDS = {"sh", "bat", "json", "python", "toml", "text", "yaml", "jinja", "cmake", "meson"}
 
 
 @dataclass(frozen=True)

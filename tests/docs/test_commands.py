@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 import runpy
 import shlex
@@ -183,8 +184,8 @@ def _follow(name: str, part: list[Block], given: str, folder: Path, monkeypatch:
                     typed(command, monkeypatch)
         elif block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
-        elif block.kind == "toml":
-            assert tomllib.loads(block.text)
+        elif block.kind in ("toml", "json"):
+            assert (tomllib if block.kind == "toml" else json).loads(block.text)
         elif block.kind == "python" and not left_out(name, block.text) and not is_generated(block):
             torch.manual_seed(0)
             exec(compile(block.text, space["__file__"], "exec", dont_inherit=True), space)
