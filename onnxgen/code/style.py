@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.headed import with_sizes
+from onnxgen.code.headed import SIZES, with_sizes
 from onnxgen.code.phases import in_phases
 from onnxgen.code.quote import rewrite
 from onnxgen.code.steps import Steps
@@ -70,7 +70,7 @@ def by_name(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
 
 def styled(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
     """Return classes in a style."""
-    writer = _Writer(style)
+    writer = _Writer(style, has_sizes={tree.name for tree in classes}.isdisjoint(SIZES))
     arguments = {tree.name: [one.name for one in tree.parameters] for tree in classes if tree.paths != ROOT}
     return [writer.written(_told(tree, arguments)) for tree in classes]
 
@@ -95,8 +95,10 @@ def _told(tree: ClassTree, arguments: Mapping[str, Sequence[str]]) -> ClassTree:
 
 
 class _Writer:
-    def __init__(self, style: Style) -> None:
-        self.style = style
+    """Writes classes in a style. `has_sizes`: no class has the name of a size, so that methods may have variables."""
+
+    def __init__(self, style: Style, has_sizes: bool) -> None:
+        self.style, self.has_sizes = style, has_sizes
 
     def written(self, tree: ClassTree) -> ClassTree:
         """Return a class in the style."""
@@ -104,7 +106,8 @@ class _Writer:
         given = tree.parameters
         norms, parts = (_attributes(tree.setup, layers) for layers in (NORMS, PARTS))
         steps = Steps(self.style.nested, self.style.names_result, norms, parts)
-        body = with_sizes(tree.body, tree.setup, [one.arg for one in tree.inputs])
+        inputs = [one.arg for one in tree.inputs]
+        body = with_sizes(tree.body, tree.setup, inputs) if self.has_sizes else tree.body
         return replace(
             tree,
             body=tree.body if tree.is_row else self._body(body, steps),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.code import printer
 from onnxgen.code.headed import with_sizes
+from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.validate import specify, validate
 from tests.support.real import imported
@@ -115,6 +116,17 @@ def test_every_size_and_number_of_heads(tmp_path: Path) -> None:
     net.attention.num_heads = 2
     two = imported(tmp_path / "made.py").Model.from_pretrained(num_heads=2).eval()
     torch.testing.assert_close(two(x), net(x))
+
+
+def test_a_class_with_the_name_of_a_size_is_not_hidden(tmp_path: Path) -> None:
+    net, path = nn.Sequential(Block()).eval(), tmp_path / "attention.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (x := torch.randn(2, 5, 8),), str(path), dynamo=False)
+    source = generate(path, tmp_path / "made.py", Options(class_name="C")).source
+    assert "class C(nn" in source and "C = x.shape" not in source and "self.num_heads" in source
+    made = imported(tmp_path / "made.py").Model.from_pretrained().eval()
+    torch.testing.assert_close(made(x), net(x))
 
 
 TEXT = """
