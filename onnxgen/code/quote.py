@@ -301,12 +301,29 @@ def members(tree: ast.AST) -> list[Member]:
     return [n.member for n in walk(tree) if isinstance(n, MemberRef)]
 
 
-def depth(tree: ast.AST) -> int:
-    """Return the nesting depth of calls and operators in an expression (0 for a name or a literal)."""
+def depth(tree: ast.AST, is_flat: bool = False) -> int:
+    """Return the nesting depth of calls and operators in an expression (0 for a name or a literal).
+
+    Args:
+        tree: the expression.
+        is_flat: the terms of a sum are on one level, as the factors of a product are, and a power of a name is no
+            deeper than the name.
+    """
+    if is_flat and isinstance(tree, ast.BinOp):
+        left, right = depth(tree.left, True), depth(tree.right, True)
+        if isinstance(tree.op, ast.Pow) and left == 0 and isinstance(tree.right, ast.Constant):
+            return 0
+        goes_on = isinstance(tree.left, ast.BinOp) and _rank(tree.left) == _rank(tree) != 0
+        return max(left + (not goes_on), right + 1)
     inner = 0
     for name in _fields(tree):
         field = getattr(tree, name, None)
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.AST):
-                inner = max(inner, depth(child))
+                inner = max(inner, depth(child, is_flat))
     return inner + isinstance(tree, (ast.Call, ast.BinOp, ast.Subscript))
+
+
+def _rank(tree: ast.BinOp) -> int:
+    """Return 1 for a sum, 2 for a product, 0 for another operator."""
+    return 1 if isinstance(tree.op, ast.Add | ast.Sub) else 2 if isinstance(tree.op, ast.Mult | ast.Div) else 0

@@ -17,6 +17,7 @@ from onnxgen.code.steps import chain
 from onnxgen.code.torch_api import ACTIVATIONS, NORMS, dotted
 from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what
+from onnxgen.structure.makers import made_by
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
@@ -166,13 +167,24 @@ class _Nesting:
             return False
         merged = rewrite(outer, put({name: inner}))
         deep, many = _layers(merged)
-        if depth(merged) - _is_behind(merged) > deepest or deep > layers or many > MAX_LAYERS:
+        if deep > layers or many > MAX_LAYERS:
             return False
+        if self._depth(merged, inner, name) - _is_behind(merged) > deepest:
+            return False
+        if _norms(merged) > max(1, _norms(outer)):
+            return False  # the norm is of the next layer
         if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > STEP:
             return False  # it would be two statements again
         if deepest == PAIR and len({_family(member) for member in members(merged)}) == 1:
             return False  # one of a row of steps stays a statement, as the others do
         return width(merged, self.roles, len(self.scope.path)) <= room
+
+    def _depth(self, merged: ast.expr, inner: ast.expr, name: str) -> int:
+        """Return how deep an expression is; flat sums count as one level, unless the inner value has a name to keep."""
+        made = made_by(inner)
+        if name in self.roles or made.result or made.plain:
+            return depth(merged)
+        return depth(merged, is_flat=True) - _is_residual(merged)
 
 
 def width(tree: ast.expr, names: Mapping[str, str], level: int) -> int:
@@ -271,6 +283,17 @@ def _is_behind(tree: ast.AST) -> bool:
     is_part = dotted(tree.func) in ACTIVATIONS if layer is None and isinstance(tree, ast.Call) else False
     is_part = is_part or (layer is not None and layer.layer in {*NORMS, *ACTIVATIONS.values()})
     return is_part and of is not None and (of.layer in NORMS or _is_layer(of))
+
+
+def _is_residual(tree: ast.AST) -> bool:
+    """True for a sum with a value as it is, `x + self.proj(attn)`."""
+    is_sum = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add)
+    return is_sum and any(isinstance(side, Ref) for side in (tree.left, tree.right))
+
+
+def _norms(tree: ast.AST) -> int:
+    """Return how many norms an expression calls."""
+    return sum(member.layer in NORMS for node in walk(tree) if (member := callee(node)) is not None)
 
 
 def _is_layer(member: Member) -> bool:

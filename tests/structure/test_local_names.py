@@ -456,3 +456,36 @@ def test_what_values_are_for(net: type[nn.Module], tmp_path: Path) -> None:
     example, names, expected = PURPOSES[net]
     text = forward(net(), example, tmp_path, names)
     assert [part for part in expected if part not in text] == [], text
+
+
+class Residual(nn.Module):
+    """A norm stands before its layer, and what is added to the input needs no statement of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm2, self.conv2 = nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(F.relu(self.norm1(x)))
+        return x + self.conv2(F.relu(self.norm2(out)))
+
+
+class Terms(nn.Module):
+    """The terms of a sum are one statement, as are the steps of a solver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.fc(x)
+        b = self.fc(x + a / 2)
+        return x + (a + 2 * b + 2 * x.sin() + x.cos()) / 4
+
+
+def test_the_terms_of_a_sum_are_one_statement(tmp_path: Path) -> None:
+    text = forward(Residual(), (torch.randn(1, 4, 6, 6),), tmp_path, "x")
+    assert "out = self.conv1(F.relu(self.norm1(x)))" in text
+    assert "return x + self.conv2(F.relu(self.norm2(out)))" in text
+    assert "fc + 2 * out + 2 * torch.sin(x) + torch.cos(x)" in forward(Terms(), (VECTORS,), tmp_path, "x")
