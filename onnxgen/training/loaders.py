@@ -12,7 +12,6 @@ from onnxgen.training.data.samples import Samples
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.prepare import Plan
-from onnxgen.training.sharded.strategy import share_of
 
 
 class Loaders(lightning.LightningDataModule):
@@ -45,7 +44,7 @@ class Loaders(lightning.LightningDataModule):
     def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
         settings, trainer = self.plan.settings, self.trainer
         assert trainer is not None
-        rank, world = share_of(trainer)
+        rank, world = trainer.global_rank, trainer.world_size
         # BatchNorm can't train on one sample: it has no variance.
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
         several = settings.accumulate * world > 1

@@ -50,12 +50,6 @@ class Meter:
         """True if `score` must be called with each batch."""
         return any(self._scores)
 
-    def among(self, group: object) -> None:
-        """Let metrics count the samples of a group of processes, not of all."""
-        for scores in filter(None, self._scores):
-            for metric in scores.metrics.values():
-                metric.process_group = group
-
     def score(self, outputs: Outputs, batch: Batch) -> None:
         """Add a batch on the CPU to the metrics that are neither loss nor accuracy."""
         for scores in filter(None, self._scores):

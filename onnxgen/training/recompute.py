@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 
-def recompute(model: nn.Module, again: AbstractContextManager[Any] | None = None) -> None:
+def recompute(model: nn.Module) -> None:
     """Let the blocks of a model keep their inputs alone for the backward pass (Chen et al. 1604.06174).
 
     Blocks are the items of lists of modules, and what is outside such lists. Results and gradients are the same: the
-    second computation begins with the same random numbers and buffers, in the context `again`. `keep_all` undoes it.
+    second computation begins with the same random numbers and buffers. `keep_all` undoes it.
     """
-    within = nullcontext() if again is None else again
     for block in _blocks(model):
-        block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, block, within)
-        )
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=partial(_contexts, block))
 
 
 def keep_all(model: nn.Module) -> None:
@@ -50,16 +46,14 @@ def _has_parts(module: nn.Module) -> bool:
     return next(module.children(), None) is not None
 
 
-def _contexts(
-    block: nn.Module, again: AbstractContextManager[Any]
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of the first and of the second computation.
 
     The second one begins with the buffers (running statistics, vectors of a spectral norm) that the first one began
     with, and leaves no trace.
     """
     before: dict[tuple[nn.Module, str], Tensor] = {}
-    return _first(block, before), _second(before, again)
+    return _first(block, before), _second(before)
 
 
 @contextmanager
@@ -75,13 +69,12 @@ def _first(block: nn.Module, before: dict[tuple[nn.Module, str], Tensor]) -> Ite
 
 
 @contextmanager
-def _second(before: dict[tuple[nn.Module, str], Tensor], again: AbstractContextManager[Any]) -> Iterator[None]:
+def _second(before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
     now = {(module, name): module._buffers[name] for module, name in before}
     for (module, name), value in before.items():
         module._buffers[name] = value.clone()
     try:
-        with again:
-            yield
+        yield
     finally:
         for (module, name), buffer in now.items():
             module._buffers[name] = buffer

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 import torch
@@ -33,7 +33,6 @@ from onnxgen.training.goals.own import own_modules
 from onnxgen.training.launch import Lost
 from onnxgen.training.loaders import Loaders
 from onnxgen.training.meter import Meter
-from onnxgen.training.model import trial_batch
 from onnxgen.training.optimizers import check_half, make_optimizer, own_rate
 from onnxgen.training.prepare import Plan
 from onnxgen.training.recipes.find_lr import Found, with_rate
@@ -51,9 +50,6 @@ from onnxgen.training.schedules import make_schedule, make_warmup
 from onnxgen.training.sharded.refused import refuse_sharded
 from onnxgen.training.task import LogEpoch, Task
 from onnxgen.training.trainer import QUIET, Unmeasured, ends_run, lean, metrics
-
-if TYPE_CHECKING:
-    from onnxgen.training.sharded.tensor import TensorPlan
 
 
 def run(
@@ -140,29 +136,14 @@ def _finish(plan: Plan, facts: Facts, outcome: Outcome, whole: nn.Module, traine
 
 
 def _task(plan: Plan, network: nn.Module) -> Task:
-    split = _split(plan, network)
     if plan.settings.gradient_checkpointing:
-        recompute(network, None if split is None else split.mode)
+        recompute(network)
     if plan.settings.compile:
         network.compile()
     kind = MixedTask if plan.settings.mixup or plan.settings.cutmix else Task
     task = kind(network, plan.objectives, plan.feeding, partial(_optimization, plan))
-    task.split = split
     task.strict_loading = plan.adapter is None  # a checkpoint has the adapter alone
     return task
-
-
-def _split(plan: Plan, network: nn.Module) -> TensorPlan | None:
-    """Return how several processes divide each layer, and note it; None without --tensor-parallel."""
-    settings, samples = plan.settings, plan.data.train
-    if settings.tensor_parallel == 1 or samples is None:
-        return None
-    from onnxgen.training.sharded.trial import tensor_plan
-
-    batch = trial_batch(network, samples, settings.seed)
-    found = tensor_plan(network, plan.feeding.arguments(batch), settings.tensor_parallel)
-    plan.notes += found.said()
-    return found
 
 
 def _check_monitor(plan: Plan, callbacks: Sequence[lightning.Callback]) -> None:

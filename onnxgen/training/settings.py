@@ -169,9 +169,6 @@ class Settings:
     devices: int = _devices(1, "N", "Processes on each node.")
     nodes: int = _devices(1, "N", "Number of nodes.")
     strategy: str = _devices("auto", "NAME", f"How processes share the work: {', '.join(STRATEGIES)}.")
-    tensor_parallel: int = _devices(
-        1, "N", "With fsdp: N processes divide the weights of a layer, and compute it together."
-    )
     precision: str = _devices("32-true", "NAME", f"{', '.join(PRECISIONS)}.")
     workers: int | str = _devices("auto", "N", "Processes that prepare batches; auto: as many as help.")
     freeze: tuple[str, ...] = _finetuning((), "PATTERN", "Do not train these modules (layer1.*); may be repeated.")
@@ -278,7 +275,7 @@ class Settings:
 
     def _wrong_numbers(self) -> Iterator[Problem]:
         limits = {
-            "at least 1": "epochs batch_size accumulate devices nodes tensor_parallel max_steps replace_head early_stop"
+            "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop"
             " lora max_length sample_rate shuffle_window",
             "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
         }
@@ -314,7 +311,7 @@ class Settings:
         for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
             if getattr(self, name):
                 yield Problem(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
-        several, shards = self.devices * self.nodes > 1, self.strategy == "fsdp"
+        several, shards = self.processes > 1, self.strategy == "fsdp"
         for clash, names, why in (
             (self.find_lr and self.lr is not None and not self.resume, "lr and find_lr", "the second finds the first"),
             (self.find_lr and several, "find_lr and several processes", "find --lr with one, then give it to all"),
@@ -323,7 +320,6 @@ class Settings:
             (self.find_lr and shards, "find_lr and fsdp", "find --lr without it, then give it"),
             (self.head_first and shards, "head_first and fsdp", "units are sharded once, for what is trained then"),
             (self.ema and shards, "ema and fsdp", "no process has the whole weights"),
-            (self.tensor_parallel > 1 and self.compile, "tensor_parallel and compile", "DTensors are computed eagerly"),
             (self.precision == "16-mixed" and shards, "16-mixed and fsdp", "Lightning scales no sharded gradients"),
             (
                 self.sampler == self.class_weights == "balanced",
@@ -333,8 +329,6 @@ class Settings:
         ):
             if clash:
                 yield Problem(f"{names} exclude each other: {why}")
-        if self.tensor_parallel > 1 and not shards:
-            yield Problem("tensor_parallel needs the strategy fsdp", help="--strategy fsdp")
         if not self.lora and (self.lora_target or self.dora):
             yield Problem("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
 
@@ -352,9 +346,9 @@ class Settings:
         return self.batch_size or BATCH
 
     @property
-    def shares(self) -> int:
-        """The number of processes that have samples of their own: all, or one of each tensor-parallel group."""
-        return self.devices * self.nodes // self.tensor_parallel
+    def processes(self) -> int:
+        """The number of processes, on all nodes together."""
+        return self.devices * self.nodes
 
     def loss_of(self, output: str) -> str:
         """Return the name of the loss for an output, or "auto"."""

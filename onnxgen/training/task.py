@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 import torch
@@ -19,10 +18,6 @@ from onnxgen.training.goals.goal import Goal, Made, Outputs
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
 from onnxgen.training.meter import CPU, Meter
-from onnxgen.training.sharded.strategy import share_of
-
-if TYPE_CHECKING:
-    from onnxgen.training.sharded.tensor import TensorPlan
 
 GOALS = "goals."  # the prefix of the goals' tensors in a checkpoint
 
@@ -36,7 +31,6 @@ class Task(lightning.LightningModule):
     Attributes:
         model: the generated model; the keys of its `state_dict` are those of the generated file.
         rate: the learning rate of the latest step, in the first parameter group.
-        split: how several processes divide each layer; None if each computes whole layers.
         confusion: after a validation or test, the confusion matrix (rows are the true classes) on the CPU; None
             without a classifier.
     """
@@ -59,7 +53,6 @@ class Task(lightning.LightningModule):
         self.goals = nn.ModuleList([goal for goal in self.objectives if isinstance(goal, nn.Module)])
         self.micro = Micro()
         self._configure = configure
-        self.split: TensorPlan | None = None
         self._sharded = False
         self._weights = [1.0] * len(self.objectives)  # of the current batch in its step
         self._of_step: list[list[float]] = []
@@ -95,21 +88,13 @@ class Task(lightning.LightningModule):
         if self.device_mesh is not None and not self._sharded:
             from onnxgen.training.sharded.units import shard
 
-            shard(self.model, self.device_mesh, self.split)
+            shard(self.model, self.device_mesh)
             self._sharded = True
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        made = self._computed(*self.feeding.arguments(batch))
+        made = self.model(*self.feeding.arguments(batch))
         return made if isinstance(made, tuple) else (made,)
-
-    def _computed(self, *inputs: Tensor) -> Any:
-        if self.split is None:
-            return self.model(*inputs)
-        from onnxgen.training.sharded.tensor import whole
-
-        with self.split.active():
-            return whole(self.model(*inputs))
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""
@@ -127,10 +112,6 @@ class Task(lightning.LightningModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         self.rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])  # a schedule may change it after the step
-        if self.split is not None and self.device_mesh is not None:
-            from onnxgen.training.sharded.tensor import draw_alike
-
-            draw_alike(self.device_mesh["tensor_parallel"])
         self._weights = self._weights_of_step()
         if self._together:
             loss, made = self.compute(batch)
@@ -143,8 +124,7 @@ class Task(lightning.LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._together:
-            with self.split.gradients() if self.split is not None else nullcontext():
-                super().backward(loss, *args, **kwargs)
+            super().backward(loss, *args, **kwargs)
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         first = self.trainer.accumulate_grad_batches == 1  # first and only batch of its step
@@ -169,7 +149,7 @@ class Task(lightning.LightningModule):
             return [float(getattr(loader, "weight", 1.0))] * len(self.objectives)
         if loader.place == 0:
             counts = torch.tensor([self._counts(batch) for batch in loader.step], dtype=torch.float64)
-            batches = self.trainer.accumulate_grad_batches * share_of(self.trainer)[1]
+            batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
             self._of_step = (counts * batches / self._summed(counts.sum(0)).clamp_min(1)).tolist()
         return self._of_step[loader.place]
 
@@ -222,16 +202,10 @@ class Task(lightning.LightningModule):
         self._meters["train"] = Meter(self.objectives)
 
     def on_validation_epoch_start(self) -> None:
-        self._meters["val"] = self._evaluating()
+        self._meters["val"] = Meter(self.objectives, evaluating=True)
 
     def on_test_epoch_start(self) -> None:
-        self._meters["test"] = self._evaluating()
-
-    def _evaluating(self) -> Meter:
-        meter = Meter(self.objectives, evaluating=True)
-        if self.split is not None:
-            meter.among(self._others)
-        return meter
+        self._meters["test"] = Meter(self.objectives, evaluating=True)
 
     def so_far(self) -> dict[str, float]:
         """Return this process's means of the current training epoch. This waits for the device."""
@@ -251,16 +225,11 @@ class Task(lightning.LightningModule):
         if part != "train":
             self.confusion = meter.confusion
 
-    @property
-    def _others(self) -> Any:
-        """The processes that have the other samples, as a group; None if these are all."""
-        return None if self.split is None or self.device_mesh is None else self.device_mesh["data_parallel"].get_group()
-
     def _summed(self, values: Tensor) -> Tensor:
-        """Sum values over all shares of the samples, so that all processes log the same numbers."""
+        """Sum values over all processes, so that they log the same numbers."""
         if self.trainer.world_size == 1:
             return values
-        found = self.trainer.strategy.reduce(values.to(self.device), self._others, reduce_op="sum")
+        found = self.trainer.strategy.reduce(values.to(self.device), None, reduce_op="sum")
         assert isinstance(found, Tensor)
         return found.cpu()
 

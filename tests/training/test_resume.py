@@ -298,7 +298,7 @@ def test_another_model_is_refused_before_other_checks(tmp_path):
 
 def test_settings_that_a_resumed_run_may_change_are_not_compared():
     """Where and how fast it runs, what it writes, and the file that the settings came from."""
-    free = "batch_size device imports devices nodes strategy tensor_parallel workers replace_head keep weights name out"
+    free = "batch_size device imports devices nodes strategy workers replace_head keep weights name out"
     free += " from_scratch partial val test strict compile checkpoint_minutes resume max_hours gradient_checkpointing"
     free += " profile recipe find_lr loggers tokenizer max_length teacher restartable early_stop"
     found = identity(net(), Noisy(4, 0), Settings())

@@ -30,6 +30,7 @@ from onnxgen.training.checkpoint.callback import Checkpoints
 from onnxgen.training.checkpoint.peek import KEY, peek
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import tied_names
+from onnxgen.training.data.samples import Feeding
 from onnxgen.training.optimizers import NOT_SHARDED, make_optimizer
 from onnxgen.training.returned import without_values
 from onnxgen.training.settings import Settings
@@ -38,6 +39,7 @@ from onnxgen.training.sharded.outside import built_outside
 from onnxgen.training.sharded.refused import refuse_sharded
 from onnxgen.training.sharded.strategy import Sharded
 from onnxgen.training.sharded.units import refuse_unshardable, shard, units
+from onnxgen.training.task import Task
 from tests.training.test_optimizers import CPU, DENSE, net, train
 
 
@@ -254,6 +256,15 @@ def test_four_processes_write_and_read_what_is_theirs(size: int, tmp_path: Path,
             assert all(torch.equal(rows.block_of(empty[key])[1], rows.block_of(wanted[key])[1]) for key in wanted)
         finally:
             dist.destroy_process_group()
+
+
+def test_several_processes_compute_the_gradients_of_a_batch_at_once() -> None:
+    """A batch is not split: each backward pass exchanges gradients."""
+    layer = nn.Linear(3, 2)
+    task = Task(layer, [], Feeding(("x",), {}))
+    task.trainer = SimpleNamespace(world_size=2)  # type: ignore[assignment]
+    task.backward(layer(torch.full((1, 3), 2.0)).sum())
+    assert layer.weight.grad is not None and torch.equal(layer.weight.grad, torch.full((2, 3), 2.0))
 
 
 def test_a_disk_that_is_full_keeps_the_former_weights(alone: Any, tmp_path: Path, monkeypatch: Any) -> None:

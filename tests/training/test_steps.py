@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -148,13 +147,3 @@ def test_a_callback_may_change_the_accumulation(tmp_path: Path) -> None:
             optimizer.zero_grad()
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(seen.last[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_metrics_count_the_samples_of_a_group() -> None:
-    metrics = {name: SimpleNamespace(process_group=None) for name in ("recall", "precision")}
-    goals: list[Any] = [
-        SimpleNamespace(classes=0, scores=lambda: SimpleNamespace(metrics=metrics)),
-        SimpleNamespace(classes=0, scores=lambda: None),
-    ]
-    Meter(goals, evaluating=True).among("group")
-    assert [metric.process_group for metric in metrics.values()] == ["group"] * 2

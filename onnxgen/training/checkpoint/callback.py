@@ -28,7 +28,7 @@ from onnxgen.training.checkpoint.store import Store, reason
 from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
 from onnxgen.training.runs.folder import BEST, GOAL, LAST, holds_a_run, need_run
 from onnxgen.training.sharded.rows import write_rows
-from onnxgen.training.sharded.strategy import is_sharded, share_of
+from onnxgen.training.sharded.strategy import is_sharded
 from onnxgen.training.task import GOALS, Task
 from onnxgen.training.trainer import ends_epoch, ends_run, metrics, stepped
 
@@ -152,7 +152,7 @@ class Checkpoints(lightning.Callback):
         self.stopping.listen()  # Lightning restores the former handlers
         self._saved = time.monotonic()
         if self._resumed is not None:
-            _put_sums(trainer, task, [state["sums"] for state in _of_shares(self._resumed)])
+            _put_sums(trainer, task, [state["sums"] for state in self._resumed])
             trainer.callback_metrics.update(self._metrics)  # monitored by other callbacks
             if resume_loops(trainer):
                 self._put_generators(trainer, task)
@@ -211,7 +211,7 @@ class Checkpoints(lightning.Callback):
                 raise OnnxgenError(f"the trained weights could not be written: {reason(self._failed)}")
 
     def on_save_checkpoint(self, trainer: lightning.Trainer, task: Any, checkpoint: dict[str, Any]) -> None:
-        own = {"generators": generators.capture(task.device), "sums": _sums(task), "tensor_parallel": _size(trainer)}
+        own = {"generators": generators.capture(task.device), "sums": _sums(task)}
         checkpoint["state_dict"] = self._kept(checkpoint["state_dict"], "model.")
         checkpoint["loops"] = {"fit_loop": between_batches(trainer, checkpoint["loops"]["fit_loop"])}
         checkpoint[KEY] = {
@@ -353,9 +353,8 @@ class Checkpoints(lightning.Callback):
     def _put_generators(self, trainer: lightning.Trainer, task: Task) -> None:
         """Restore the generators right before the first batch, so that the start of the run has no effect on them."""
         states, self._resumed = self._resumed, None
-        rank, shares = share_of(trainer)
-        if states is not None and len(states := _of_shares(states)) == shares:  # else they can't continue
-            generators.restore(states[rank]["generators"], task.device)
+        if states is not None and len(states) == trainer.world_size:  # else they can't continue
+            generators.restore(states[trainer.global_rank]["generators"], task.device)
 
 
 def _sums(task: Task) -> Tensor:
@@ -365,21 +364,11 @@ def _sums(task: Task) -> Tensor:
 
 
 def _put_sums(trainer: lightning.Trainer, task: Task, sums: list[Tensor]) -> None:
-    """Restore the training metrics of an unfinished epoch. With another number of shares, the first gets all."""
-    rank, shares = share_of(trainer)
-    if len(sums) == shares:
-        task._meters["train"].sums = sums[rank]
-    elif rank == 0:
+    """Restore the training metrics of an unfinished epoch. With another number of processes, the first gets all."""
+    if len(sums) == trainer.world_size:
+        task._meters["train"].sums = sums[trainer.global_rank]
+    elif trainer.global_rank == 0:
         task._meters["train"].sums = torch.stack(sums).sum(0)
-
-
-def _size(trainer: lightning.Trainer) -> int:
-    return int(trainer.world_size // share_of(trainer)[1])
-
-
-def _of_shares(states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the states of the processes that had samples of their own: the first of each tensor-parallel group."""
-    return states[:: states[0].get("tensor_parallel", 1)]
 
 
 def _most(trainer: lightning.Trainer, value: int) -> int:

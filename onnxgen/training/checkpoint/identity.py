@@ -17,7 +17,7 @@ from onnxgen.training.settings import SETTINGS, Settings
 
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
 FREE_SETTINGS = (
-    "batch_size", "device", "imports", "devices", "nodes", "strategy", "tensor_parallel", "workers", "replace_head",
+    "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head",
     "keep",
     "weights", "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
     "name", "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
@@ -42,7 +42,7 @@ def identity(model: nn.Module, samples: Samples, settings: Settings, teacher: st
     long = settings.schedule or 0 < (settings.warmup or 0) < 1 or 0 < settings.head_first < 1
     free = FREE_SETTINGS + (() if long else LENGTH_SETTINGS)
     found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
-    found["batch_size"] = f"{settings.batch * settings.shares} of all processes together"
+    found["batch_size"] = f"{settings.batch * settings.processes} of all processes together"
     found["data"] = f"{len(samples):,} samples ({probe(samples)})"
     found |= {"teacher": teacher} if teacher else {}
     return found | _of_model(model)

@@ -19,7 +19,7 @@ def trainer_options(device: Device, settings: Settings) -> dict[str, Any]:
         OnnxgenError: the device does not support the precision or the strategy, or there are too few devices.
     """
     check_precision(device, settings.precision)
-    processes = settings.devices * settings.nodes
+    processes = settings.processes
     if device.kind in ("cuda", "rocm", "cpu"):
         options = _options_of_lightning(device, settings, processes)
     else:
@@ -66,7 +66,7 @@ def _strategy(settings: Settings, processes: int) -> Any:
     if settings.strategy == "fsdp":  # also one process: it may go on from several, and several from it
         from onnxgen.training.sharded.strategy import Sharded
 
-        return Sharded(settings.shares, settings.tensor_parallel)
+        return Sharded(processes)
     return "ddp" if processes > 1 else "auto"
 
 

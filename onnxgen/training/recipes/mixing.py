@@ -18,7 +18,6 @@ from onnxgen.training.goals.goal import Made, Outputs
 from onnxgen.training.loader import epoch_seed
 from onnxgen.training.losses import Objective
 from onnxgen.training.prepare import Plan
-from onnxgen.training.sharded.strategy import share_of
 from onnxgen.training.task import Task
 
 SHARE = "(share)"  # a column of a mixed batch: how much of each sample is left, at least one half
@@ -49,7 +48,7 @@ class Mixing(lightning.Callback):
     def on_train_batch_start(self, trainer: lightning.Trainer, pl_module: Any, batch: Batch, index: int) -> None:
         loader: Any = trainer.train_dataloader
         position = loader.state_dict()
-        words = [epoch_seed(self.seed, position["epoch"]), position["given"], share_of(trainer)[0]]
+        words = [epoch_seed(self.seed, position["epoch"]), position["given"], trainer.global_rank]
         self.mix(batch, np.random.default_rng(words))
 
     def mix(self, batch: Batch, random: np.random.Generator) -> None:

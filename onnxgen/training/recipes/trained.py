@@ -54,7 +54,7 @@ def low_rate(optimizer: str) -> float:
 
 def steps_of(samples: int, settings: Settings) -> int:
     """Return how many steps an epoch has."""
-    return math.ceil(samples / (settings.batch * settings.accumulate * settings.shares))
+    return math.ceil(samples / (settings.batch * settings.accumulate * settings.processes))
 
 
 def batch_of_few(settings: Settings, samples: int) -> int:
@@ -68,7 +68,7 @@ def batch_of_few(settings: Settings, samples: int) -> int:
 def _as_before(settings: Settings, before: Mapping[str, str]) -> Settings:
     found: dict[str, Any] = {}
     with suppress(KeyError, ValueError):
-        found["batch_size"] = max(int(before["batch_size"].split()[0]) // settings.shares, 1)
+        found["batch_size"] = max(int(before["batch_size"].split()[0]) // settings.processes, 1)
     with suppress(KeyError, ValueError):  # "None": the optimizer's own
         found["lr"] = float(before["lr"])
     with suppress(KeyError, ValueError):

@@ -117,7 +117,7 @@ def _steps(plan: Plan) -> str:
     rising = f" after a rise over {rises}" if warmup else ""
     schedule = f", {settings.schedule}" if settings.schedule else ""
     steps = steps_of(len(plan.data.train), settings)
-    samples = min(settings.batch * settings.accumulate * settings.shares, len(plan.data.train))
+    samples = min(settings.batch * settings.accumulate * settings.processes, len(plan.data.train))
     each = f"{counted(steps, 'step')} of {counted(samples, 'sample')} an epoch"
     return f"{settings.optimizer}, lr {rate:g}{rising}{schedule}; {each}"
 

@@ -17,7 +17,6 @@ from onnxgen.training.data.samples import Batch
 from onnxgen.training.report.facts import Facts
 from onnxgen.training.report.metrics import Metrics, whole_epoch
 from onnxgen.training.runs.rows import Row, duration, number
-from onnxgen.training.sharded.strategy import share_of
 from onnxgen.training.trainer import metrics as values_of
 from onnxgen.training.words import spoken
 
@@ -130,7 +129,7 @@ class Progress(lightning.Callback):
 
     def on_train_batch_end(self, trainer: lightning.Trainer, task: Any, outputs: Any, batch: Batch, index: int) -> None:
         self.batch = index + 1
-        samples = len(next(iter(batch.values()))) * share_of(trainer)[1]
+        samples = len(next(iter(batch.values()))) * trainer.world_size
         self._samples, self._in_epoch = self._samples + samples, self._in_epoch + samples
         self._steps += 1
         if time.monotonic() >= self._due and trainer.is_global_zero:

@@ -18,11 +18,7 @@ def refuse_sharded(plan: Plan) -> None:
         what = f"{optimizer.__name__} can't update sharded weights: torch lacks operators for them"
         raise OnnxgenError(what, help="--optimizer adamw, or --strategy ddp")
     cast = plan.settings.precision in ("bf16-true", "16-true", "64-true")
-    processes, size = plan.settings.devices * plan.settings.nodes, plan.settings.tensor_parallel
-    if processes % size:
-        what = f"--tensor-parallel {size} does not divide the number of processes, {processes}"
-        raise OnnxgenError(what, help="take one that does, or start another number of processes")
-    refuse_unshardable(plan.model, plan.settings.shares, cast)
+    refuse_unshardable(plan.model, plan.settings.processes, cast)
     if any(True for module in own_modules(plan.objectives) for _ in module.parameters()):
         what = f"--task {plan.settings.task} has parameters of its own, which --strategy fsdp does not exchange"
         raise OnnxgenError(what, help="--strategy ddp")

@@ -1,7 +1,7 @@
 """Weights of a sharded model, in safetensors files: each process writes and reads its own rows of each tensor.
 
 The rows of a tensor lie one after the other in a file. So a process writes its share where it belongs, and nothing is
-sent. With tensor parallelism it may hold a part of each of its rows. torch's `HuggingFaceStorageWriter` writes each
+sent. torch's `HuggingFaceStorageWriter` writes each
 share into a file of its own, which a second pass puts together, and it has no place for the metadata that a generated
 module looks for.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,29 +147,10 @@ def _written(
                 if not first and not sharded(state[key]):
                     continue
                 offsets, mine = block_of(state[key])
-                mine = mine.detach().to(dtypes.get(key, mine.dtype))
-                for place, piece in _pieces(to_numpy(mine), offsets, state[key].shape):
-                    file.seek(start + place)
-                    file.write(piece)
-
-
-def _pieces(
-    block: np.ndarray, offsets: Sequence[int], shape: Sequence[int]
-) -> Iterator[tuple[int, memoryview | bytes]]:
-    """Yield the bytes of a block that lie together in the tensor of this shape, with their distance from its start.
-
-    All of it if the block has whole rows; else a row at a time. Only the first two axes are divided.
-    """
-    if not block.size:
-        return
-    flat = np.ascontiguousarray(block).reshape(len(block) if block.ndim else 1, -1)
-    row = math.prod(shape[1:]) * block.itemsize  # the bytes of a row of the tensor
-    if flat[0].nbytes == row or block.ndim == 0:
-        yield (offsets[0] if offsets else 0) * row, flat.reshape(-1).view(np.uint8).data
-        return
-    inner = offsets[1] * math.prod(shape[2:]) * block.itemsize
-    for number, one in enumerate(flat, offsets[0]):
-        yield number * row + inner, one.view(np.uint8).data
+                rows = np.ascontiguousarray(to_numpy(mine.detach().to(dtypes.get(key, mine.dtype))))
+                before = offsets[0] * math.prod(rows.shape[1:]) * rows.itemsize if offsets else 0
+                file.seek(start + before)
+                file.write(rows.reshape(-1).view(np.uint8).data)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

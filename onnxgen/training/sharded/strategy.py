@@ -36,15 +36,13 @@ class Sharded(ModelParallelStrategy):
     training goes on. On a CPU the copy that this needs would take memory from training, so training waits.
 
     Attributes:
-        tensor_parallel: how many processes divide a layer. They have the same samples.
         background: whether checkpoints are written while training goes on; None: on an accelerator.
     """
 
     background: bool | None = None
 
-    def __init__(self, shares: int, tensor_parallel: int = 1) -> None:
-        super().__init__(shares, tensor_parallel, save_distributed_checkpoint=True)
-        self.tensor_parallel = tensor_parallel
+    def __init__(self, processes: int) -> None:
+        super().__init__(processes, tensor_parallel_size=1, save_distributed_checkpoint=True)
         self._writing: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1)
         self._group: Any = None
@@ -184,12 +182,6 @@ def _as_system(action: Callable[[], Any]) -> None:
 
 def _first(error: CheckpointException) -> BaseException:
     return next(iter(error.failures.values()))[0]
-
-
-def share_of(trainer: Any) -> tuple[int, int]:
-    """Return which share of the samples this process has, and how many shares there are."""
-    size: int = getattr(trainer.strategy, "tensor_parallel", 1)
-    return trainer.global_rank // size, trainer.world_size // size
 
 
 def is_sharded(trainer: Any) -> bool:

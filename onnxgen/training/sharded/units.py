@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, one_line
-
-if TYPE_CHECKING:
-    from onnxgen.training.sharded.tensor import TensorPlan
 
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _DDP = "--strategy ddp"
@@ -66,15 +63,14 @@ def _sharing(model: nn.Module, found: list[str]) -> set[str]:
     return {path for paths in owners.values() if len(paths) > 1 for path in paths}
 
 
-def shard(model: nn.Module, mesh: Any, split: TensorPlan | None = None) -> None:
+def shard(model: nn.Module, mesh: Any) -> None:
     """Divide each parameter by its rows among the processes of a mesh: first those of the units, then the rest.
 
     Parameters that are mapped from files stay there until their unit is sharded; of these, each process copies its rows
     alone. Frozen numbers (parameters without an axis) stay whole.
 
     Args:
-        mesh: of the dimensions "data_parallel", and with `split` "tensor_parallel".
-        split: what each group of processes divides first.
+        mesh: of the dimension "data_parallel".
 
     Raises:
         OnnxgenError: FSDP2 can't shard the network; the message has its reason.
@@ -88,10 +84,6 @@ def shard(model: nn.Module, mesh: Any, split: TensorPlan | None = None) -> None:
             vars(module)["flatten_parameters"] = _nothing
     whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     for path in (*units(model), ""):
-        if split is not None:
-            from onnxgen.training.sharded.tensor import distribute
-
-            distribute(model, model.get_submodule(path), split, mesh["tensor_parallel"])
         try:
             fully_shard(
                 model.get_submodule(path), mesh=mesh["data_parallel"], reshard_after_forward=True, ignored_params=whole

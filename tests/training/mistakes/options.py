@@ -10,7 +10,7 @@ import click
 from onnxgen.cli.app import app
 
 # They would start processes by the name of this program, compile for minutes, or reach for a server.
-LEFT = {"--runs", "--devices", "--nodes", "--tensor-parallel", "--compile", "--verbose"}
+LEFT = {"--runs", "--devices", "--nodes", "--compile", "--verbose"}
 NOT_VALUES = {"fsdp", "ddp", "wandb", "mlflow"}
 MOST_WORKERS = 2
 NUMBERS = (
