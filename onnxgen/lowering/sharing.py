@@ -6,7 +6,9 @@ nn.TransformerEncoder) look like modules that share their tensors. The evidence,
 1. The options `tied` and `untied`.
 2. The names of the parameters, where the file still has them (`scopes.recorded`).
 3. The other tensors of the two modules, and of the modules around them up to the number in which their paths differ. If
-   some differ, nothing was copied as a whole. If others have names that tell, these tell for all.
+   others have names that tell, these tell for all. A layer with a vector of its own, by its name and still as it was
+   before training, is a copy of which only some tensors were drawn anew. If some tensors differ otherwise, nothing was
+   copied as a whole.
 4. Without any name, whole layers that are equal were copied only if they are as they were before training, in a file
    that has merged other equal vectors.
 
@@ -209,11 +211,14 @@ class Sharing:
         said = []
         for one, other in [(a.path[:n], b.path[:n]) for n in sizes] or [(a.path, b.path)]:
             said.append(self._verdict(one, other))
+            if len(said) == 1 and said[0] == "drawn anew":
+                self._guesses.update(dict.fromkeys(() if plain else b.source.names))
+                return False
             if said[-1] in ("same", "copied"):
                 return said[-1] == "same"
         if not are_siblings:
             return self._by_home(a, b, plain)
-        if "differ" in said:
+        if {"differ", "drawn anew"} & set(said):
             return not plain
         last = next(filter(None, reversed(said)), "" if plain else "equal")
         if last == "fresh" and not plain:
@@ -227,8 +232,9 @@ class Sharing:
         return not plain or (inner in homes and inner[: len(outer)] == outer)
 
     def _verdict(self, one: ModulePath, other: ModulePath) -> str:
-        """Compare two modules: "differ", "copied" or "same" by the names of their tensors; else "equal" if they share
-        all tensors and so may be one, "fresh" if they look like copies, "" if there is nothing to compare.
+        """Compare two modules: "copied" or "same" by the names of their tensors; else "differ", or "drawn anew" if a
+        vector that is as before training is another by its name; else "equal" if they share all tensors and so may be
+        one, "fresh" if they look like copies, "" if there is nothing to compare.
         """
         if (one, other) not in self._verdicts:
             self._verdicts[one, other] = self._compared(self._trees.get(one, {}), self._trees.get(other, {}))
@@ -249,10 +255,11 @@ class Sharing:
         for answer, verdict in ((False, "copied"), (True, "same")):
             if (answer, False) in told:
                 return verdict
+        is_apart = (False, True) in told
         if differ or all(plain for _, plain in told):
-            return "differ" if differ else ""
+            return ("drawn anew" if is_apart else "differ") if differ else ""
         fresh = any(plain for _, plain in told) and self._merged()
-        return "fresh" if fresh or (False, True) in told else "equal"
+        return "fresh" if fresh or is_apart else "equal"
 
     def _original(self, place: Place) -> Source:
         return self._copies.original(place.source) or place.source

@@ -122,6 +122,16 @@ def encoder(draws: bool) -> nn.Module:
     return made
 
 
+def drawn_anew() -> nn.Module:
+    """As `apply` leaves an encoder whose linear layers it draws again: the projections of the attentions stay equal."""
+    made = encoder(False)
+    for layer in made.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.4)
+            nn.init.constant_(layer.bias, 0.5)  # the dynamo exporter drops a bias of zeros
+    return made
+
+
 def called_again() -> nn.Module:
     layer = nn.Linear(WIDTH, WIDTH)
     return nn.Sequential(layer, nn.ReLU(), layer)
@@ -160,6 +170,7 @@ SHARED: dict[str, Callable[[], nn.Module]] = {
 COPIED: dict[str, Callable[[], nn.Module]] = {
     "an encoder": lambda: encoder(False),
     "an encoder, trained": lambda: encoder(True),
+    "an encoder, drawn anew": drawn_anew,
     "blocks": lambda: nn.Sequential(*copied(Block(nn.Linear(WIDTH, WIDTH)))),
     "layers in blocks that differ": lambda: blocks(nn.Linear(WIDTH, WIDTH), copies=True),
     "heads": lambda: Heads(*copied(head())),
