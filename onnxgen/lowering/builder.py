@@ -250,11 +250,12 @@ class Builder:
     def numbers(self, *args: Arg, fills: bool = False) -> list[Any]:
         """Return operands of an elementwise operator, with one-element constants as Python numbers if that is the same.
 
-        At least one operand stays a tensor, and a number never lowers the rank of the result. `fills`: a constant of
-        equal elements is a number, too, if another operand has the shape of the result.
+        At least one operand stays a tensor, and a number never lowers the rank of the result, which is 0 or more where
+        it is unknown. `fills`: a constant of equal elements is a number, too, if another operand has the shape of the
+        result.
         """
         ranks = [a.rank for a in args]
-        best = max((r for a, r in zip(args, ranks) if r is not None and a.number is None), default=-1)
+        best = max((r or 0 for a, r in zip(args, ranks) if a.number is None), default=-1)
         kept = None
         if best < 0 and None not in ranks:  # all are numbers: one of the highest rank stays a tensor
             best = max(r for r in ranks if r is not None)

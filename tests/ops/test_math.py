@@ -54,6 +54,18 @@ def test_equal_elements_that_have_no_name_are_a_number() -> None:
         assert "0.75" in ran.forward and "full" not in ran.forward and not ran.model.state_dict(), name
 
 
+@pytest.mark.parametrize("name", ["Add", "Sub", "Mul", "Div"])
+def test_a_number_beside_a_tensor_of_unknown_rank(name: str) -> None:
+    for x in (np.array([[1, -2, 0.5], [3, 7, -9]], F), np.array([[4]], F), np.array([[1, 2]], F)):
+        model = node_model(name, [x, np.array(0.75, F)], initializers={1}, dynamic=True)
+        model.graph.node.insert(0, helper.make_node("Squeeze", ["i0"], ["squeezed"]))
+        model.graph.node[1].input[0] = "squeezed"
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        ran = run_model(model, {"i0": x})
+        assert_same(ran.outputs[0], run_onnxruntime(model, {"i0": x})[0])
+        assert "0.75" in ran.forward and not ran.model.state_dict() and not [*ran.model.buffers()], name
+
+
 @pytest.mark.parametrize("name", ["Acosh", "Log", "Sqrt"])
 def test_positive(name: str) -> None:
     run_node(name, [np.array([1.0, 1.5, 20], F)], dynamic=True)
