@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.code.literals import follows_rule
 from onnxgen.code.quote import call, quote
+from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a, known
@@ -131,8 +132,8 @@ def _is_in_integers(node: ir.Node) -> bool:
 
 
 def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
-    """Return a parameter's initial value: ones for rank-1 factors and for single numbers, zeros for rank-1 summands,
-    else normally distributed (0.02).
+    """Return a parameter's initial value: ones for factors and zeros for summands that are vectors, ones for single
+    numbers, else numbers that are drawn (see `drawn_shape`).
     """
     while node.op_type == "Identity" and len(takers := list(node.outputs[0].consumers())) == 1:
         value, node = (
@@ -142,15 +143,26 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
     shape = source.shape
     dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
     place = _place(node, value)
-    if len(shape) <= 1 and (is_a(node, SCALES) or place == "scale"):
-        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
     is_vector = len([d for d in shape if d != 1]) <= 1
+    if is_vector and (is_a(node, SCALES) or place == "scale"):
+        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
     if is_vector and (is_a(node, ADDS) or place == "bias"):
         return quote("nn.Parameter(x)", x=call("torch.zeros", *(shape or [()]), **dtype))
     if all(size == 1 for size in shape):
         return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
-    # `nn.init.normal_` and a product import the compiler on the meta device, where `from_pretrained` builds the network
     return quote("nn.Parameter(x)", x=call("torch.normal", 0.0, 0.02, shape, **dtype))
+
+
+def drawn_shape(build: ast.expr) -> ast.Tuple | None:
+    """Return the shape of a parameter whose initial numbers are drawn, from the expression that makes it.
+
+    The source draws them with `nn.init.trunc_normal_`. (`nn.init.normal_` and a product import the compiler on the meta
+    device, where `from_pretrained` builds the network.)
+    """
+    tensor = build.args[0] if function_of(build) == "nn.Parameter" and isinstance(build, ast.Call) else None
+    if not isinstance(tensor, ast.Call) or function_of(tensor) != "torch.normal":
+        return None
+    return tensor.args[-1] if isinstance(tensor.args[-1], ast.Tuple) else None
 
 
 def _place(node: ir.Node, value: ir.Value) -> str:

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from onnxgen.code.quote import call, literal, quote, tensor_of
+from onnxgen.lowering.parameter import drawn_shape
 from onnxgen.structure.makers import SHORTCUTS
 from onnxgen.structure.tree import Entry
 
@@ -81,8 +82,22 @@ def _assign(made: Layout, parent: ast.expr, name: str, entry: Entry) -> None:
         kind = entry.member.kind
         if kind == "buffer" and not entry.member.keys:  # the state dict does not have it
             options["persistent"] = False
-    _reach(made, _register(made, parent, name, _value(made, entry), kind, **options), entry)
+    value = _value(made, entry)
+    shape = drawn_shape(value) if kind == "parameter" else None
+    if shape is not None:
+        value = _with_zeros(value, shape)
+    here = _register(made, parent, name, value, kind, **options)
+    if shape is not None:
+        made.add(None, quote("nn.init.trunc_normal_(p, std=0.02)", p=here))
+    _reach(made, here, entry)
     made.flag = outer
+
+
+def _with_zeros(value: ast.expr, shape: ast.Tuple) -> ast.expr:
+    """Return the parameter with zeros, `nn.Parameter(torch.zeros(1, 17, dim))`, into which numbers are drawn."""
+    tensor = value.args[0] if isinstance(value, ast.Call) else value
+    options = {word.arg: word.value for word in tensor.keywords if word.arg} if isinstance(tensor, ast.Call) else {}
+    return quote("nn.Parameter(x)", x=call("torch.zeros", *shape.elts, **options))
 
 
 def _register(made: Layout, parent: ast.expr, name: str, value: ast.expr, kind: str, **options: Any) -> ast.expr:

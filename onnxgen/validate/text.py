@@ -21,6 +21,7 @@ from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import FileClass, Holder, Leaf, LocalVariables, Node, Once, Unreadable, Value, divides
 
 CONTAINERS = ("Module", "Sequential", "ModuleList", "ModuleDict")
+DRAWS = "nn.init.trunc_normal_"  # numbers into a parameter, which those of the file replace
 MAX_MODULE_DEPTH = 200  # largest nesting depth of modules
 
 _FALSE = ast.dump(ast.Constant(False))
@@ -184,6 +185,9 @@ class Text(Statements):
             of, key = self._tensor(function.value, scope)
             of.frozen.add(key)
             return True
+        if name == "trunc_normal_" and self.evaluate(function, scope) is self.graph.dotted(DRAWS):
+            self._draw(self.evaluate(tree.args[0], scope), self.keywords(tree, scope))
+            return True
         if name in ("register_buffer", "add_module", "register_parameter"):
             key, value = self._several(tree.args, scope)
             given = self.keywords(tree, scope)
@@ -196,6 +200,14 @@ class Text(Statements):
             self.tying.append(self.evaluate(function.value, scope))  # evaluated once all modules have their paths
             return True
         return False
+
+    def _draw(self, leaf: Value, options: dict[str, Value]) -> None:
+        """Execute `nn.init.trunc_normal_(self.weight, std=0.02)`: the specification draws where it makes the tensor."""
+        zeros = leaf.build.key[2][0].key if isinstance(leaf, Leaf) and self._is_parameter(leaf) else ()
+        if options != {"std": 0.02} or zeros[:2] != ("call", self.graph.dotted("torch.zeros")):
+            raise Unreadable("numbers are drawn otherwise than into a parameter of zeros")
+        tensor = super().call(self.graph.dotted("torch.normal"), [0.0, 0.02, tuple(zeros[2])], dict(zeros[3]))
+        leaf.build = super().call(leaf.build.key[1], [tensor], {})
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(function, FileClass):

@@ -76,8 +76,10 @@ class ViT(nn.Module):
     def __init__(self, in_channels=3, dim=24, num_heads=4, num_blocks=3, num_classes=10):
         super().__init__()
         self.patch_embed = PatchEmbed(in_channels, dim)
-        self.cls_token = nn.Parameter(torch.normal(0.0, 0.02, (1, 1, dim)))
-        self.pos_embed = nn.Parameter(torch.normal(0.0, 0.02, (1, 17, dim)))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        self.pos_embed = nn.Parameter(torch.zeros(1, 17, dim))
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.pos_drop = nn.Dropout(0.1)
         self.blocks = nn.Sequential(*[Block(dim, num_heads) for _ in range(num_blocks)])
         self.norm = nn.LayerNorm(dim, eps=1e-6)
@@ -92,7 +94,7 @@ class ViT(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "b0643ca566a3d5d5c57614e57fd4cda8"
+FINGERPRINT = "e86f6b7b4700d78bc57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):

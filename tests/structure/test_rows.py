@@ -149,19 +149,22 @@ class Pair(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor([2.5]))
         self.table = nn.Parameter(torch.randn(4, 5))
+        self.gain = nn.Parameter(torch.rand(4, 1))
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return (first.unsqueeze(1) + self.table).tanh() * self.scale + second
+        return (first.unsqueeze(1) + self.table).tanh() * self.gain * self.scale + second
 
 
 def test_counted_names_are_no_names(tmp_path: Path) -> None:
-    """The legacy exporter calls arguments `onnx::Unsqueeze_0`; a table is drawn in one line."""
+    """The legacy exporter calls arguments `onnx::Unsqueeze_0`; a table is drawn, and factors are ones."""
     with quiet():
         args = (torch.rand(2, 5), torch.rand(1, 5))
         torch.onnx.export(Pair(), args, tmp_path / "pair.onnx", dynamo=False, opset_version=17)
     source = generate(tmp_path / "pair.onnx", tmp_path / "pair.py").source
     assert "def forward(self, x: Tensor, " in source and "onnx_" not in source.partition("class Pair")[2]
-    assert "nn.Parameter(torch.normal(0.0, 0.02, (4, 5)))" in source
+    assert "nn.init.trunc_normal_(self.table, std=0.02)" in source and "gain = nn.Parameter(torch.ones(4, 1))" in source
+    made = imported(tmp_path / "pair.py").Model()
+    assert 0.005 < made.table.std() < 0.05 and made.table.requires_grad and bool((made.gain == 1).all())
 
 
 class Speech(nn.Module):

@@ -388,6 +388,29 @@ def looped(spelled: str, text: str) -> Difference | None:
     return validate(specify(module), ast.parse(LOOPED + body), "Net")
 
 
+DRAWN = "nn.Parameter(torch.zeros(8))", "nn.init.trunc_normal_(self.w, std=0.02)"
+EDITS = {
+    DRAWN: True,
+    DRAWN[:1]: False,
+    (*DRAWN, DRAWN[1]): False,
+    ("nn.Parameter(torch.zeros(9))", DRAWN[1]): False,
+    ("nn.Parameter(torch.ones(8))", DRAWN[1]): False,
+    ("torch.zeros(8)", DRAWN[1]): False,
+    (DRAWN[0], "nn.init.trunc_normal_(self.w, std=0.03)"): False,
+    (DRAWN[0], "nn.init.trunc_normal_(self.w)"): False,
+    (DRAWN[0], "nn.init.trunc_normal_(self, std=0.02)"): False,
+    (DRAWN[0], "nn.init.uniform_(self.w)"): False,
+}
+
+
+@pytest.mark.parametrize("lines", EDITS)
+def test_numbers_are_drawn_into_a_parameter_of_zeros(lines: tuple[str, ...]) -> None:
+    module = flat({"x": [8], "y": [8]}, {"w": "nn.Parameter(torch.normal(0.0, 0.02, (8,)))"}, "return x + M['w'], y")
+    init = "\n        ".join((f"self.w = {lines[0]}", *lines[1:]))
+    text = LOOPED.replace("self.w = nn.Parameter(torch.ones(8))", init) + "        return x + self.w, y\n"
+    assert (validate(specify(module), ast.parse(text), "Net") is None) == EDITS[lines]
+
+
 LOOPED = """
 import torch
 from torch import Tensor, nn
