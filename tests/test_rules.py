@@ -219,8 +219,7 @@ GENERATOR = (
 )
 READY = "training.goals.detection.ready"
 DOORS = {
-    ("training.data.glance", READY): "trains a detector with boxes: the part before its decoding is generated",
-    ("training.prepare", READY): "the same",
+    ("training.tasks.detection", READY): "trains a detector with boxes: the part before its decoding is generated",
     ("training.goals.detection.part", READY): "the same",
     (
         "training.goals.detection.goal",

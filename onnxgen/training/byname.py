@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from onnxgen.errors import OnnxgenError, typed
 
 Entry = TypeVar("Entry")
+FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function
 
 
 def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:

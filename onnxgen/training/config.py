@@ -21,9 +21,11 @@ from onnxgen.common.atomic import replacing
 from onnxgen.common.built import MOST, built
 from onnxgen.common.names import visible
 from onnxgen.errors import OnnxgenError, Problems, did_you_mean
+from onnxgen.training.byname import FUNCTION
 from onnxgen.training.data.layout import files_below, layout
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import AUTO, OUTPUTS, known
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,7 +36,6 @@ NOT_SETTINGS = ("model", "data")  # keys of the file that are not fields of `Set
 TYPES: dict[str, Any] = {**dict.fromkeys(NOT_SETTINGS, str), **typing.get_type_hints(Settings)}
 PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher")
 DIGITS = "digits"  # the built-in data set
-FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function, where the function returns the data
 SHARDS = re.compile(r".*[{*?].*\.(tar|parquet|bin|npy)", re.IGNORECASE)  # a pattern of several files
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}
 
@@ -93,10 +94,11 @@ def read_config(path: Path) -> dict[str, Any]:
         except ValueError as error:
             problems.add(f"{path}: {key} must be {error}, not {value!r}")
     problems.raise_if_any()
-    if values.get("task") == "auto" and (path.parent / RECORD).is_file():  # a run of a version that decided nothing
-        values["task"] = "outputs"
-    if values.get("task") == "ctc" and values.get("resize") == "auto" and (path.parent / RECORD).is_file():
-        values["resize"] = "stretch"  # a run of a version that stretched lines of text
+    if (path.parent / RECORD).is_file():  # of a run, perhaps of an older version
+        if values.get("task") == AUTO:  # which decided nothing
+            values["task"] = OUTPUTS
+        older = known(values.get("task")).older
+        values |= {name: value for name, value in older.items() if values.get(name) == AUTO}
     return values
 
 

@@ -29,7 +29,6 @@ from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.data.widths import by_width, widest
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
-from onnxgen.training.goals.choice import with_task
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.own import restore
 from onnxgen.training.goals.teaching import with_teacher
@@ -41,6 +40,7 @@ from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.prepare import objectives_of, refuse_outside
 from onnxgen.training.quiet import quiet
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import with_task
 from onnxgen.training.words import python_words
 
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated

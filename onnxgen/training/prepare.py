@@ -24,7 +24,7 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
 from onnxgen.training.data.folder import Files
-from onnxgen.training.data.glance import has_boxes
+from onnxgen.training.data.glance import parts_for
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.streaming.stream import limit
@@ -33,15 +33,9 @@ from onnxgen.training.devices import Device, choose
 from onnxgen.training.endings import Look
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.kept import put_head
-from onnxgen.training.goals.choice import (
-    Situation,
-    names_of_classes,
-    output_names,
-    task_kind,
-    with_task,
-)
 from onnxgen.training.goals.goal import Goal, suffixed
-from onnxgen.training.goals.names import DETECTION, EMBEDDING, refuse_for_task
+from onnxgen.training.goals.names import refuse_for_task
+from onnxgen.training.goals.outputs import output_names
 from onnxgen.training.goals.teaching import with_teacher
 from onnxgen.training.known import as_trained, set_known
 from onnxgen.training.launch import launched
@@ -53,6 +47,8 @@ from onnxgen.training.recipes.trained import settled
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
 from onnxgen.training.stress import stressed
+from onnxgen.training.tasks import card_of, with_task
+from onnxgen.training.tasks.card import Situation
 
 if TYPE_CHECKING:
     from onnxgen.training.finetune.adapters import Adapter
@@ -108,11 +104,12 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     assert opened.train is not None
     trained = has_learned(model) and not settings.from_scratch
     settings = with_task(settings, opened)
+    card = card_of(settings.task)
     settings = settled(settings, len(opened.train), trained, _any_batch(model, settings))
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
-    if settings.task == DETECTION:
-        model, file, head, more = _detector(model, file, opened, settings)
+    if card.parts is not None:
+        model, file, head, more = card.parts.refit(model, file, opened, settings)
         notes += more
     elif settings.replace_head is not None:
         put_head(model, opened, settings)
@@ -130,9 +127,10 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
     notes += opened.notes + _told(objectives, settings)
-    notes += [] if task_kind(settings.task) is not None else _untrained(model, feeding)
+    notes += _untrained(model, feeding) if card.make is None else []
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
-    top = _top(model, head, settings)
+    shaped = settings.head_first or settings.head_lr != 1
+    top = head or card.parts.top(model) if card.parts is not None and shaped else ()
     learned = trained and settings.replace_head is None and not head
     return Plan(model, opened, feeding, objectives, device, settings, notes, adapter, drawn, learned, top, file)
 
@@ -163,17 +161,15 @@ def _opened(
 
 
 def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:
-    """Return the file of the module to train, and notes: of a detector that of its raw maps."""
-    if file is None or file.is_dir() or not has_boxes(data, settings):
+    """Return the file of the module to train, and notes: perhaps that of a part."""
+    if file is None or file.is_dir() or (parts := parts_for(data, settings)) is None:
         return file, []
-    from onnxgen.training.goals.detection.ready import part_to_train  # imported here: it imports the pipeline
-
-    return part_to_train(file, settings.size)
+    return parts.ready(file, settings.size)
 
 
 def _any_batch(model: nn.Module, settings: Settings) -> bool:
     """Return True if a batch may have any number of samples, and its loss does not compare them with each other."""
-    return fixed_batch(model) is None and settings.task != EMBEDDING
+    return fixed_batch(model) is None and not card_of(settings.task).compares
 
 
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
@@ -196,7 +192,7 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
     Raises:
         OnnxgenError: the data has one class alone, so nothing can be learnt.
     """
-    if opened.train is None or opened.target not in opened.named or names_of_classes(settings.task) == "characters":
+    if opened.train is None or opened.target not in opened.named or card_of(settings.task).classes == "characters":
         return []
     names = opened.train.fields[opened.target].classes
     if len(names) == 1 and not settings.classes[1:]:
@@ -213,30 +209,6 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
         counts[part] = torch.bincount(values.long(), minlength=len(names)).tolist()
     told = (f"{name} {' + '.join(str(of[n]) for of in counts.values())}" for n, name in enumerate(names))
     return [f"classes in their order, samples of {' + '.join(counts)}: {listed(told, 20)}"]
-
-
-def _detector(
-    model: nn.Module, file: Path | None, opened: Data, settings: Settings
-) -> tuple[nn.Module, Path | None, tuple[str, ...], list[str]]:
-    """Return a detector up to its raw maps with a head for the classes of the data, its file, new layers and notes."""
-    from onnxgen.training.goals.detection.head import fit_head  # imported here: it imports the whole pipeline
-    from onnxgen.training.goals.detection.part import detector_of
-
-    notes: list[str] = []
-    if file is not None and (part := detector_of(model, settings.size).part())[0] != file and not file.is_dir():
-        file, notes = part
-        model = begun(file, settings)[0]
-    head, more = fit_head(model, opened, settings.replace_head)
-    return model, file, head, notes + more
-
-
-def _top(model: nn.Module, head: tuple[str, ...], settings: Settings) -> tuple[str, ...]:
-    """Return the layers of a detector that a setting trains as its head. `head`: those that are new."""
-    if settings.task != DETECTION or not (settings.head_first or settings.head_lr != 1):
-        return ()
-    from onnxgen.training.goals.detection.head import class_layers  # as above
-
-    return head or class_layers(model)
 
 
 def _changed(
@@ -305,9 +277,9 @@ def objectives_of(
     batch = trial_batch(model, samples, settings.seed)
     outputs = trial(model, batch, feeding)
     names = output_names(model, len(outputs))
-    if (kind := task_kind(settings.task)) is not None:
+    if (make := card_of(settings.task).make) is not None:
         refuse_for_task(settings)
-        return list(kind.make(Situation(model, batch, outputs, samples, feeding, names, settings, training)))
+        return list(make(Situation(model, batch, outputs, samples, feeding, names, settings, training)))
     found: list[Goal] = []
     look = Look(model, samples, feeding, batch, settings.seed)
     for index, column in feeding.targets.items():

@@ -13,6 +13,7 @@ from typing import Any
 from onnxgen.common.declared import declared, options_of
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.training.runs.folder import RUNS
+from onnxgen.training.tasks import known as known_task
 
 BATCH = 64  # samples, unless anything says another number
 STRATEGIES = ("auto", "ddp", "fsdp")
@@ -253,9 +254,8 @@ class Settings:
         problems.raise_if_any()
 
     def _wrong_words(self) -> Iterator[Problem]:
-        if self.keep and self.task == "detection":
-            what = "keep leaves classes in a new head of a classifier, and all classes of a detector's new head are new"
-            yield Problem(what, help="leave out --keep")
+        refused = known_task(self.task).refused
+        yield from (Problem(what, help=way) for name, (what, way) in refused.items() if getattr(self, name))
         if self.keep and self.replace_head is None:
             what = "keep says which classes stay in a new head of a classifier"
             yield Problem(what, help="--replace-head 12 --keep")

@@ -18,6 +18,7 @@ from onnxgen.training.data.samples import Data, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import possible
 
 _BATCH = "batch"
 _COLOURS = frozenset((3, 4))
@@ -76,8 +77,8 @@ class Singly:
 
     def _has_steps_first(self, signature: Signature, port: Port) -> bool:
         """Return True for scores [steps, 1, classes] of a network that may read lines, as recurrent ones make."""
-        purpose, dims = signature.purpose, port.dims or ()
-        reads = purpose is not None and "ctc" in (purpose.kind, *purpose.candidates)
+        dims = port.dims or ()
+        reads = any(card.resize == "line" for card in possible(signature.purpose))
         return reads and not any(self.modes) and len(dims) == 3 and dims[1] == 1 and dims[0] != 1
 
     def _is_row(self, sizes: Sequence[Any], rank: int) -> bool:

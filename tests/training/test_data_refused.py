@@ -25,8 +25,8 @@ from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.advised import classifies, reads_lines
 from onnxgen.training.data.images import frame, wanted_axes
 from onnxgen.training.data.opening import KINDS
-from onnxgen.training.goals.detection.part import size_told
 from onnxgen.training.model import open_model
+from onnxgen.training.original import size_told
 from tests.training.small import network
 from tests.zoo.export import quiet
 

@@ -25,13 +25,13 @@ from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training import fit
 from onnxgen.training.byname import subclasses_in
 from onnxgen.training.data.glance import glance
-from onnxgen.training.goals.choice import TASKS
 from onnxgen.training.goals.detection.metrics import REPORTED
 from onnxgen.training.goals.embedding import COUNTED
 from onnxgen.training.goals.measured import known_metrics
 from onnxgen.training.goals.names import LOSSES, check_names, snake
 from onnxgen.training.losses import Objective
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import CARDS
 from tests.conftest import ROOT
 
 WATCHED = ("torch", "lightning", "torchmetrics", "matplotlib")
@@ -428,7 +428,7 @@ def test_the_names_that_are_known_early_are_those_of_torch() -> None:
     metrics = {name for kind in kinds for name in known_metrics(kind)}
     settings = [Settings(optimizer=name) for name in optimizers] + [Settings(schedule=name) for name in schedules]
     settings += [Settings(metric=(name, snake(name)), monitor=f"val_{snake(name)}_part") for name in metrics]
-    settings += [Settings(task=name) for name in (*TASKS, "auto", "outputs", "module:function")]
+    settings += [Settings(task=name) for name in (*CARDS, "auto", "outputs", "module:function")]
     settings += [Settings(monitor=f"val_{name}") for name in _of_goals()]
     for given in settings:
         problems = Problems()

@@ -24,10 +24,10 @@ from onnxgen.training.config import read_config
 from onnxgen.training.data.columns import from_columns
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals import keypoints
-from onnxgen.training.goals.choice import TASKS
 from onnxgen.training.goals.deciding import decide
-from onnxgen.training.goals.names import PLACE_LOSSES
 from onnxgen.training.runs.record import read_record
+from onnxgen.training.tasks import CARDS
+from onnxgen.training.tasks.card import PLACE_LOSSES
 
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "epochs": 1, "batch_size": 16}
 X = np.zeros((6, 4), np.float32)
@@ -127,7 +127,7 @@ def test_data_or_settings_for_something_else_are_told(
 
 
 def test_losses_of_a_task_are_no_reason_against_it() -> None:
-    for name, kind in TASKS.items():
+    for name, kind in CARDS.items():
         for loss in kind.losses:
             fitting = {"embedding": NAMES, "keypoints": KEYPOINTS, "image-to-image": np.zeros((6, 8, 8), np.uint8)}
             assert decided(network(name, VECTOR), {"x": X, "target": fitting[name]}, loss=loss)[0] == name

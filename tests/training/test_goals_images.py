@@ -24,10 +24,10 @@ from onnxgen.training.data.image_pairs import open_pairs
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.goals.choice import with_task
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.images import Images
 from onnxgen.training.prepare import objectives_of
+from onnxgen.training.tasks import with_task
 
 SIDE = 16
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "epochs": 1, "batch_size": 4}

@@ -15,6 +15,7 @@ from torch import nn
 from onnxgen.record.signature import Signature
 from onnxgen.surgery.example import undisturbed
 from onnxgen.training.model import fixed_batch
+from onnxgen.training.tasks import possible
 
 Size: TypeAlias = tuple[int, int]  # height and width
 Sizes: TypeAlias = Collection[tuple[int, ...]]  # channels, height and width of the data's images
@@ -24,7 +25,6 @@ USUAL = 224  # height and width for images of unknown or large sizes
 LARGEST = 320  # sides that are large: they cost much more time than they tell
 STEP = 32  # most networks take its multiples
 SIDES = (32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)  # heights that networks have
-LINES = "ctc"  # the purpose of networks that read lines of text
 HEIGHTS = (48, 32)  # of PaddleOCR since v3, and of CRNN and PaddleOCR before
 TIMES = 4  # how many times wider than high a line of text is, say
 SECONDS = 10.0  # for trying them
@@ -137,8 +137,7 @@ def classifies(ports: Signature, asked: bool = False) -> bool:
 
 def reads_lines(ports: Signature) -> bool:
     """Return True if a network may read lines of text: its scores are a sequence's."""
-    purpose = ports.purpose
-    return purpose is not None and LINES in (purpose.kind, *purpose.candidates)
+    return any(card.resize == "line" for card in possible(ports.purpose))
 
 
 def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: Runs) -> Mapping[str, int]:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.letterbox import GRAY, Placing
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.goals.names import DETECTION, KEYPOINTS
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
 
 BGR = "bgr"
 
@@ -22,15 +21,16 @@ def placing_of(settings: Settings, lines: bool = False) -> Placing:
     Raises:
         OnnxgenError: what the settings ask for does not go together, or with the task.
     """
-    usual = "letterbox" if settings.task == DETECTION else "line" if lines else "stretch"
+    card = card_of(settings.task)
+    usual = "line" if lines else card.resize
     made = Placing(
         usual if settings.resize == "auto" else settings.resize, GRAY if settings.beside is None else settings.beside
     )
     if not made.moves and settings.beside is not None:
         what = f"--beside {settings.beside}: images are stretched, and nothing is beside them"
         raise OnnxgenError(what, help="--resize letterbox, corner or line; or leave --beside out")
-    if made.moves and settings.task == KEYPOINTS:
-        raise OnnxgenError(f"--resize {made.how} would not move the keypoints", help="--resize stretch")
+    if made.moves and card.stays:
+        raise OnnxgenError(f"--resize {made.how} would not move {card.stays}", help="--resize stretch")
     return made
 
 
@@ -38,8 +38,9 @@ def refuse_unmoved(source: DataSource, columns: Iterable[str], images: Iterable[
     """Refuse targets that have a place on the images, and would stay where they are while the images move."""
     how = next((step.placing.how for step in images if step.placing.moves), "")
     fields = next(iter(source.parts.values())).fields
-    for column in columns if how and settings.task != DETECTION else ():
-        if settings.task == TASK or column in source.placed or len(fields[column].shape) >= 2:
+    target = card_of(settings.task).target
+    for column in columns if how and target != "moved" else ():
+        if target == "image" or column in source.placed or len(fields[column].shape) >= 2:
             what = f"--resize {how} would not move {legible(column)!r}, which lies on the images"
             raise OnnxgenError(what, help="--resize stretch")
 

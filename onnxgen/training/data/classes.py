@@ -22,7 +22,7 @@ def number_classes(
     """Renumber targets that hold class names by the position in `classes`. Without `classes` they stay sorted.
 
     Args:
-        named_by: what `classes` names: see `TaskKind.classes`.
+        named_by: what `classes` names: see `Card.classes`.
 
     Returns:
         The targets that hold class names.

@@ -15,8 +15,9 @@ from onnxgen.training.data.matching import inputs_named, named_columns, no_targe
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.source import target_called
 from onnxgen.training.data.text.roles import BRANCH
-from onnxgen.training.goals.choice import TaskKind, task_kind
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
+from onnxgen.training.tasks.card import Card
 
 
 def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = True) -> Feeding:
@@ -45,8 +46,8 @@ def matched(
 ) -> Feeding:
     """Like `feed`, for samples whose target is `known` ("" if it isn't), and whose columns `images` hold images."""
     columns = list(samples.fields)
-    if (kind := task_kind(settings.task)) is not None:
-        return _for_task(kind, columns, known, ports, settings, targets, images)
+    if (card := card_of(settings.task)).reads:
+        return _for_task(card, columns, known, ports, settings, targets, images)
     inputs, outputs = named_columns(columns, known, ports, settings, targets, images)
     return _feeding(inputs, ports, dict(sorted(outputs.items())) if targets else {})
 
@@ -60,7 +61,7 @@ def _feeding(
 
 
 def _for_task(
-    kind: TaskKind,
+    card: Card,
     columns: list[str],
     known: str,
     ports: Signature,
@@ -68,14 +69,14 @@ def _for_task(
     targets: bool,
     images: Collection[str],
 ) -> Feeding:
-    """Return the columns of the inputs, and those that a task reads (see `TaskKind.reads`)."""
-    problems, reads = Problems(), kind.reads if targets else ""
+    """Return the columns of the inputs, and those that a task reads (see `Card.reads`)."""
+    problems, reads = Problems(), card.reads if targets else ""
     inputs = inputs_named(columns, ports, settings, problems)
     said = settings.target if isinstance(settings.target, (str, type(None))) else next(iter(settings.target.values()))
     if reads == "target" and said is not None and said not in columns:
         problems.add(f"--target {legible(said)}: the data has no such column (it has {listed(columns)})")
         problems.raise_if_any()
-    usual = next((column for column in kind.columns if column in columns), "")
+    usual = next((column for column in card.columns if column in columns), "")
     target = said or known or usual or target_called(columns)
     left = [column for column in columns if column not in (*inputs.values(), target)]
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]

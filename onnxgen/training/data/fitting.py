@@ -22,7 +22,6 @@ from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.encoding import encode
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.feeding import matched
-from onnxgen.training.data.image_pairs import TASK
 from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, asked_scales, image_target, with_clean_target
 from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, converted, frame
 from onnxgen.training.data.letterbox import Placing
@@ -42,12 +41,11 @@ from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
 from onnxgen.training.data.tuples import feeding_of, members_of
 from onnxgen.training.data.widths import squeezed
-from onnxgen.training.goals.choice import names_of_classes
 from onnxgen.training.goals.deciding import decide
-from onnxgen.training.goals.names import AUTO, CTC, DETECTION, OUTPUTS
 from onnxgen.training.known import as_trained, scale_of
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import AUTO, OUTPUTS, card_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     images = _image_steps(source, model, ports, feeding, settings, asked)
     placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
     target = next(iter(feeding.aims), "")
-    named = number_classes(source, feeding, settings.classes, names_of_classes(settings.task))
+    named = number_classes(source, feeding, settings.classes, card_of(settings.task).classes)
     if targets:
         split(source, target, settings, fixed_batch(model) or 1)
     table = encode(source, ports, feeding, settings)
@@ -228,7 +226,7 @@ def _image_steps(
     whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
     refuse_bright(first := next(iter(source.parts.values())), whites)
     source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
-    lines = settings.task == CTC or (settings.task == AUTO and reads_lines(ports))
+    lines = card_of(settings.task).resize == "line" or (settings.task == AUTO and reads_lines(ports))
     classes = classifies(ports, asked=_asks_for_classes(first, feeding, settings))
     chooser = Chooser(runner(model, ports), lines, classes, partial(_size_told, model))
     placing, bgr = placing_of(settings, lines), settings.channel_order == BGR
@@ -259,7 +257,7 @@ def _width_step(step: ToInput, port: Port, model: nn.Module, chooser: Chooser) -
 
 
 def _size_told(model: nn.Module) -> tuple[int, int] | None:
-    from onnxgen.training.goals.detection.part import size_told  # imported here: it imports the pipeline
+    from onnxgen.training.original import size_told  # imported here: it imports what records are
 
     return size_told(model)
 
@@ -301,10 +299,9 @@ def _placed(
 ) -> Mapping[str, OnImage | ToTarget]:
     """Return a step for each target that lies on an image, augmented as the settings say."""
     refuse_unmoved(source, feeding.aims, images.values(), settings)
-    if settings.task == TASK:
+    if (target := card_of(settings.task).target) == "image":
         return image_target(source, ports, feeding, images, settings)
     found, augment = {}, Augment(recipes(settings.augment, source.glyphs))
-    boxes = settings.task == DETECTION
     of_output = {column: output for output, column in feeding.targets.items()}
     for column in feeding.aims:
         output = of_output.get(column, len(ports.outputs))
@@ -313,7 +310,7 @@ def _placed(
             fields = next(iter(source.parts.values())).fields
             sizes = dict(zip(image.axes, fields[name].shape))
             size = sizes["H"], sizes["W"]
-            if boxes or column in source.placed or lies_on(fields[column], size, column, augment):
+            if target == "moved" or column in source.placed or lies_on(fields[column], size, column, augment):
                 found[column] = on_image(source, column, image, size, wanted, model)
                 break
     return found
@@ -328,7 +325,7 @@ def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -
             data.notes.append("not augmented: the data has no images")
             return None
         raise OnnxgenError(f"--augment {settings.augment}: the data has no images", help="--augment none")
-    names = tuple(name for name in names if name != "light" or settings.task != TASK)
+    names = tuple(name for name in names if name != "light" or card_of(settings.task).target != "image")
     mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
     data.notes.append(f"augmented with {', '.join(names)}{mirrored}")
     return Augment(names)

@@ -14,8 +14,8 @@ from onnxgen.errors import Problem
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SOUNDS, SUFFIXES
 from onnxgen.training.data.source import Gaps, Held, Rows, target_called
-from onnxgen.training.goals.choice import task_kind
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
 
 Columns = Mapping[str, Any]
 
@@ -53,8 +53,7 @@ def without_gaps(
 def _wanted(others: Sequence[str], settings: Settings) -> Sequence[str]:
     """Return the columns that settings name and the target; if nothing tells it, all others."""
     said = settings.target if isinstance(settings.target, str) else "+".join((settings.target or {}).values())
-    kind = task_kind(settings.task)
-    usual = next((name for name in (kind.columns if kind is not None else ()) if name in others), "")
+    usual = next((name for name in card_of(settings.task).columns if name in others), "")
     target = said or usual or target_called(others)
     asked = {name for text in (target, *settings.inputs.values()) for name in (text, *text.split("+"))}
     return [name for name in others if name in asked or not target]

@@ -32,8 +32,10 @@ from onnxgen.training.data.looking import refuse_unopened
 from onnxgen.training.data.named import check_ports, check_words
 from onnxgen.training.data.read_early import check_file
 from onnxgen.training.data.unpacked import unpacked
-from onnxgen.training.goals.names import TASK_LOSSES, check_names, refuse_for_task
+from onnxgen.training.goals.names import check_names, refuse_for_task
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import AUTO, CARDS
+from onnxgen.training.tasks.card import Parts
 
 ALWAYS = ("torch", "lightning", "torchmetrics", "tensorboard", "matplotlib")  # packages of every run
 MOST_NAMES = 20  # of blocks, in an error
@@ -58,26 +60,26 @@ def glance(model: Path, data: str, settings: Settings) -> None:
         with problems.gathered():
             refuse_nested(path, {"train": path}, SUFFIXES)
         path = inside  # which decides what else is wrong
-    boxes = has_boxes(path, settings)
+    parts = parts_for(path, settings)
     kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
     with problems.gathered():
-        _need_packages(path, kinds, boxes, settings)
+        _need_packages(path, kinds, parts is not None, settings)
     lacking = bool(problems.found)
     check_words(settings, problems)
     plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
-    images = is_folder and not boxes and kinds <= {*SUFFIXES} and plain
+    images = is_folder and parts is None and kinds <= {*SUFFIXES} and plain
     with problems.gathered():
-        if settings.task in TASK_LOSSES:
+        if settings.task in CARDS:
             refuse_for_task(settings)
     sure = (images or (plain and data == DIGITS)) and settings.loss == "auto" and _classes_of(model) > 0
     check_names(settings, problems, sure)
-    if (found := _signature_of(model)) is not None and not boxes:  # of a detector another part may be trained
+    if (found := _signature_of(model)) is not None and parts is None:  # another part of it may be trained
         check_ports(found.inputs, settings, problems)
-    if not boxes and settings.replace_head is None:  # another part or another head has its own names
+    if parts is None and settings.replace_head is None:  # another part or another head has its own names
         _check_patterns(model, settings, problems)
-    if boxes and not lacking:  # they read its file, and write the part of the detector that is trained
+    if parts is not None and not lacking:  # they read its file, and write the part that is trained
         with problems.gathered():
-            _refuse_boxes(path, model, settings)
+            parts.refuse(path, model, settings)
     if images:
         with problems.gathered():
             laid = layout(path)
@@ -111,34 +113,16 @@ def _need_packages(path: Path, kinds: set[str], boxes: bool, settings: Settings)
     )
 
 
-def has_boxes(data: Any, settings: Settings) -> bool:
-    """Return True if the data is boxes, which are trained with their task unless another one is asked for."""
-    if settings.task not in ("auto", "detection") or not isinstance(data, (str, Path)) or str(data) == DIGITS:
-        return False
-    from onnxgen.training.data.boxes.there import is_boxes
-
-    refuse_special(Path(data))
-    return is_boxes(unpacked(Path(data)))
-
-
-def _refuse_boxes(path: Path, model: Path, settings: Settings) -> None:
-    """Refuse a `data.yaml` or a detector that can't be used: both at once. What is trained of the detector is written.
-
-    The same is done again before training, where it costs little then.
-    """
-    from onnxgen.training.data.boxes.there import described, is_coco, yolo_file
-    from onnxgen.training.goals.detection.ready import part_to_train
-
-    problems = Problems()
-
-    file = None if is_coco(path) else yolo_file(path)
-    if file is not None:
-        with problems.gathered():
-            described(file, settings.classes)
-    if not model.is_dir():
-        with problems.gathered():
-            part_to_train(model, settings.size)
-    problems.raise_if_any()
+def parts_for(data: Any, settings: Settings) -> Parts | None:
+    """Return how a part of the network is trained for the data, unless another task is asked for; None: all of it."""
+    if not isinstance(data, (str, Path)) or str(data) == DIGITS:
+        return None
+    for card in CARDS.values():
+        if card.parts is not None and settings.task in (AUTO, card.name):
+            refuse_special(Path(data))
+            if card.parts.is_there(unpacked(Path(data))):
+                return card.parts
+    return None
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -18,11 +18,12 @@ from onnxgen.training.data.looking import Seen, looked, looked_at
 from onnxgen.training.data.pairs import laid_out, paired, unread
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
+from onnxgen.training.tasks import task_for
 
 if TYPE_CHECKING:
     from PIL import Image
 
-TARGET, TASK = "target", "image-to-image"
+TARGET, TASK = "target", task_for("images")
 # The folders of inputs and of targets, by their usual names.
 FOLDERS = (("input", "target"), ("inputs", "targets"), ("noisy", "clean"), ("low", "high"), ("lr", "hr"))
 _DEEP = "it has 16 bits, of which 8 would be left; save its numbers as .npz"

@@ -20,27 +20,21 @@ from onnxgen.training.data.recipes import FOR_PHOTOS, MOVING, recipes
 from onnxgen.training.data.samples import Feeding, Field, Samples
 from onnxgen.training.data.scales import by_input
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.goals.names import AUTO, DETECTION
 from onnxgen.training.known import scale_of
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import AUTO, card_of
 
 FROM_0_TO_1 = "0,1"  # the normalisation that only divides by white
 
 
 def asked_scales(settings: Settings, ports: Signature, model: nn.Module, notes: list[str]) -> dict[str, str]:
-    """Return the normalisation of each input. `auto` divides images of images, and those of Ultralytics, by white.
+    """Return the normalisation of each input. `auto` divides by white where the task says so.
 
     Adds to `notes` what the network's own file says of it.
     """
     asked = by_input(settings.normalize, [port.name for port in ports.inputs])
-    if settings.task not in (TASK, DETECTION) or scale_of(model) or "auto" not in asked.values():
+    if scale_of(model) or "auto" not in asked.values() or not card_of(settings.task).divides(model, notes):
         return asked
-    if settings.task == DETECTION:
-        from onnxgen.training.goals.detection.part import ultralytics_file  # imported here: it imports the pipeline
-
-        if (file := ultralytics_file(model)) is None:
-            return asked
-        notes.append(f"{file.name} is a file of Ultralytics (its metadata has imgsz), which trains on pixels of 0 to 1")
     return {name: FROM_0_TO_1 if how == "auto" else how for name, how in asked.items()}
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.config import DIGITS, FUNCTION, SHARDS
+from onnxgen.training.byname import FUNCTION
+from onnxgen.training.config import DIGITS, SHARDS
 from onnxgen.training.data.archives import read_npz
 from onnxgen.training.data.boxes.coco import open_coco
 from onnxgen.training.data.boxes.there import is_coco, is_voc, is_yolo
@@ -22,7 +23,7 @@ from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_folder
 from onnxgen.training.data.gaps import without_gaps
 from onnxgen.training.data.idx import is_idx, open_idx
-from onnxgen.training.data.image_pairs import TASK, is_pairs, open_pairs
+from onnxgen.training.data.image_pairs import is_pairs, open_pairs
 from onnxgen.training.data.layout import files_in, folders, part_called, refuse_special
 from onnxgen.training.data.lists import IMAGE, is_list, lists_in, read_list, with_images, without_targets
 from onnxgen.training.data.masks import is_masks, open_masks
@@ -34,18 +35,17 @@ from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.opening import matching, open_stream, shards_of
 from onnxgen.training.data.table import read_csv, read_parquet
 from onnxgen.training.data.text.lines import read_jsonl, read_txt
-from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.data.tuples import is_tuples, open_tuples
 from onnxgen.training.data.unpacked import unpacked
-from onnxgen.training.goals.names import AUTO
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
+from onnxgen.training.tasks import AUTO, task_for
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
 _TABLES = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".jsonl": read_jsonl, ".txt": read_txt}
 FILES = {".npz": read_npz, ".npy": read_npz, ".safetensors": read_safetensors} | _TABLES
 ANCHORS, PAIRS = "images in anchor and positive", "images beside images"
-_OF_TASKS = {ANCHORS: TUPLES, PAIRS: TASK}
+_OF_TASKS = {ANCHORS: task_for("tuples"), PAIRS: task_for("images")}
 # What is beside the images, whether it is there, and what reads it.
 _LABELLED: dict[str, tuple[Callable[[Path], bool], Callable[..., DataSource]]]
 _LABELLED = {

@@ -1,4 +1,4 @@
-"""Finds the columns of pairs and triplets for `--task embedding`, and reads them from folders of images."""
+"""Finds the columns of pairs and triplets of samples that are compared, and reads them from folders of images."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from onnxgen.training.data.pairs import laid_out, paired
 from onnxgen.training.data.samples import Batch, Feeding, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of, task_for
 
 ANCHOR, POSITIVE, NEGATIVE = MEMBERS = ("anchor", "positive", "negative")
-TASK = "embedding"
 
 
 def member_columns(source: DataSource, ports: Signature, settings: Settings) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def members_of(
     source: DataSource, ports: Signature, settings: Settings, targets: bool
 ) -> Mapping[str, tuple[str, ...]]:
     """Return `member_columns` by the input that they feed; {} without tuples, and if no `targets` are needed."""
-    found = member_columns(source, ports, settings) if settings.task == TASK and targets else ()
+    found = member_columns(source, ports, settings) if card_of(settings.task).compares and targets else ()
     return {ports.inputs[0].name: found} if found else {}
 
 
@@ -152,5 +152,5 @@ def _opened(
         for part, rows in kept.items()
     }
     return DataSource(
-        dict(made), root.name, "", dict.fromkeys(members, 255.0), notes=notes, task=TASK, kinds=seen.kinds
+        dict(made), root.name, "", dict.fromkeys(members, 255.0), notes=notes, task=task_for("tuples"), kinds=seen.kinds
     )

@@ -13,6 +13,7 @@ from onnxgen.training.data import feed
 from onnxgen.training.data.samples import Data
 from onnxgen.training.goals.alphabet import extended, own_alphabet
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
 
 
 def put_head(model: nn.Module, data: Data, settings: Settings) -> None:
@@ -34,7 +35,7 @@ def _new_alphabet(model: nn.Module, data: Data, settings: Settings) -> tuple[tup
 
     None if the model reads no text, does not keep its characters, or if nothing says which they are.
     """
-    old = find_head(model).classes if settings.keep and settings.task == "ctc" else 0
+    old = find_head(model).classes if settings.keep and card_of(settings.task).classes == "characters" else 0
     own = own_alphabet(model, old) if old else None
     if own is None or own.blank or settings.blank or settings.replace_head is None:
         return None
@@ -57,7 +58,7 @@ def kept_places(model: nn.Module, data: Data, settings: Settings) -> dict[int, i
     """
     if not settings.keep or settings.replace_head is None:
         return None
-    if settings.task == "ctc" and settings.blank != 0:
+    if card_of(settings.task).classes == "characters" and settings.blank != 0:
         what = "--keep leaves each class at its place, and the blank may be the last one"
         raise OnnxgenError(what, help="--blank 0, if it is the first; else replace_head(model, n, keep=...) in Python")
     old, new = classes_of(model), settings.classes or _names(data)

@@ -15,7 +15,7 @@ from onnxgen.surgery.classes import told_classes
 from onnxgen.training.data.images import ToInput
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 
 def own_alphabet(model: nn.Module, classes: int) -> Alphabet | None:

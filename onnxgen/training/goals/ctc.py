@@ -27,7 +27,7 @@ from onnxgen.training.runs.record import Target
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 PADDING = -1
 MIRRORS = ("flip", "vflip")

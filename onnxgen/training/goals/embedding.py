@@ -22,7 +22,7 @@ from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.goals.outputs import trained_output
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 SCALE, MARGIN = 64.0, 0.5  # of ArcFace (Deng et al. 1801.07698)
 TEMPERATURE = 0.05  # of InfoNCE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, typed
+from onnxgen.training.byname import imported
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
+from onnxgen.training.tasks.card import Situation
 
 WAY = "it takes the outputs and the batch by name, and returns the loss, or a dict with it: {'loss': loss, 'error': e}"
 
@@ -66,6 +69,17 @@ class FunctionGoal(Goal, nn.Module):
             raise OnnxgenError(what, help="return the same names each time")
         self.numbers = numbers
         return {str(name): torch.as_tensor(value).reshape(()) for name, value in found.items()}
+
+
+def make(spec: str, found: Situation) -> Sequence[Goal]:
+    """Return the goal of a function, "module:function". Raises `OnnxgenError` if there is none, or if it fails."""
+    function = imported(spec, "task", WAY)
+    function = function() if inspect.isclass(function) else function
+    if not callable(function):
+        raise OnnxgenError(f"task {spec} is {type(function).__name__}, not a function", help=WAY)
+    goal = FunctionGoal(function, spec, found.names, (*found.feeding.inputs, *found.feeding.others))
+    goal.mean_loss(found.outputs, found.batch, training=False)  # its errors come before training
+    return [goal]
 
 
 class _Numbers(Scores):

@@ -23,7 +23,7 @@ from onnxgen.training.goals.outputs import trained_output
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 SMALLEST = 11  # pixels of the window of SSIM (Wang et al. 2004)
 _BOUNDED = {"TanhBackward0": (-1.0, 1.0), "SigmoidBackward0": (0.0, 1.0), "HardsigmoidBackward0": (0.0, 1.0)}

@@ -22,7 +22,7 @@ from onnxgen.training.goals.outputs import refuse_augment, trained_output
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 NEAR = 0.05  # of the image's diagonal
 WIDEST = 32  # the deviation of a heatmap's peak is its longer side by this: 2 pixels of 64, as in the paper

@@ -20,7 +20,7 @@ from onnxgen.training.goals.goal import Goal, Outputs, Scores
 from onnxgen.training.goals.measured import IGNORED_CLASS
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 LABELS = "labels"  # the column of token ids, with -100 where none is predicted
 _SAME = 64  # times the rounding of the numbers: outputs that differ by less are equal
@@ -80,13 +80,12 @@ def next_token(found: Situation) -> Sequence[Goal]:
     return [goal]
 
 
-def masked_tokens(found: Situation) -> Sequence[Goal]:
-    """Return the goal to predict masked tokens. Raises `OnnxgenError` if no output has scores of tokens."""
-    return [_scored(found, 0)]
+def every_token(found: Situation) -> Sequence[Goal]:
+    """Return the goal to predict the tokens of masks, or of another text.
 
-
-def other_text(found: Situation) -> Sequence[Goal]:
-    """Return the goal to predict another text. Raises `OnnxgenError` if no output has scores of tokens."""
+    Raises:
+        OnnxgenError: no output has scores of tokens.
+    """
     return [_scored(found, 0)]
 
 

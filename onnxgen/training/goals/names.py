@@ -9,25 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from onnxgen.errors import OnnxgenError, Problems
-from onnxgen.training.byname import by_name
-from onnxgen.training.config import FUNCTION
+from onnxgen.training.byname import FUNCTION, by_name
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import AUTO, CARDS, OUTPUTS, known
 
-AUTO = "auto"  # what the network is for, and the data (`deciding.py`)
-OUTPUTS = "outputs"  # a loss for each output that has a target
-CTC, DETECTION, KEYPOINTS, EMBEDDING = "ctc", "detection", "keypoints", "embedding"
-PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
-VECTOR_LOSSES = ("arcface", "triplet", "info_nce", "cosine")
-TASK_LOSSES: dict[str, tuple[str, ...]] = {  # the values of `--loss` beside "auto", by task
-    CTC: (),
-    DETECTION: (),
-    EMBEDDING: VECTOR_LOSSES,
-    "image-to-image": PLACE_LOSSES,
-    KEYPOINTS: PLACE_LOSSES,
-    "language-model": (),
-    "masked-language-model": (),
-    "seq2seq": (),
-}
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
 BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 # Settings that a task with a loss of its own does not read.
@@ -53,11 +38,8 @@ ALIASES = {name.removesuffix("_loss"): name for name in LOSSES} | {
     "kl": "kl_div",
     "mae": "l1_loss",
 }
-METRICS = (  # of tasks, beside those of torchmetrics
-    *("loss", "accuracy", "agreement", "perplexity", "spearman", "pearson", "recall_at_1", "recall_at_1_samples"),
-    *("map", "map50", "map75", "best_score", "mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
-    *("keypoint_error", "pck", "character_error", "exact_match"),
-)
+# Metrics beside those of torchmetrics.
+METRICS = ("loss", "accuracy", "agreement", *(name for card in CARDS.values() for name in card.metrics))
 _NO_NUMBER = re.compile("ConfusionMatrix|EER|NegativePredictiveValue|ROC|Specificity|StatScores|.*(At|Curve).*")
 _RENAMED = {"jaccard_index": "mean_iou"}  # the name that the field uses
 
@@ -84,7 +66,7 @@ def check_names(settings: Settings, problems: Problems, classes: bool = False) -
         classes: what is measured are classes for certain, so that metrics of numbers stand for nothing.
     """
     if not FUNCTION.fullmatch(settings.task):
-        _look_up(settings.task, (AUTO, OUTPUTS, *TASK_LOSSES), "task", problems)
+        _look_up(settings.task, (AUTO, OUTPUTS, *CARDS), "task", problems)
     for name in losses_asked(settings):
         with problems.gathered():
             loss_name(name)
@@ -98,7 +80,7 @@ def check_names(settings: Settings, problems: Problems, classes: bool = False) -
 
 def refuse_for_task(settings: Settings) -> None:
     """Refuse settings that a task with a loss of its own does not read. Raises `OnnxgenError`."""
-    default, losses = Settings(), TASK_LOSSES.get(settings.task, ())
+    default, losses = Settings(), known(settings.task).losses
     for name in LOSS_SETTINGS:
         if not (name == "loss" and losses) and getattr(settings, name) != getattr(default, name):
             option = f"--{name.replace('_', '-')}"
@@ -107,7 +89,7 @@ def refuse_for_task(settings: Settings) -> None:
 
 def losses_asked(settings: Settings) -> Iterator[str]:
     """Yield the names of losses of torch; those of a task are the task's own."""
-    of_tasks = {name for names in TASK_LOSSES.values() for name in names} if settings.task == AUTO else set[str]()
+    of_tasks = {name for card in CARDS.values() for name in card.losses} if settings.task == AUTO else set[str]()
     asked = [settings.loss] if isinstance(settings.loss, str) else settings.loss.values()
     if settings.task in (AUTO, OUTPUTS):
         yield from (name for name in asked if name.strip().lower() not in {AUTO, *of_tasks})

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
+from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.recipes import FOR_PHOTOS, recipes
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 
 def trained_output(found: Situation, fits: Callable[[Tensor], bool], wanted: str) -> int:
@@ -70,3 +71,9 @@ def refuse_augment(found: Situation, moving: Sequence[str], why: str) -> None:
 
 def _count(found: Situation) -> int:
     return len(next(iter(found.batch.values())))
+
+
+def output_names(model: nn.Module, count: int) -> tuple[str, ...]:
+    """Return the names of a model's outputs: those of the graph, else `output0` and so on."""
+    names = [port.name for port in signature_of(model).outputs]
+    return tuple(names[i] if i < len(names) else f"output{i}" for i in range(count))

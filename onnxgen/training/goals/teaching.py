@@ -14,10 +14,10 @@ from onnxgen.surgery.example import evaluating
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.samples import Feeding, Samples
 from onnxgen.training.endings import Ending, read_ending
-from onnxgen.training.goals.choice import output_names
 from onnxgen.training.goals.distil import CLASSES, LABELS, PREFIX, VALUES, DistilGoal, Feature, Pair
 from onnxgen.training.goals.goal import Goal
 from onnxgen.training.goals.names import BINARY_LOSSES, CLASS_LOSSES, loss_name
+from onnxgen.training.goals.outputs import output_names
 from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.settings import Settings

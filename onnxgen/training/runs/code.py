@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.digest import FINGERPRINT, tree_digest
-from onnxgen.training.config import FUNCTION
+from onnxgen.training.byname import FUNCTION
 from onnxgen.training.runs.folder import MODULE
 
 READING = (  # how the templates read weights that are in the module or in several files; and in one file

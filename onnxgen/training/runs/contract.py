@@ -18,6 +18,7 @@ from onnxgen.training.data.scales import scale_text
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
 from onnxgen.training.runs.image import Image
 from onnxgen.training.runs.record import BOXES, Input, Record, Target
+from onnxgen.training.tasks import known
 
 VERSION = 2  # 1 was the list of inputs
 APPLIED = {"softmax": "", "log_softmax": "exp", "sigmoid": "", "": "softmax"}  # by what a model of classes ends in
@@ -108,7 +109,7 @@ def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any])
     if entry.rate:
         return {"kind": "sound", "rate": entry.rate, "length": entry.shape[-1]}
     if entry.role:
-        texts = entry.columns[:1] if settings.get("task") == "embedding" else entry.columns  # a vector is of one text
+        texts = entry.columns[:1] if known(settings.get("task")).compares else entry.columns  # a vector is of one text
         text = {"role": entry.role, "columns": texts, "most": settings.get("max_length"), "pad": entry.pad}
         return {"kind": "text", **text, "start": settings.get("decoder_start")}
     if entry.columns:

@@ -28,11 +28,10 @@ from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
-from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.data.widths import by_width, squeezed
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, Measured, measure, predict
-from onnxgen.training.goals.choice import output_names
+from onnxgen.training.goals.outputs import output_names
 from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import (
     as_in_training,
@@ -54,6 +53,7 @@ from onnxgen.training.runs.record import BOXES, Target, going_on, is_same, read_
 from onnxgen.training.runs.seen import told_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
+from onnxgen.training.tasks import card_of
 from onnxgen.training.words import run_words
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
@@ -338,7 +338,7 @@ class Learner:
     def _opened(self, data: Any, skip: bool = False) -> Iterator[Named]:
         if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
             if not any(isinstance(item, Path) for item in data):
-                columns = columns_of_texts(data, self.texts, self.settings.task == TUPLES)
+                columns = columns_of_texts(data, self.texts, card_of(self.settings.task).compares)
                 yield self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(data))))
                 return
         items = data if isinstance(data, list) else [data]
@@ -391,7 +391,7 @@ class Learner:
             rename_text(source, self.texts)
         as_in_training(source, self.record)
         settings = with_targets or replace(self.settings, val=0.0, test=0.0)
-        if self.texts and self.settings.task == TUPLES and not targets:
+        if self.texts and card_of(self.settings.task).compares and not targets:
             ids = roles_of(signature_of(self.model), ())[IDS].name
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
         settings = with_its_images(source, self.record, settings)

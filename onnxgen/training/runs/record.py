@@ -25,6 +25,7 @@ from onnxgen.training.runs.code import is_same_code
 from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of, no_run
 from onnxgen.training.runs.image import ORDERS, Image
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
+from onnxgen.training.tasks import known
 
 FORMAT = 1  # of the file; a newer one is refused
 # settings that only the run itself could use
@@ -227,7 +228,7 @@ class Record:
     @property
     def writes(self) -> bool:
         """True if it is a language model that continues texts."""
-        return self.settings.get("task") == "language-model" and "tokenizer" in self.settings
+        return known(self.settings.get("task")).labels == "next" and "tokenizer" in self.settings
 
     def settings_for(self, run: Path) -> Settings:
         """Return the settings of the run, to treat other data in the same way; without those of its devices.

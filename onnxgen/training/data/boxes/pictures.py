@@ -24,6 +24,7 @@ from onnxgen.training.data.letterbox import INNER, STRETCHED, WHOLE, Placing
 from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
+from onnxgen.training.tasks import task_for
 
 BOXES = "boxes"
 WIDTH = 5  # class index, x1, y1, x2, y2
@@ -142,7 +143,7 @@ def opened(
         placed=frozenset({BOXES}),
         sizes=frozenset(sizes),  # type: ignore[arg-type]
         kinds=seen.kinds,
-        task="detection",
+        task=task_for(BOXES),
         notes=[*said, *_bare(kept), *notes],
     )
 

@@ -18,8 +18,9 @@ from onnxgen.training.data.streaming.spans import spans_of
 from onnxgen.training.data.streaming.stream import Columns, Run, Stream
 from onnxgen.training.data.text.roles import DECODER, IDS, MASK, PAST, POSITIONS, fixed_length, past_shape, roles_of
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import task_for
 
-TASK, LABELS = "language-model", "labels"
+TASK, LABELS = task_for("tokens"), "labels"
 _SEEN = 1 << 16  # numbers at the beginning of a `.bin`, which tell its type
 _MOST = 1 << 20  # no vocabulary is larger
 _PIECE = 64  # blocks of a span: they are read together

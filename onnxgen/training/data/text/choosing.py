@@ -16,8 +16,8 @@ from onnxgen.training.data.arrays import Arrays
 from onnxgen.training.data.source import DataSource, Gaps, Lists
 from onnxgen.training.data.stacking import aims_of
 from onnxgen.training.data.tuples import MEMBERS
-from onnxgen.training.data.tuples import TASK as TUPLES
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
 
 _SCORE = "--target COLUMN; pairs without a score are columns anchor and positive, perhaps with negative"
 TAGS = ("tags", "ner_tags", "pos_tags")  # names of a target with a list of labels
@@ -49,14 +49,14 @@ def choose(
     Args:
         ids: the input.
         targets: False if no target is needed (to predict).
-        labels: see `TaskKind`.
+        labels: see `Card`.
 
     Raises:
         OnnxgenError: the choice is open, or a column that the settings name holds no text.
     """
     texts = text_columns(source)
     aims = _aims(source, ports, settings, labels)
-    if settings.task == TUPLES and (found := apart(source, ids, settings, targets, aims)) is not None:
+    if card_of(settings.task).compares and (found := apart(source, ids, settings, targets, aims)) is not None:
         return found
     target = aims[0] if aims and targets else ""
     words = not labels and _has_tags(source, ports, settings, target)

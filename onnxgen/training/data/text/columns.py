@@ -33,9 +33,9 @@ from onnxgen.training.data.text.roles import (
     roles_of,
 )
 from onnxgen.training.data.text.tokenizer import Tokenizing, open_tokenizer, tokenizer_file
-from onnxgen.training.goals.choice import task_kind
 from onnxgen.training.goals.language import LABELS
 from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
 
 WITHOUT = "--tokenizer tokenizer.json, or a folder with one"
 
@@ -102,8 +102,7 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
     """
     ports = fed(model)
     columns = list(next(iter(source.parts.values())).fields)
-    roles, kind = roles_of(ports, columns), task_kind(settings.task)
-    labels = kind.labels if kind is not None else ""
+    roles, labels = roles_of(ports, columns), card_of(settings.task).labels
     if labels == "other" and DECODER not in roles:
         what = (
             f"--task {settings.task}: the model has no input {DECODER} (it has {listed(p.name for p in ports.inputs)})"

@@ -27,7 +27,7 @@ from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.runs.record import BOXES, Target
 
 if TYPE_CHECKING:
-    from onnxgen.training.goals.choice import Situation
+    from onnxgen.training.tasks.card import Situation
 
 SURE = 0.3  # boxes with at least this score are drawn in the report
 

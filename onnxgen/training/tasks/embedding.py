@@ -1,0 +1,57 @@
+"""Vectors that lie close together if their samples belong together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onnxgen.errors import OnnxgenError
+from onnxgen.training.tasks.card import Card, later
+
+if TYPE_CHECKING:
+    from onnxgen.record.purpose import Purpose
+    from onnxgen.training.goals.deciding import Given
+
+
+def _has(given: Given, purpose: Purpose) -> str:
+    """Pairs, or classes; of a network that may be for something else no classes that each output has a score for."""
+    from onnxgen.training.data.tuples import member_columns
+
+    if not purpose.kind and given.has_a_score_of_each_class():
+        return ""
+    members = member_columns(given.source, given.ports, given.settings) or _pairs_of_texts(given)
+    if members:
+        return f"columns {' and '.join(members)} belong together"
+    output = purpose.facts.get("output")
+    dims = next((port.dims for port in given.ports.outputs if port.name == output), None)
+    vectors = not purpose.kind or dims is None or len(dims) == 2
+    return given.classes() if vectors else ""
+
+
+def _pairs_of_texts(given: Given) -> tuple[str, ...]:
+    """Return the columns of text that make pairs: anchors and positives, or two with a number beside them."""
+    from onnxgen.training.data.text.choosing import apart
+    from onnxgen.training.data.text.roles import IDS
+
+    ids = given.roles().get(IDS)
+    settings = replace(given.settings, task=CARD.name)
+    try:
+        found = apart(given.source, ids, settings, True, given.aims()) if ids is not None else None
+    except OnnxgenError:  # two texts, and nothing says how they belong together
+        found = None
+    return found.texts if found is not None else ()
+
+
+CARD = Card(
+    "embedding",
+    later("embedding.make"),
+    losses=("arcface", "triplet", "info_nce", "cosine"),
+    metrics=("spearman", "pearson", "recall_at_1", "recall_at_1_samples"),
+    reads="target",
+    classes="some",
+    data="tuples",
+    compares=True,
+    kinds=("embedding",),
+    has=_has,
+    needs="class for each sample",
+)

@@ -1,0 +1,42 @@
+"""An image, or a map of numbers, of an image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxgen.training.tasks.card import PLACE_LOSSES, Card, later
+
+if TYPE_CHECKING:
+    from onnxgen.record.purpose import Purpose
+    from onnxgen.training.goals.deciding import Given
+
+
+def _has(given: Given, purpose: Purpose) -> str:
+    """Images, or numbers of each pixel. If it is unsure what the network is for, bytes [H, W] may be classes."""
+    import torch
+
+    from onnxgen.training.data.images import axes_of
+
+    name = given.aim(*CARD.columns)
+    field = given.fields[name] if name else None
+    if field is None or axes_of(field.shape) is None:
+        return ""
+    floats = field.dtype.is_floating_point
+    fits = floats or (field.dtype == torch.uint8 and (bool(purpose.kind) or len(field.shape) == 3))
+    return f"column {name!r} has {'numbers of each pixel' if floats else 'an image for each sample'}" if fits else ""
+
+
+CARD = Card(
+    "image-to-image",
+    later("images.make"),
+    losses=PLACE_LOSSES,
+    metrics=("mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
+    reads="target",
+    columns=("target", "clean"),
+    data="images",
+    target="image",
+    divides=lambda model, notes: True,
+    kinds=("image-to-image",),
+    has=_has,
+    needs="image as a target",
+)

@@ -1,0 +1,32 @@
+"""Places in an image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxgen.training.tasks.card import PLACE_LOSSES, Card, later
+
+if TYPE_CHECKING:
+    from onnxgen.record.purpose import Purpose
+    from onnxgen.training.goals.deciding import Given
+
+
+def _has(given: Given, purpose: Purpose) -> str:
+    name = given.aim(*CARD.columns)
+    shape = given.fields[name].shape if name else ()
+    return f"column {name!r} has {shape[0]} places" if len(shape) == 2 and shape[1] in (2, 3) else ""
+
+
+CARD = Card(
+    "keypoints",
+    later("keypoints.make"),
+    losses=PLACE_LOSSES,
+    metrics=("keypoint_error", "pck"),
+    reads="target",
+    columns=("keypoints",),
+    stays="the keypoints",
+    kinds=("keypoints",),
+    has=_has,
+    needs="places for each sample",
+    alone=("keypoints",),
+)

@@ -1,0 +1,31 @@
+"""A text of another text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxgen.training.tasks.card import Card, later
+
+if TYPE_CHECKING:
+    from onnxgen.record.purpose import Purpose
+    from onnxgen.training.goals.deciding import Given
+
+
+def _has(given: Given, purpose: Purpose) -> str:
+    from onnxgen.training.data.text.choosing import text_columns
+    from onnxgen.training.data.text.roles import DECODER
+
+    several = len(text_columns(given.source)) > 1 and DECODER in given.roles()
+    return "the data has two columns of text" if several else ""
+
+
+CARD = Card(
+    "seq2seq",
+    later("language.every_token"),
+    metrics=("perplexity",),
+    reads="labels",
+    labels="other",
+    kinds=("seq2seq",),
+    has=_has,
+    needs="second column of text",
+)
