@@ -13,13 +13,14 @@ from onnxgen import op
 from onnxgen.code.quote import Ref, literal, unless
 from onnxgen.errors import CHECK, WRITER
 from onnxgen.graph.gradients import COUNTED
+from onnxgen.graph.traits import TEXTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 
 Gram = tuple[int, ...]
 
 
-@op("TfIdfVectorizer", flat=COUNTED)
+@op("TfIdfVectorizer", traits=[TEXTS], flat=COUNTED)
 def tf_idf_vectorizer(
     b: Builder,
     X: Arg,

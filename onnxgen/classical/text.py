@@ -10,6 +10,7 @@ from onnxgen.classical.re2 import NotRe, as_python, as_searches
 from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import WRITER, OnnxgenError
 from onnxgen.graph.gradients import TEXT
+from onnxgen.graph.traits import TEXTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.microsoft import MICROSOFT
@@ -19,13 +20,13 @@ from onnxgen.shapes import infer_microsoft
 SPECIAL_CASE_RULES, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
 
 
-@op("StringSplit", flat=TEXT)
+@op("StringSplit", traits=[TEXTS], flat=TEXT)
 def string_split(b: Builder, X: Arg, *, delimiter: str = "", maxsplit: int | None = None) -> Any:
     most = OMIT if maxsplit is None or maxsplit < 0 else maxsplit
     return b.unpack(b.call("string_split", X, delimiter=unless(delimiter, ""), most=most), 2)
 
 
-@op("StringNormalizer", flat=TEXT)
+@op("StringNormalizer", traits=[TEXTS], flat=TEXT)
 def string_normalizer(
     b: Builder,
     X: Arg,
@@ -49,7 +50,7 @@ def string_normalizer(
     )
 
 
-@op("RegexFullMatch", flat=TEXT)
+@op("RegexFullMatch", traits=[TEXTS], flat=TEXT)
 def regex_full_match(b: Builder, X: Arg, *, pattern: str = "") -> ast.expr:
     """The pattern is translated from RE2 to one of Python's `re` that matches the same strings, or refused."""
     try:

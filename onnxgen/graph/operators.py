@@ -55,6 +55,7 @@ class Rules:
         batch: says where the samples of a batch are in its outputs (`passes.batch`).
         axes: the axes of each input, as letters: "b l h; b l". Axes with the same letter have the same size.
         equal: yields which other dims must be equal (`shapes.equal`).
+        neutral: the number that leaves the first of two inputs as it is; the other one, too, if they commute.
         flat: why no gradient flows (`graph.gradients`), also by the inputs through which none does.
         ranges: the numbers that are taken at an input, by its position (`shapes.ranges`).
     """
@@ -69,6 +70,7 @@ class Rules:
     axes: str = ""
     equal: Lowering | None = None
     ranges: Mapping[int, Lowering] | None = None
+    neutral: float | None = None
     flat: str | Mapping[str, str] | None = None
 
 

@@ -10,6 +10,7 @@ class Trait(Enum):
     """A property of an operator that holds for all attributes and inputs, unless stated otherwise here.
 
     Attributes:
+        EXACT: computes nothing: each element is one of the data, bit for bit, or follows from sizes or attributes.
         MOVES: copies each output element from the data, chosen by its position; with FILLS it may also be 0.
         FILLS: moves, and puts other elements between the data: zeros by default.
         VIEW: moves, and the output has every element exactly once. RESHAPE: also keeps their order.
@@ -20,6 +21,7 @@ class Trait(Enum):
         SAME: each element of the first output stands for the number at the same position of the data, perhaps in
             another type, quantised, or dropped in training.
         SIZES: its result says the sizes of the data, whatever the elements are.
+        TEXTS: its function takes text as it is, as arrays of strings.
         SELECTS: chooses among many elements, boxes or places, or says which are chosen.
         PICKS: copies each element of the first output from the data, chosen by its order among others.
         AVERAGES: each element of the first output lies between the minimum and maximum of the data, or is 0.
@@ -29,6 +31,7 @@ class Trait(Enum):
             Broadcasting.md).
         ADDS: the sum of all inputs, which broadcast, or the difference of two.
         SCALES: the product or the quotient of two inputs, which broadcast.
+        COMMUTES: broadcasts, and its two inputs may change places.
         STANDARDISES: the data minus stored numbers, multiplied by stored numbers, as they were measured.
         COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
         ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.
@@ -46,6 +49,7 @@ class Trait(Enum):
         RANDOM: draws new numbers in each run.
     """
 
+    EXACT = "exact"
     MOVES = "moves"
     FILLS = "fills"
     VIEW = "view"
@@ -56,6 +60,7 @@ class Trait(Enum):
     PASSES_ON = "passes on"
     SAME = "same"
     SIZES = "sizes"
+    TEXTS = "texts"
     SELECTS = "selects"
     PICKS = "picks"
     AVERAGES = "averages"
@@ -64,6 +69,7 @@ class Trait(Enum):
     BROADCASTS = "broadcasts"
     ADDS = "adds"
     SCALES = "scales"
+    COMMUTES = "commutes"
     STANDARDISES = "standardises"
     COMPARISON = "comparison"
     ACTIVATION = "activation"
@@ -85,14 +91,16 @@ class Trait(Enum):
 
 
 (
-    MOVES, FILLS, VIEW, RESHAPE, STRIDES, SHUFFLES, JOINS, PASSES_ON, SAME, SIZES, SELECTS, PICKS, AVERAGES, KEEPS_SIGN,
-    ELEMENTWISE, BROADCASTS, ADDS, SCALES, STANDARDISES, COMPARISON, ACTIVATION, RECTIFIER, SIGMOID, SOFTMAX, NORM,
-    NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES, REDUCTION, RECURRENT, SAMPLES, RANDOM,
+    EXACT, MOVES, FILLS, VIEW, RESHAPE, STRIDES, SHUFFLES, JOINS, PASSES_ON, SAME, SIZES, TEXTS, SELECTS, PICKS,
+    AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMMUTES, STANDARDISES, COMPARISON, ACTIVATION,
+    RECTIFIER, SIGMOID, SOFTMAX, NORM, NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES, REDUCTION, RECURRENT,
+    SAMPLES, RANDOM,
 ) = Trait  # fmt: skip
 
 # the traits that each trait implies
 _IMPLIED = {
-    MOVES: {KEEPS_SIGN},
+    MOVES: {EXACT, KEEPS_SIGN},
+    SIZES: {EXACT},
     FILLS: {MOVES},
     PICKS: {KEEPS_SIGN},
     AVERAGES: {KEEPS_SIGN},
@@ -104,6 +112,7 @@ _IMPLIED = {
     BROADCASTS: {ELEMENTWISE},
     ADDS: {BROADCASTS},
     SCALES: {BROADCASTS, KEEPS_SIGN},
+    COMMUTES: {BROADCASTS},
     COMPARISON: {BROADCASTS},
     ACTIVATION: {ELEMENTWISE},
     RECTIFIER: {ACTIVATION},

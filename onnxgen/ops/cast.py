@@ -11,7 +11,7 @@ from onnxgen.code.quote import DeviceOf, literal, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.gradients import BITS, TYPE
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME
+from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, PASSES_ON, SAME, TEXTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, as_float, formula
@@ -99,7 +99,7 @@ def _small(b: Builder, x: Any, source: T | None, bits: int, signed: bool, target
     return b(template, x=x, mask=(1 << bits) - 1, sign=sign, d=target)
 
 
-@op("Cast", traits=[ELEMENTWISE, SAME, PASSES_ON, KEEPS_SIGN], **rules("cast"))
+@op("Cast", traits=[TEXTS, ELEMENTWISE, SAME, PASSES_ON, KEEPS_SIGN], **rules("cast"))
 def cast(b: Builder, input: Arg, *, to: int, saturate: int = 1, round_mode: str = "up") -> ast.expr | Sized:
     """Convert to another type; floats are truncated to integers.
 
@@ -122,7 +122,9 @@ def _from_sizes(b: Builder, x: Arg, to: T) -> ast.expr | Sized | None:
     return sizes
 
 
-@op("CastLike", traits=[ELEMENTWISE, SAME, KEEPS_SIGN], **rules("cast_like", reads=1), flat={"target_type": TYPE})
+@op(
+    "CastLike", traits=[TEXTS, ELEMENTWISE, SAME, KEEPS_SIGN], **rules("cast_like", reads=1), flat={"target_type": TYPE}
+)
 def cast_like(b: Builder, input: Arg, target_type: Arg, *, saturate: int = 1, round_mode: str = "up") -> ast.expr:
     if target_type.dtype is None:
         raise b.error("the type to cast to is unknown", INFER)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import literal
 from onnxgen.graph.gradients import INTEGERS
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import BROADCASTS, COMPARISON, ELEMENTWISE, MOVES
+from onnxgen.graph.traits import BROADCASTS, COMMUTES, COMPARISON, ELEMENTWISE, MOVES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, formula
@@ -23,11 +23,11 @@ from onnxgen.ops.wide import computed
 from onnxgen.shapes.evaluate_math import equal as equal_dims
 from onnxgen.shapes.evaluate_math import less
 
-# in torch, of numbers that Python computes from sizes, in numpy, and of dims
-LOGIC: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any]]] = {
-    "And": ("x & y", "x and y", np.logical_and, lambda a, b: a and b),
-    "Or": ("x | y", "x or y", np.logical_or, lambda a, b: a or b),
-    "Xor": ("x ^ y", "x != y", np.logical_xor, operator.ne),
+# in torch, of numbers that Python computes from sizes, in numpy, of dims, and what changes nothing
+LOGIC: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any], bool]] = {
+    "And": ("x & y", "x and y", np.logical_and, lambda a, b: a and b, True),
+    "Or": ("x | y", "x or y", np.logical_or, lambda a, b: a or b, False),
+    "Xor": ("x ^ y", "x != y", np.logical_xor, operator.ne, False),
 }
 ORDER: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "Less": ("x < y", np.less, less),
@@ -57,8 +57,9 @@ def _logic(template: str, of_sizes: str) -> Callable[..., ast.expr | Sized]:
     return of_either
 
 
-for _name, (_template, _of_sizes, _numbers, _dims) in LOGIC.items():
-    op(_name, traits=[BROADCASTS], numbers=_numbers, dims=_dims, flat=INTEGERS)(_logic(_template, _of_sizes))
+for _name, (_template, _of_sizes, _numbers, _dims, _neutral) in LOGIC.items():
+    _logical = op(_name, traits=[COMMUTES], numbers=_numbers, dims=_dims, neutral=_neutral, flat=INTEGERS)
+    _logical(_logic(_template, _of_sizes))
 for _name, (_template, _numbers, _dims) in ORDER.items():
     op(_name, traits=[COMPARISON], numbers=_numbers, dims=_dims)(_order(_template))
 

@@ -12,6 +12,7 @@ from onnxgen.code.module_def import Assign, If, Loop, Statement, expressions
 from onnxgen.code.quote import DeviceOf, Ref, call, literal, quote, refs
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import TEXTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.wide import flipped
@@ -22,7 +23,7 @@ ENDLESS = 2**62  # exporters write a trip count of at least this for a `while`
 ZEROS = repeat(0)
 
 
-@op("If", still="cond", inner=bodies.choice)
+@op("If", traits=[TEXTS], still="cond", inner=bodies.choice)
 def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) -> list[ast.expr | None]:
     """A Python `if`, or only the branch that is taken if the condition is known."""
     known = cond.constant
@@ -47,7 +48,7 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
     return made
 
 
-@op("Loop", inner=bodies.loop, ranges=ranges.constant_of_shape)
+@op("Loop", traits=[TEXTS], inner=bodies.loop, ranges=ranges.constant_of_shape)
 def loop(
     b: Builder, M: Arg | None = None, cond: Arg | None = None, *v_initial: Arg, body: ir.Graph
 ) -> list[ast.expr | None]:

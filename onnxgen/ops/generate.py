@@ -12,7 +12,7 @@ from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
 from onnxgen.errors import INFER
 from onnxgen.graph.gradients import COUNTED, INTEGERS, PIECEWISE_CONSTANT, SETS_SIZE
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, FILLS, MOVES, RANDOM, SELECTS, SIZES
+from onnxgen.graph.traits import ELEMENTWISE, EXACT, FILLS, MOVES, RANDOM, SELECTS, SIZES, TEXTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized
@@ -26,7 +26,7 @@ from onnxgen.shapes.infer_elementwise import like, same
 T = ir.DataType
 
 
-@op("Constant", flat=COUNTED)
+@op("Constant", traits=[EXACT], flat=COUNTED)
 def constant(
     b: Builder,
     *,
@@ -43,7 +43,7 @@ def constant(
     raise b.error("a sparse Constant is not handled", "store it as a dense tensor")
 
 
-@op("ConstantOfShape", **rules("constant_of_shape"), flat=COUNTED)
+@op("ConstantOfShape", traits=[EXACT], **rules("constant_of_shape"), flat=COUNTED)
 def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     dtype = T.FLOAT if value is None else value.dtype
     item = 0.0 if value is None else value.numpy().reshape(-1)[0].item()
@@ -55,7 +55,7 @@ def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
 
 
-@op("Range", still="start limit delta", **rules("ranged"), flat={"limit": SETS_SIZE})
+@op("Range", traits=[EXACT], still="start limit delta", **rules("ranged"), flat={"limit": SETS_SIZE})
 def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 1) -> ast.expr:
     """start, start + delta, ... up to limit, exclusive; empty if limit is in the other direction."""
     dtype = start.dtype
@@ -112,14 +112,14 @@ def trilu(b: Builder, input: Arg, k: Arg | None = None, *, upper: int = 1) -> as
     return computed(b, input.dtype, formula, input)
 
 
-@op("Shape", traits=[SIZES], least=0.0, **rules("shape", reads=0))
+@op("Shape", traits=[TEXTS, SIZES], least=0.0, **rules("shape", reads=0))
 def shape(b: Builder, data: Arg, *, start: int = 0, end: int | None = None) -> Sized:
     """Only for a tensor of unknown rank: other shapes are known at generation."""
     cut = "" if start == 0 and end is None else "[start:]" if end is None else "[start:end]"
     return Sized(None, whole=b(f"x.shape{cut}", x=data, start=start, end=end))
 
 
-@op("Size", traits=[SIZES], least=0.0, **rules("size", reads=0))
+@op("Size", traits=[TEXTS, SIZES], least=0.0, **rules("size", reads=0))
 def size(b: Builder, data: Arg) -> Sized:
     """The number of elements; of a shape, that is the rank."""
     shape = b.sized(data.value)

@@ -15,7 +15,7 @@ from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ADDS, AVERAGES, BROADCASTS, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER, SCALES
+from onnxgen.graph.traits import ADDS, AVERAGES, BROADCASTS, COMMUTES, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER, SCALES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, formula
@@ -103,7 +103,7 @@ def _add(b: Builder, x: Any, y: Any) -> ast.expr:
     return b("x - y", x=x, y=y.operand) if is_negative else b("x + y", x=x, y=y)
 
 
-@op("Add", traits=[ADDS, KEEPS_SIGN], numbers=np.add, dims=operator.add)
+@op("Add", traits=[ADDS, COMMUTES, KEEPS_SIGN], numbers=np.add, dims=operator.add, neutral=0)
 def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     if (sized := floats("x + y", A, B, axis)) is not None:
         return sized
@@ -126,13 +126,13 @@ def binary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]
     return lower
 
 
-op("Sub", traits=[ADDS], numbers=np.subtract, dims=operator.sub)(binary("x - y", "x - y"))
+op("Sub", traits=[ADDS], numbers=np.subtract, dims=operator.sub, neutral=0)(binary("x - y", "x - y"))
 op("BitwiseAnd", traits=[BROADCASTS], numbers=np.bitwise_and, flat=INTEGERS)(binary("x & y"))
 op("BitwiseOr", traits=[BROADCASTS], numbers=np.bitwise_or, flat=INTEGERS)(binary("x | y"))
 op("BitwiseXor", traits=[BROADCASTS], numbers=np.bitwise_xor, flat=INTEGERS)(binary("x ^ y"))
 
 
-@op("Mul", traits=[SCALES], numbers=np.multiply, dims=operator.mul)
+@op("Mul", traits=[SCALES, COMMUTES], numbers=np.multiply, dims=operator.mul, neutral=1)
 def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """A number is the first factor, `2 * x`."""
     if (sized := floats("x * y", A, B, axis)) is not None:
@@ -146,7 +146,7 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
 
 @op(
     "Div", traits=[SCALES], numbers=usual.divide, elements=evaluate_math.folded(evaluate_math.quotient, int_div),
-    ranges=ranges.mod,
+    ranges=ranges.mod, neutral=1,
 )  # fmt: skip
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """Integers are divided with truncation toward zero."""
@@ -171,7 +171,7 @@ def mod(b: Builder, A: Arg, B: Arg, *, fmod: int = 0) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), A, y)
 
 
-@op("Pow", traits=[BROADCASTS], chosen="Y", numbers=usual.power, **rules("power", kernel=None))
+@op("Pow", traits=[BROADCASTS], chosen="Y", neutral=1, numbers=usual.power, **rules("power", kernel=None))
 def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr:
     """The result has the base's type: an integer to a fractional power is truncated."""
     integer = is_integer(b, X)
@@ -250,8 +250,8 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("Max", traits=[BROADCASTS, PICKS], numbers=np.maximum, dims=dim_max)(_extreme("maximum", "min"))
-op("Min", traits=[BROADCASTS, PICKS], numbers=np.minimum, dims=dim_min)(_extreme("minimum", "max"))
+op("Max", traits=[COMMUTES, PICKS], numbers=np.maximum, dims=dim_max, neutral=-math.inf)(_extreme("maximum", "min"))
+op("Min", traits=[COMMUTES, PICKS], numbers=np.minimum, dims=dim_min, neutral=math.inf)(_extreme("minimum", "max"))
 
 
 @op("Clip", traits=[RECTIFIER], chosen="min max", **rules("clip"))

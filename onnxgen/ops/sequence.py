@@ -12,6 +12,7 @@ from onnxgen.code.quote import DeviceOf, Ref, call, literal, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import COUNTED, INTEGERS, TEXT
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import EXACT, TEXTS
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.rules import rules
@@ -19,7 +20,7 @@ from onnxgen.shapes import bodies, own, ranges
 from onnxgen.shapes.info import info
 
 
-@op("SequenceConstruct")
+@op("SequenceConstruct", traits=[EXACT, TEXTS])
 def sequence_construct(b: Builder, *inputs: Arg) -> ast.expr:
     return literal(list(inputs))
 
@@ -29,7 +30,7 @@ def sequence_empty(b: Builder, *, dtype: int = 1) -> ast.expr:
     return literal([])
 
 
-@op("SequenceAt", **rules("sequence_at"))
+@op("SequenceAt", traits=[EXACT], **rules("sequence_at"))
 def sequence_at(b: Builder, input_sequence: Arg, position: Arg) -> ast.expr:
     return b("s[i]", s=input_sequence, i=position.as_int())
 
@@ -39,7 +40,7 @@ def sequence_length(b: Builder, input_sequence: Arg) -> ast.expr:
     return b("torch.tensor(len(s), device=d)", s=input_sequence, d=DeviceOf())
 
 
-@op("SequenceInsert")
+@op("SequenceInsert", traits=[TEXTS])
 def sequence_insert(b: Builder, input_sequence: Arg, tensor: Arg, position: Arg | None = None) -> ast.expr:
     """Makes a new list, since the old one may still be used."""
     if position is None:
@@ -58,7 +59,7 @@ def sequence_erase(b: Builder, input_sequence: Arg, position: Arg | None = None)
     return b("sequence_erase(s, i)", s=input_sequence, i=position.as_int())
 
 
-@op("SplitToSequence", ranges=ranges.split)
+@op("SplitToSequence", traits=[EXACT], ranges=ranges.split)
 def split_to_sequence(
     b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> ast.expr:
@@ -72,14 +73,14 @@ def split_to_sequence(
     return b("list(made)", made=call(b("x.split", x=input), sizes, unless(axis, 0)))
 
 
-@op("ConcatFromSequence")
+@op("ConcatFromSequence", traits=[EXACT])
 def concat_from_sequence(b: Builder, input_sequence: Arg, *, axis: int, new_axis: int = 0) -> ast.expr:
     is_text = input_sequence.dtype == ir.DataType.STRING
     stack, join = ("np.stack", "np.concatenate") if is_text else ("torch.stack", "torch.cat")
     return b.call(stack if new_axis else join, input_sequence, unless(axis, 0))
 
 
-@op("SequenceMap", inner=bodies.sequence_map)
+@op("SequenceMap", traits=[TEXTS], inner=bodies.sequence_map)
 def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body: ir.Graph) -> list[ast.expr | None]:
     """A `for` over one or more lists. Further inputs that are tensors are the same in each iteration."""
     lists: list[Arg] = []
@@ -107,34 +108,34 @@ def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body:
     return made
 
 
-@op("Optional")
+@op("Optional", traits=[TEXTS])
 def optional(b: Builder, input: Arg | None = None, *, type: Any = None) -> ast.expr:
     return literal(None) if input is None else input.expr
 
 
-@op("OptionalHasElement", flat=INTEGERS)
+@op("OptionalHasElement", traits=[TEXTS], flat=INTEGERS)
 def optional_has_element(b: Builder, input: Arg | None = None) -> ast.expr:
     is_optional = input is not None and input.info.kind == "optional"
     has = b("x is not None", x=input) if is_optional else literal(input is not None)
     return b("torch.tensor(has, device=d)", has=has, d=DeviceOf())
 
 
-@op("OptionalGetElement")
+@op("OptionalGetElement", traits=[TEXTS])
 def optional_get_element(b: Builder, input: Arg) -> ast.expr:
     return input.expr
 
 
-@op("TextCodes", domain=DOMAIN, reference=own.TextCodes)
+@op("TextCodes", traits=[EXACT], domain=DOMAIN, reference=own.TextCodes)
 def text_codes(b: Builder, *inputs: Arg) -> Any:
     """The sorted distinct strings of all inputs; then each input as indices into them."""
     return b.unpack(b.call("text_codes", *inputs, device=DeviceOf()))
 
 
-@op("TextAt", domain=DOMAIN, reference=own.TextAt)
+@op("TextAt", traits=[EXACT], domain=DOMAIN, reference=own.TextAt)
 def text_at(b: Builder, table: Arg, index: Arg) -> ast.expr:
     return b("text_at(table, i)", table=table, i=index)
 
 
-@op("StringConcat", flat=TEXT)
+@op("StringConcat", traits=[TEXTS], flat=TEXT)
 def string_concat(b: Builder, X: Arg, Y: Arg) -> ast.expr:
     return b("x + y" if b.out().rank else "string_concat(x, y)", x=X, y=Y)

@@ -9,7 +9,7 @@ from typing import Any
 from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ELEMENTWISE, JOINS, MOVES, PASSES_ON, RESHAPE, SAME, STRIDES, VIEW
+from onnxgen.graph.traits import ELEMENTWISE, JOINS, MOVES, PASSES_ON, RESHAPE, SAME, STRIDES, TEXTS, VIEW
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
@@ -20,7 +20,7 @@ from onnxgen.shapes.dims import Dim, Sym, is_symbol, product, symbols
 from onnxgen.shapes.infer_layout import equal_parts
 
 
-@op("Identity", traits=[VIEW, ELEMENTWISE, SAME], **rules("unchanged", numbers=lambda x: x, dims=lambda d: d))
+@op("Identity", traits=[TEXTS, VIEW, ELEMENTWISE, SAME], **rules("unchanged", numbers=lambda x: x, dims=lambda d: d))
 def identity(b: Builder, input: Arg) -> ast.expr:
     """Written as nothing. But a trained tensor that gets another name here becomes a parameter of that name."""
     output = b.node.outputs[0]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import card
+from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import EXACT
 from onnxgen.paranoid.compare import gap_of, gaps_of, only_ties, tells, unlike, widened
 from onnxgen.paranoid.draws import (
     DRAWN_SIZES,
@@ -30,7 +31,7 @@ from onnxgen.paranoid.draws import (
 from onnxgen.paranoid.picture import Made
 from onnxgen.paranoid.region import Broken, Refused, Region, Unable, Untold
 from onnxgen.paranoid.run import Side
-from onnxgen.paranoid.single import Single, copies
+from onnxgen.paranoid.single import Single
 from onnxgen.shapes import usual
 
 MAX_ELEMENTS_ALL_DRAWS, MAX_ELEMENTS_ONE_DRAW, MAX_ELEMENTS = (
@@ -248,4 +249,4 @@ class Comparison:
 
 
 def _moves(step: Made) -> bool:
-    return copies(step) and step.domain in ("", DOMAIN)
+    return is_a(step.node, EXACT) and step.domain in ("", DOMAIN)

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import card, is_a
-from onnxgen.graph.traits import MOVES
+from onnxgen.graph.traits import EXACT
 from onnxgen.paranoid.apart import APART, HAS_ONNXRUNTIME, session
 from onnxgen.paranoid.claims import LAYOUTS
 from onnxgen.paranoid.picture import Made
@@ -21,11 +21,6 @@ from onnxgen.shapes import usual
 DOUBLE = int(ir.DataType.DOUBLE)
 NARROW = {int(d) for d in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)}
 IR_VERSION = 10
-# what makes elements or lists without computing, beside what moves elements
-MAKES = frozenset(
-    "Constant ConstantOfShape Shape Size Range SequenceAt SplitToSequence ConcatFromSequence SequenceConstruct "
-    "TextCodes TextAt".split()
-)
 # in what onnxruntime says of an operator that it cannot judge, the last of an opset that is newer than it is
 UNKNOWN = ("NOT_IMPLEMENTED", "not a registered", "a crash", "model_load_utils")
 PACKED = {ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.FLOAT4E2M1}
@@ -33,11 +28,6 @@ PLAIN = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16}
 
 
 Key = tuple[object, ...]  # nodes with equal keys share a session
-
-
-def copies(made: Made) -> bool:
-    """Return True if it computes nothing: elements are the same ones, bit for bit."""
-    return is_a(made.node, MOVES) or made.op in MAKES
 
 
 class Single:
@@ -82,7 +72,7 @@ class Single:
                     raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
         if made.domain == "" and made.version < card("", made.op).since:  # the evaluator computes the newest meaning
             raise (Broken if known else Unable)(f"{made.op}: {why}")
-        if known and copies(made) and "[ONNXRuntimeError]" in why:
+        if known and is_a(made.node, EXACT) and "[ONNXRuntimeError]" in why:
             raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end
         try:
             return self._with_onnx(key, made, attributes, inputs)

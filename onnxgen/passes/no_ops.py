@@ -12,14 +12,12 @@ stored tensor the name of a parameter stays, too: the legacy exporter stores equ
 
 from __future__ import annotations
 
-import math
-
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import ROOT
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import ALIAS, all_nodes, made_by, passed_on
-from onnxgen.graph.traits import RESHAPE
+from onnxgen.graph.traits import COMMUTES, RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import elements, scalar, uniform
 from onnxgen.passes.rewrite import beside, drop, replace
@@ -28,18 +26,6 @@ from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
-# the neutral number, and True if it may also be the first operand
-NEUTRAL = {
-    "Mul": (1, True),
-    "Div": (1, False),
-    "Add": (0, True),
-    "Sub": (0, False),
-    "Pow": (1, False),
-    "Max": (-math.inf, True),
-    "Min": (math.inf, True),
-    "And": (True, True),
-    "Or": (False, True),
-}
 NO_CUT = Cut(0, 0, 0, 0)  # of a Slice whose bounds are not known
 
 
@@ -122,12 +108,12 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
         return source if _same(source, output) and all(cut.step == 1 for cut in cuts(node) or (NO_CUT,)) else None
     if node.op_type == "Gather":
         return _of_one(node)
-    if node.op_type in NEUTRAL and len(node.inputs) == 2:
-        neutral, either = NEUTRAL[node.op_type]
+    neutral = known(node).rules.neutral
+    if neutral is not None and len(node.inputs) == 2:
         first, second = node.inputs
         if _is(second, neutral) and _same(first, output):
             return first
-        if either and _is(first, neutral) and _same(second, output):
+        if is_a(node, COMMUTES) and _is(first, neutral) and _same(second, output):
             return second
     return None
 

@@ -22,14 +22,15 @@ from itertools import permutations
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import COMMUTES
 from onnxgen.passes.algebra import as_clamp, as_product, as_sum
 from onnxgen.passes.match import is_close, reduction, scalar
 from onnxgen.weights.stored import stored
 
 Bound = dict[str, "ir.Value | float | tuple[int, ...]"]
 OWN = f"{DOMAIN}_"
-COMMUTATIVE = ("Max", "Min")
 ROOTS = {
     "product": ("Mul", "Div", "Neg", "Reciprocal", "Sqrt", "Pow"),
     "sum": ("Add", "Sub", "Neg"),
@@ -325,7 +326,7 @@ def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
         given = node.attributes.get(name)
         bounds = [b for old in bounds if given is not None for b in _bind(number, float(given.value), old, value)]
     inputs = [i for i in node.inputs if i is not None]
-    for order in permutations(inputs) if term.name in COMMUTATIVE else [tuple(inputs)]:
+    for order in permutations(inputs) if COMMUTES in card("", term.name).traits else [tuple(inputs)]:
         ways = iter(bounds)
         for argument, (part, _) in zip(order, term.parts):
             ways = _match_all(ways, argument, part)

@@ -14,7 +14,7 @@ from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, told
-from onnxgen.graph.traits import FILLS, MOVES
+from onnxgen.graph.traits import FILLS, MOVES, TEXTS
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import beside, own
 from onnxgen.passes.steps import input_at, insert
@@ -22,12 +22,6 @@ from onnxgen.shapes.info import Info, info, set_info
 
 STRING = ir.DataType.STRING
 COMPARES = ("Equal", "Unique")  # elements by equality alone
-# operators that pass on values of any kind, or work on text itself
-NATIVE = frozenset(
-    "Cast CastLike Identity If Loop Optional OptionalGetElement OptionalHasElement RegexFullMatch "
-    "SequenceConstruct SequenceInsert SequenceMap Shape Size StringConcat StringNormalizer StringSplit "
-    "TfIdfVectorizer".split()
-)
 
 
 def text(model: ir.Model, options: Options) -> None:
@@ -39,7 +33,7 @@ def text(model: ir.Model, options: Options) -> None:
     problems = Problems()
     for node in all_nodes(model.graph):
         texts = [value for value in node.inputs if value is not None and _is_text(value)]
-        if not texts or node.domain not in ("", "ai.onnx") or node.op_type in NATIVE:
+        if not texts or node.domain not in ("", "ai.onnx") or is_a(node, TEXTS):
             continue
         if (is_a(node, MOVES) or node.op_type in COMPARES) and not _puts_zeros(node):
             _by_codes(node, list(dict.fromkeys(texts)))

@@ -19,6 +19,7 @@ from onnxgen.graph.operators import Operator, operators
 from onnxgen.graph.traits import (
     ADDS,
     AVERAGES,
+    COMMUTES,
     COMPARISON,
     ELEMENTWISE,
     FILLS,
@@ -65,7 +66,7 @@ FURTHER: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Resize": ([np.zeros(0, "f"), np.array([1, 1, 2, 3], "f")], {"mode": "linear"}),
     "Upsample": ([np.array([1, 1, 2, 3], "f")], {"mode": "linear"}),
 }  # fmt: skip
-BINARY = frozenset("Add Sub Mul Div Pow Max Min Mean Sum".split()) | having(COMPARISON)
+BINARY = frozenset("Add Sub Mul Div Pow Max Min Mean Sum".split()) | having(COMPARISON, COMMUTES)
 TWO = {"Split", "TopK", "Unique"}  # outputs
 BY_OTHERS = {"Compress", "MaxRoiPool", "NonMaxSuppression", "RoiAlign"}  # they select by another input than the data
 OPSETS = {"Upsample": 9}  # where a later one has it no more
@@ -188,6 +189,29 @@ def test_sums_and_products(op: str) -> None:
     (result,) = run(op, x, y)
     one, other = (x + y, x - y) if op in having(ADDS) else (x * y, x / y)
     assert np.allclose(result, one) or np.allclose(result, other)
+
+
+def both_ways(op: str) -> tuple[Array, Array, Array]:
+    """Two tensors, and what an operator makes of them and its neutral number: its second input, or its first."""
+    x, y = drawn(1, 0.5), drawn(2, 0.5)
+    neutral = np.full(x.shape, facts(op).rules.neutral, np.float32)
+    if op in having(COMMUTES) and op in LEFT:  # of truth values
+        x, y, neutral = x > 1, y > 1, neutral.astype(bool)
+    return x, run(op, x, neutral)[0], run(op, neutral, x)[0]
+
+
+@pytest.mark.parametrize("op", sorted(n for d, n in operators() if not d and facts(n).rules.neutral is not None))
+def test_the_neutral_number_changes_nothing(op: str) -> None:
+    x, after, before = both_ways(op)
+    np.testing.assert_array_equal(after, x)
+    assert np.array_equal(before, x) == (op in having(COMMUTES))
+
+
+@pytest.mark.parametrize("op", sorted(n for n in having(COMMUTES) if ("", n) in operators()))
+def test_inputs_that_may_change_places(op: str) -> None:
+    x, y = (drawn(1) > 0, drawn(2) > 0) if op in LEFT else (drawn(1), drawn(2))
+    (one,), (other,) = run(op, x, y), run(op, y, x)
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("op", standard(SIGMOID))
