@@ -55,6 +55,7 @@ class Rules:
         batch: says where the samples of a batch are in its outputs (`passes.batch`).
         axes: the axes of each input, as letters: "b l h; b l". Axes with the same letter have the same size.
         equal: yields which other dims must be equal (`shapes.equal`).
+        bound: a lower bound of the result, of those of its data: `bound(node, bounds)`.
         neutral: the number that leaves the first of two inputs as it is; the other one, too, if they commute.
         flat: why no gradient flows (`graph.gradients`), also by the inputs through which none does.
         ranges: the numbers that are taken at an input, by its position (`shapes.ranges`).
@@ -70,6 +71,7 @@ class Rules:
     axes: str = ""
     equal: Lowering | None = None
     ranges: Mapping[int, Lowering] | None = None
+    bound: Callable[[ir.Node, list[float]], float] | None = None
     neutral: float | None = None
     flat: str | Mapping[str, str] | None = None
 
@@ -83,8 +85,8 @@ class Operator:
         function: called as `function(b, *inputs, **attributes)`, see `lowering.builder.Builder`.
         plugin: the plugin that registered it; None if it is onnxgen's own.
 
-        inputs: of `data`, `matrix`, `weights`, `still` and `chosen`, the names of inputs. The attributes of these names
-            are the positions.
+        inputs: of `data`, `matrix`, `bias`, `weights`, `still` and `chosen`, the names of inputs. The attributes of
+            these names are the positions.
 
     The others are the arguments of `op`.
     """
@@ -141,6 +143,10 @@ class Operator:
         return self.places[name][0] if (name := self.inputs.get("matrix")) else None
 
     @cached_property
+    def bias(self) -> int | None:
+        return self.places[name][0] if (name := self.inputs.get("bias")) else None
+
+    @cached_property
     def weights(self) -> Positions:
         return self._positions(self.inputs.get("weights", "").split())
 
@@ -174,6 +180,7 @@ def op(
     traits: Iterable[Trait] = (),
     data: str = "",
     matrix: str = "",
+    bias: str = "",
     weights: str = "",
     still: str = "",
     chosen: str = "",
@@ -199,6 +206,7 @@ def op(
         data: the inputs that the outputs' elements come from, by the function's parameters. Default: the
             first, or all that broadcast.
         matrix: the input that the operator multiplies by. If it is a stored tensor, the operator is a layer.
+        bias: the input that it adds to this product.
         weights: the inputs whose stored tensors are weights, whatever their names, sizes and values. Default: `tables`,
             unless the operator standardises by them.
         still: the inputs that carry no gradient, or none that training should follow.
@@ -211,7 +219,7 @@ def op(
     """
 
     weights = weights or ("" if STANDARDISES in traits else " ".join(tables))
-    inputs = {"data": data, "matrix": matrix, "weights": weights, "still": still, "chosen": chosen}
+    inputs = {"data": data, "matrix": matrix, "bias": bias, "weights": weights, "still": still, "chosen": chosen}
 
     def register(function: Lowering) -> Lowering:
         noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])

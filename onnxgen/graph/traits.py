@@ -32,6 +32,7 @@ class Trait(Enum):
         ADDS: the sum of all inputs, which broadcast, or the difference of two.
         SCALES: the product or the quotient of two inputs, which broadcast.
         COMMUTES: broadcasts, and its two inputs may change places.
+        WHOLE: of whole numbers it makes whole numbers, as sums and products do.
         STANDARDISES: the data minus stored numbers, multiplied by stored numbers, as they were measured.
         COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
         ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.
@@ -40,12 +41,15 @@ class Trait(Enum):
         SOFTMAX: positive numbers that sum to 1 along the attribute `axis`, or their logarithms.
         NORM: a normalisation layer with weights.
         NORMALISES: normalises, perhaps without weights.
+        PRODUCT: multiplies the data by a matrix or a kernel, and may add a bias.
         CONVOLUTION: slides a kernel over spatial axes.
         POOL: reduces windows along spatial axes; GLOBAL_POOL: reduces spatial axes as a whole.
         RESAMPLES: makes the data larger or smaller along some axes, by the nearest elements or interpolation.
         REDUCTION: reduces along the axes that it names; by default along all.
         RECURRENT: a layer that processes a sequence with a state.
         SAMPLES: the first axis is the batch. Each sample is computed independently, with the same further inputs.
+        QUANTISED: takes or gives integers that stand for floats, and computes with them as with any integers.
+        QUANTISES: rounds floats to such integers, or gives the floats.
         RANDOM: draws new numbers in each run.
     """
 
@@ -70,6 +74,7 @@ class Trait(Enum):
     ADDS = "adds"
     SCALES = "scales"
     COMMUTES = "commutes"
+    WHOLE = "whole"
     STANDARDISES = "standardises"
     COMPARISON = "comparison"
     ACTIVATION = "activation"
@@ -78,6 +83,7 @@ class Trait(Enum):
     SOFTMAX = "softmax"
     NORM = "norm"
     NORMALISES = "normalises"
+    PRODUCT = "product"
     CONVOLUTION = "convolution"
     POOL = "pool"
     GLOBAL_POOL = "global pool"
@@ -85,6 +91,8 @@ class Trait(Enum):
     REDUCTION = "reduction"
     RECURRENT = "recurrent"
     SAMPLES = "samples"
+    QUANTISED = "quantised"
+    QUANTISES = "quantises"
     RANDOM = "random"
 
     __hash__ = object.__hash__  # faster than Enum's, which hashes the name; it is called for every node
@@ -92,9 +100,9 @@ class Trait(Enum):
 
 (
     EXACT, MOVES, FILLS, VIEW, RESHAPE, STRIDES, SHUFFLES, JOINS, PASSES_ON, SAME, SIZES, TEXTS, SELECTS, PICKS,
-    AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMMUTES, STANDARDISES, COMPARISON, ACTIVATION,
-    RECTIFIER, SIGMOID, SOFTMAX, NORM, NORMALISES, CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES, REDUCTION, RECURRENT,
-    SAMPLES, RANDOM,
+    AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMMUTES, WHOLE, STANDARDISES, COMPARISON,
+    ACTIVATION, RECTIFIER, SIGMOID, SOFTMAX, NORM, NORMALISES, PRODUCT, CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES,
+    REDUCTION, RECURRENT, SAMPLES, QUANTISED, QUANTISES, RANDOM,
 ) = Trait  # fmt: skip
 
 # the traits that each trait implies
@@ -110,7 +118,7 @@ _IMPLIED = {
     SHUFFLES: {MOVES},
     JOINS: {MOVES},
     BROADCASTS: {ELEMENTWISE},
-    ADDS: {BROADCASTS},
+    ADDS: {BROADCASTS, WHOLE},
     SCALES: {BROADCASTS, KEEPS_SIGN},
     COMMUTES: {BROADCASTS},
     COMPARISON: {BROADCASTS},
@@ -120,6 +128,7 @@ _IMPLIED = {
     NORM: {NORMALISES},
     POOL: {SAMPLES},
     GLOBAL_POOL: {SAMPLES},
+    QUANTISES: {QUANTISED},
 }
 
 

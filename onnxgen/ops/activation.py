@@ -73,7 +73,7 @@ def _elu(function: str) -> Lowering:
     return lower
 
 
-op("Elu", traits=[RECTIFIER])(_elu("F.elu"))
+op("Elu", traits=[RECTIFIER], bound=lambda node, bounds: -node.attributes.get_float("alpha", 1.0))(_elu("F.elu"))
 
 
 @op("Celu", traits=[RECTIFIER])

@@ -12,7 +12,7 @@ from onnxgen.code.quote import unless
 from onnxgen.errors import FIX_SHAPE, INFER
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import CONVOLUTION, PASSES_ON, SAMPLES
+from onnxgen.graph.traits import CONVOLUTION, PASSES_ON, PRODUCT, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import layer
@@ -37,7 +37,7 @@ def _without_zeros(bias: Arg | None) -> Arg | None:
     return bias if constant is None or bool(constant.any()) else None
 
 
-@op("Conv", traits=[CONVOLUTION, SAMPLES], matrix="W", weights="W B", **rules("conv"))
+@op("Conv", traits=[PRODUCT, CONVOLUTION, SAMPLES], matrix="W", bias="B", weights="W B", **rules("conv"))
 def conv(
     b: Builder,
     X: Arg,
@@ -97,7 +97,7 @@ def conv_options(strides: list[int], padding: list[int], dilations: list[int], g
     }
 
 
-@op("ConvTranspose", traits=[SAMPLES], matrix="W", weights="W B", **rules("conv_transpose"))
+@op("ConvTranspose", traits=[PRODUCT, SAMPLES], matrix="W", bias="B", weights="W B", **rules("conv_transpose"))
 def conv_transpose(
     b: Builder,
     X: Arg,

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, MemberRef, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import PRODUCT, WHOLE
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.fake_quant import QuantizedLayer, layer
@@ -22,12 +23,12 @@ from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import viewed_from
 
 
-@op("MatMul", matrix="B", **rules("matmul"))
+@op("MatMul", traits=[WHOLE, PRODUCT], matrix="B", **rules("matmul"))
 def matmul(b: Builder, A: Arg, B: Arg) -> ast.expr:
     return computed(b, A.dtype, lambda x, y: b("x @ y", x=x, y=y), A, B)
 
 
-@op("Linear", domain=DOMAIN, matrix="weight", reference=own.Linear)
+@op("Linear", traits=[PRODUCT], domain=DOMAIN, matrix="weight", bias="bias", reference=own.Linear)
 def linear(b: Builder, x: Arg, weight: Arg, bias: Arg | None = None) -> ast.expr:
     """`x @ weight + bias`, with the weight as [in, out]."""
     if bias is None or bias.source is not None:
@@ -90,7 +91,7 @@ def linear_module(b: Builder, bias: Source | None, made: QuantizedLayer) -> Memb
     return b.module("fc", build, **made.keys, bias=bias)
 
 
-@op("Gemm", since=1, matrix="B", weights="A B C", **rules("gemm"))
+@op("Gemm", traits=[PRODUCT], since=1, matrix="B", bias="C", weights="A B C", **rules("gemm"))
 def gemm(
     b: Builder,
     A: Arg,

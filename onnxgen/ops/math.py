@@ -15,7 +15,18 @@ from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import ADDS, AVERAGES, BROADCASTS, COMMUTES, ELEMENTWISE, KEEPS_SIGN, PICKS, RECTIFIER, SCALES
+from onnxgen.graph.traits import (
+    ADDS,
+    AVERAGES,
+    BROADCASTS,
+    COMMUTES,
+    ELEMENTWISE,
+    KEEPS_SIGN,
+    PICKS,
+    RECTIFIER,
+    SCALES,
+    WHOLE,
+)
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.from_sizes import Sized, formula
@@ -25,6 +36,7 @@ from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
 from onnxgen.shapes import evaluate_math, own, ranges, usual
 from onnxgen.shapes.dims import dim_max, dim_min, int_div
 from onnxgen.shapes.infer_elementwise import same, same_bool
+from onnxgen.shapes.info import info
 
 MAX_TERMS = 32  # of a sum in one expression
 
@@ -58,8 +70,9 @@ def unary(template: str, of_sizes: str = "") -> Callable[..., ast.expr | Sized]:
 
 for _name, (_template, _numbers) in UNARY.items():
     op(
-        _name, renames={"input": "X"}, traits=[ELEMENTWISE], least=LEAST.get(_name), numbers=_numbers,
-        dims=operator.neg if _name == "Neg" else None, flat=PIECEWISE_CONSTANT if _name in STEPS else None,
+        _name, renames={"input": "X"}, traits=[ELEMENTWISE, *[WHOLE] * (_name == "Neg")], least=LEAST.get(_name),
+        numbers=_numbers, dims=operator.neg if _name == "Neg" else None,
+        flat=PIECEWISE_CONSTANT if _name in STEPS else None,
     )(unary(_template, OF_SIZES.get(_name, "")))  # fmt: skip
 
 op("BitwiseNot", traits=[ELEMENTWISE], numbers=np.invert, flat=INTEGERS)(unary("~x"))
@@ -103,7 +116,14 @@ def _add(b: Builder, x: Any, y: Any) -> ast.expr:
     return b("x - y", x=x, y=y.operand) if is_negative else b("x + y", x=x, y=y)
 
 
-@op("Add", traits=[ADDS, COMMUTES, KEEPS_SIGN], numbers=np.add, dims=operator.add, neutral=0)
+@op(
+    "Add",
+    traits=[ADDS, COMMUTES, KEEPS_SIGN],
+    numbers=np.add,
+    dims=operator.add,
+    neutral=0,
+    bound=lambda node, bounds: sum(bounds),
+)
 def add(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     if (sized := floats("x + y", A, B, axis)) is not None:
         return sized
@@ -132,7 +152,11 @@ op("BitwiseOr", traits=[BROADCASTS], numbers=np.bitwise_or, flat=INTEGERS)(binar
 op("BitwiseXor", traits=[BROADCASTS], numbers=np.bitwise_xor, flat=INTEGERS)(binary("x ^ y"))
 
 
-@op("Mul", traits=[SCALES, COMMUTES], numbers=np.multiply, dims=operator.mul, neutral=1)
+def _of_product(node: ir.Node, bounds: list[float]) -> float:
+    return 0.0 if min(bounds) >= 0 or node.inputs[0] is node.inputs[1] else -math.inf
+
+
+@op("Mul", traits=[WHOLE, SCALES, COMMUTES], numbers=np.multiply, dims=operator.mul, neutral=1, bound=_of_product)
 def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """A number is the first factor, `2 * x`."""
     if (sized := floats("x * y", A, B, axis)) is not None:
@@ -146,7 +170,7 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
 
 @op(
     "Div", traits=[SCALES], numbers=usual.divide, elements=evaluate_math.folded(evaluate_math.quotient, int_div),
-    ranges=ranges.mod, neutral=1,
+    ranges=ranges.mod, neutral=1, bound=lambda node, bounds: 0.0 if min(bounds) >= 0 else -math.inf,
 )  # fmt: skip
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
     """Integers are divided with truncation toward zero."""
@@ -250,11 +274,23 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
     return lower
 
 
-op("Max", traits=[COMMUTES, PICKS], numbers=np.maximum, dims=dim_max, neutral=-math.inf)(_extreme("maximum", "min"))
+_greatest = op(
+    "Max", traits=[COMMUTES, PICKS], numbers=np.maximum, dims=dim_max, neutral=-math.inf,
+    bound=lambda node, bounds: max(bounds),
+)  # fmt: skip
+_greatest(_extreme("maximum", "min"))
 op("Min", traits=[COMMUTES, PICKS], numbers=np.minimum, dims=dim_min, neutral=math.inf)(_extreme("minimum", "max"))
 
 
-@op("Clip", traits=[RECTIFIER], chosen="min max", **rules("clip"))
+def _not_below(node: ir.Node, bounds: list[float]) -> float:
+    """Return the lower bound of a Clip, which is an attribute up to opset 10."""
+    if "min" in node.attributes:
+        return max(bounds[0], float(node.attributes["min"].value))
+    low = info(node.inputs[1]).constant if len(node.inputs) > 1 else None
+    return bounds[0] if low is None or low.size != 1 else max(bounds[0], float(low.reshape(-1)[0]))
+
+
+@op("Clip", traits=[RECTIFIER], chosen="min max", bound=_not_below, **rules("clip"))
 def clip(b: Builder, input: Arg, min: Arg | None = None, max: Arg | None = None) -> ast.expr:
     """If the bounds cross, `max` wins.
 

@@ -12,6 +12,7 @@ from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import PRODUCT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.shapes import infer_microsoft, ranges
@@ -64,7 +65,13 @@ def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_
 # ---- weights of a few bits -------------------------------------------------------------------------------------------
 
 
-@op("MatMulNBits", domain=MICROSOFT, still="B scales zero_points g_idx", infer=infer_microsoft.blocked_product)
+@op(
+    "MatMulNBits",
+    traits=[PRODUCT],
+    domain=MICROSOFT,
+    still="B scales zero_points g_idx",
+    infer=infer_microsoft.blocked_product,
+)
 def matmul_nbits(
     b: Builder, A: Arg, B: Arg, scales: Arg, zero_points: Arg | None = None, g_idx: Arg | None = None,
     bias: Arg | None = None, *, K: int, N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
@@ -81,7 +88,7 @@ def matmul_nbits(
     return b.call("F.linear", A, weight, unless(bias, None))
 
 
-@op("MatMulBnb4", domain=MICROSOFT, still="B absmax", infer=infer_microsoft.blocked_product)
+@op("MatMulBnb4", traits=[PRODUCT], domain=MICROSOFT, still="B absmax", infer=infer_microsoft.blocked_product)
 def matmul_bnb4(
     b: Builder, A: Arg, B: Arg, absmax: Arg, *, K: int, N: int, block_size: int, quant_type: int,
     training_mode: int = 0, transB: int = 1,
@@ -97,7 +104,7 @@ def matmul_bnb4(
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
 
 
-@op("MatMulFpQ4", domain=MICROSOFT, infer=infer_microsoft.matmul_fp_q4)
+@op("MatMulFpQ4", traits=[PRODUCT], domain=MICROSOFT, infer=infer_microsoft.matmul_fp_q4)
 def matmul_fp_q4(b: Builder, A: Arg, B: Arg, B_shape: Arg, *, blk_quant_type: int = 1) -> ast.expr:
     """A linear layer whose weights, scales and zero points are one blob. The kernel reads all types but 0 as 1."""
     sizes = B_shape.known_ints("B_shape")

@@ -12,7 +12,7 @@ from onnxgen.code.quote import OMIT, shortest
 from onnxgen.errors import CHECK
 from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import CONVOLUTION, SAME, SAMPLES
+from onnxgen.graph.traits import CONVOLUTION, QUANTISED, QUANTISES, SAME, SAMPLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.parameter import role_in_integers
@@ -63,7 +63,7 @@ def _number(value: Arg | None) -> float | int | None:
     return int(item)
 
 
-@op("QuantizeLinear", traits=[SAME], **rules("quantize"), flat=PIECEWISE_CONSTANT)
+@op("QuantizeLinear", traits=[QUANTISES, SAME], **rules("quantize"), flat=PIECEWISE_CONSTANT)
 def quantize_linear(
     b: Builder, x: Arg, y_scale: Arg, y_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0, saturate: int = 1,
@@ -83,7 +83,7 @@ def quantize_linear(
     return b("x.clamp(low, high).to(d)", x=made, low=low, high=high, d=target)
 
 
-@op("DequantizeLinear", traits=[SAME], still="x_scale x_zero_point", **rules("dequantize"))
+@op("DequantizeLinear", traits=[QUANTISES, SAME], still="x_scale x_zero_point", **rules("dequantize"))
 def dequantize_linear(
     b: Builder, x: Arg, x_scale: Arg, x_zero_point: Arg | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0,
@@ -101,7 +101,7 @@ def dequantize_linear(
     return converted(b, made, T.FLOAT, target)
 
 
-@op("DynamicQuantizeLinear", still="x", **rules("dynamic_quantize"))
+@op("DynamicQuantizeLinear", traits=[QUANTISES], still="x", **rules("dynamic_quantize"))
 def dynamic_quantize_linear(b: Builder, x: Arg) -> Unpack:
     return b.unpack(b("dynamic_quantize(x)", x=x), 3)
 
@@ -117,7 +117,7 @@ def _zero(b: Builder, zero: Arg | None, shape: tuple[int, ...]) -> Any:
     return b("z.reshape(shape).double()" if _is_vector(zero) else "z.double()", z=zero, shape=shape)
 
 
-@op("MatMulInteger", matrix="B", **rules("matmul_integer"), flat=INTEGERS)
+@op("MatMulInteger", traits=[QUANTISED], matrix="B", **rules("matmul_integer"), flat=INTEGERS)
 def matmul_integer(
     b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
 ) -> ast.expr:
@@ -184,7 +184,7 @@ def _requantized(b: Builder, total: ast.expr, scale: Any, zero: Arg | None, shap
     return b("requantize(t, s, z, d)", t=total, s=scale, z=offset, d=target)
 
 
-@op("ConvInteger", traits=[CONVOLUTION, SAMPLES], matrix="w", **rules("conv_integer"), flat=INTEGERS)
+@op("ConvInteger", traits=[QUANTISED, CONVOLUTION, SAMPLES], matrix="w", **rules("conv_integer"), flat=INTEGERS)
 def conv_integer(
     b: Builder, x: Arg, w: Arg, x_zero_point: Arg | None = None, w_zero_point: Arg | None = None, *,
     auto_pad: str = "NOTSET", dilations: list[int] | None = None, group: int = 1,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
 from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION, SELECTS
+from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION, SELECTS, WHOLE
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.ops.rules import rules
@@ -136,13 +136,14 @@ def _reduce(name: str) -> Callable[..., ast.expr]:
 
 
 LEAST = dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare"), 0.0)
-TRAITS = {"ReduceMean": AVERAGES, "ReduceMax": PICKS, "ReduceMin": PICKS} | dict.fromkeys(
-    ("ReduceSum", "ReduceProd"), KEEPS_SIGN
-)
+TRAITS = {
+    "ReduceMean": [AVERAGES], "ReduceMax": [PICKS], "ReduceMin": [PICKS], "ReduceSum": [KEEPS_SIGN, WHOLE],
+    "ReduceProd": [KEEPS_SIGN],
+}  # fmt: skip
 
 for _name, (*_, _numbers, _dims) in REDUCTIONS.items():
     op(
-        _name, traits=[REDUCTION, TRAITS.get(_name, REDUCTION)], least=LEAST.get(_name), numbers=_numbers, dims=_dims,
+        _name, traits=[REDUCTION, *TRAITS.get(_name, ())], least=LEAST.get(_name), numbers=_numbers, dims=_dims,
         kernel=usual.reducing(_numbers, 13) if _name == "ReduceSum" else None,
     )(_reduce(_name))  # fmt: skip
 

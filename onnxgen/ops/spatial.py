@@ -9,7 +9,7 @@ from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
 from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT, TEXT
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, SAMPLES, SELECTS, SHUFFLES
+from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, PRODUCT, SAMPLES, SELECTS, SHUFFLES
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.conv import same
@@ -130,7 +130,7 @@ def col2im(
     )  # fmt: skip
 
 
-@op("DeformConv", traits=[CONVOLUTION], matrix="W", weights="W B")
+@op("DeformConv", traits=[PRODUCT, CONVOLUTION], matrix="W", bias="B", weights="W B")
 def deform_conv(
     b: Builder,
     X: Arg,

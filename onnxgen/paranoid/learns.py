@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import TRAINABLE
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
@@ -28,7 +28,6 @@ SMOOTH = frozenset(
     "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
     "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
 )
-WEIGHTS = {"Conv": (1, 2), "ConvTranspose": (1, 2), "Gemm": (1, 2)}
 # positions of integer tensors and their scales in the inputs of operators; -1 is the output
 OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
     "QuantizeLinear": ((-1, 1),), "DequantizeLinear": ((0, 1),), "MatMulIntegerToFloat": ((0, 2), (1, 3)),
@@ -154,6 +153,8 @@ def _as_weights(picture: Picture) -> set[ir.Value]:
     found: set[ir.Value] = set()
     for made in reversed(picture.nodes.values()):
         is_alike = is_a(made.node, VIEW) or made.op == "FakeQuantize"
-        places = (0,) if is_alike and not found.isdisjoint(made.outputs) else WEIGHTS.get(made.op, ())
+        card = known(made.node)
+        layer = () if card.matrix is None or card.bias is None else (card.matrix, card.bias)
+        places = (0,) if is_alike and not found.isdisjoint(made.outputs) else layer
         found.update(filter(None, map(made.input, places)))
     return found

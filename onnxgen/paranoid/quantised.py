@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.traits import QUANTISED
 from onnxgen.paranoid import stands_rules  # noqa: F401  # imported to register its operators
 from onnxgen.paranoid.compare import CANCELLATION_ERROR, gap_of, unlike
 from onnxgen.paranoid.compare import RTOL_BY_TYPE as NARROW
@@ -34,8 +36,6 @@ EIGHTS = frozenset((ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.D
 # allowed difference of two float32 sums in another order, as a part of the largest number. A wrong rounding shows as a
 # tenth of a step, of which there are 255 between the smallest and the largest number.
 MAX_SUM_ERROR = 1e-4
-# integer operators that may remain if no quantiser made their integers
-REMAINS = frozenset("QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split())
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
 # suffixes that quantisers append to a tensor's name, perhaps with a number
@@ -172,7 +172,7 @@ class Quantised:
 
     def _structure(self) -> Iterator[str]:
         for made in self.after.nodes.values():
-            if made.op in STANDS_RULES and made.domain != DOMAIN and made.op not in REMAINS:
+            if made.op in STANDS_RULES and made.domain != DOMAIN and not is_a(made.node, QUANTISED):
                 yield f"{made.name!r} is still a {made.op}"
             if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
                 yield f"{made.name!r} rounds, in a graph of floats"

@@ -20,9 +20,21 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.catalogue import card, having, is_a, known
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import MOVES, PICKS, RESAMPLES, VIEW
+from onnxgen.graph.traits import (
+    ADDS,
+    AVERAGES,
+    MOVES,
+    NORM,
+    PICKS,
+    PRODUCT,
+    RESAMPLES,
+    SAMPLES,
+    SCALES,
+    VIEW,
+    WHOLE,
+)
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.region import Broken, Untold, uses
 from onnxgen.paranoid.run import Side, Values
@@ -31,15 +43,14 @@ from onnxgen.shapes import own
 
 WAVE = 0.08  # part of a step: far above float64 rounding, with a slope between 1/2 and 3/2
 SIX, NEAR_SIX = 6.0, 6e-3  # the bound of ReLU6, and its tolerance: 255 steps of a stored scale seldom end exactly at 6
-WHOLE_SUMS = frozenset("Add Sub Mul MatMul Neg Sum ReduceSum".split())  # whole numbers stay whole under these
-# layers that quantisers fuse a ReLU into; the last ones are some of them and quantisation in one
-FUSES = frozenset(
-    "Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization MatMulNBits MatMulBnb4 "
-    "MatMulIntegerToFloat DynamicQuantizeMatMul".split()
-)
-# kernels that onnxruntime has for float32 alone, and onnx's evaluator is slow at
-SINGLE = frozenset("Conv ConvTranspose AveragePool GlobalAveragePool Resize Upsample LRN".split())
+FUSES = (PRODUCT, ADDS, SCALES, NORM)  # quantisers fuse a ReLU into these
 LIKE = ir.DataType.UINT8
+
+
+def _is_single(op: str) -> bool:
+    """Return True if onnxruntime has a kernel for float32 alone, and onnx's evaluator is slow at it."""
+    traits = card("", op).traits
+    return op == "LRN" or RESAMPLES in traits or SAMPLES in traits and not traits.isdisjoint((PRODUCT, AVERAGES))
 
 
 @dataclass(frozen=True)
@@ -156,7 +167,7 @@ class Stands(Side):
         if step.domain == "" and any(kinds) and not step.bodies:
             if carries(step):
                 return self._carried(step, inputs, kinds)
-            if step.op in WHOLE_SUMS and any(k is not None and k.dtype is not None for k in kinds):
+            if is_a(step.node, WHOLE) and any(k is not None and k.dtype is not None for k in kinds):
                 self.kinds[step.outputs[0]] = Kind(next(k.dtype for k in kinds if k is not None and k.dtype))
                 return self.plain(step, [v if v is None else v.astype(np.float64) for v in inputs])
             if step.op == "Cast" and kinds[0] is not None:
@@ -166,7 +177,7 @@ class Stands(Side):
 
     def plain(self, step: Made, inputs: list[Any], values: Values | None = None) -> Sequence[Any]:
         """Compute a float node: in float64, or in float32 if it has no other kernel."""
-        if step.domain == "" and step.op not in SINGLE or step.domain == DOMAIN:
+        if step.domain == "" and not _is_single(step.op) or step.domain == DOMAIN:
             return super()._made(step, inputs, {} if values is None else values)
         narrow = [v.astype(np.float32) if getattr(v, "dtype", None) == np.float64 else v for v in inputs]
         return [self.widened(v) if isinstance(v, np.ndarray) else v for v in self.single.run(step, narrow, False)]
@@ -184,7 +195,7 @@ class Stands(Side):
         indices = step.op == "MaxPool"
         for value in step.outputs[: 1 if indices else None]:
             self.kinds[value] = Kind(integers, grid)
-        if step.op in SINGLE:  # which elements these are is exact in float32, other than steps of a wave
+        if _is_single(step.op):  # which elements these are is exact in float32, other than steps of a wave
             numbers = np.arange(given[0].size, dtype=np.float64).reshape(given[0].shape)
             return [given[0].reshape(-1)[self.plain(step, [numbers, *given[1:]])[0].astype(np.int64)]]
         return self.plain(step, given)
@@ -239,7 +250,13 @@ class Stands(Side):
         steps = x / given.scale + given.zero
         grid = given.grid
         zero = float(given.zero) if np.ndim(given.zero) == 0 else np.nan
-        if dtype.is_floating_point() or not stored or not grid.is_single or grid.low != zero or maker not in FUSES:
+        if (
+            dtype.is_floating_point()
+            or not stored
+            or not grid.is_single
+            or grid.low != zero
+            or maker not in having(*FUSES)
+        ):
             return steps
         if abs((grid.high - zero) * float(given.scale) - SIX) >= NEAR_SIX:
             return np.maximum(steps, zero)

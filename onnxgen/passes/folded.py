@@ -31,7 +31,6 @@ from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.provenance import Fold, Source
 from onnxgen.weights.stored import stored
 
-WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "Linear"}  # operators that exporters fold a BatchNorm into
 EPSILON = 1e-5
 MAX_FOLLOWING = 64  # nodes behind a layer that are looked at
 
@@ -64,7 +63,7 @@ def folded_layers(model: ir.Model) -> list[ir.Node]:
     tensors were numbers.
     """
     numbered = is_by_pytorch(model) and any(map(param_path, model.graph.initializers))
-    layers = [n for n in all_nodes(model.graph) if n.op_type in WEIGHTED and len(n.inputs) > 1]
+    layers = [n for n in all_nodes(model.graph) if known(n).bias is not None and len(n.inputs) > 1]
     return [n for n in layers if is_in_norm(n) or _is_renamed(n) or (numbered and _is_numbered(n))]
 
 
@@ -248,7 +247,7 @@ class _Paths:
         self.taken = {path[:n] for path in (*scopes, *names) for n in range(1, len(path) + 1)}
         self.weights: dict[ModulePath, set[ir.Value]] = {}
         for node in nodes:
-            if node.op_type in WEIGHTED and node.inputs[1] is not None:
+            if known(node).bias is not None and node.inputs[1] is not None:
                 self.weights.setdefault(SCOPE.get(node), set()).add(node.inputs[1])
         self.count = 0
 

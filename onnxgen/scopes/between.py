@@ -17,12 +17,11 @@ from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ACTIVATION, SAME, SCALES, SIZES, VIEW
+from onnxgen.graph.traits import ACTIVATION, ADDS, SAME, SCALES, SIZES, VIEW
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path
 from onnxgen.weights.stored import stored
 
-JOINS = frozenset(("Add", "Mul", "Concat", "Sub"))
 _SCALING = (SAME, SCALES, VIEW)  # between a product of integers and the bias
 
 
@@ -97,13 +96,13 @@ class _Inferred:
 
     def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath:
         """Return the innermost module that makes one operand of a sum and takes all the others; () if there is none."""
-        if node.op_type not in JOINS or len(producers) < 2:
+        if not _merges(node) or len(producers) < 2:
             return ()
         return max((self._began(node, last) for last in producers), key=len)
 
     def _joined(self, node: ir.Node, producers: list[ir.Node], before: ModulePath) -> ModulePath:
         """Return the module that makes all operands of a sum, if no other module uses them; else ()."""
-        if node.op_type not in JOINS or len(set(producers)) < 2 or before in self.lists | self.layers:
+        if not _merges(node) or len(set(producers)) < 2 or before in self.lists | self.layers:
             return ()
         operands = [v for v in node.inputs if v is not None and stored(v) is None]
         users = [use.node for v in operands for use in v.uses() if use.node is not node]
@@ -243,3 +242,8 @@ def _producers(node: ir.Node) -> Iterable[ir.Node]:
         producer = None if value is None else value.producer()
         if producer is not None and not is_a(producer, SIZES) and producer.op_type != "Constant":
             yield producer
+
+
+def _merges(node: ir.Node) -> bool:
+    """Return True if a node joins the branches of a module: a skip connection, a gate, channels side by side."""
+    return is_a(node, ADDS, SCALES) or node.op_type == "Concat"

@@ -14,9 +14,13 @@ from onnxgen.graph.traits import (
     GLOBAL_POOL,
     NORMALISES,
     POOL,
+    PRODUCT,
+    QUANTISES,
     RECURRENT,
     REDUCTION,
     RESAMPLES,
+    SAME,
+    SAMPLES,
     SCALES,
     SHUFFLES,
     SOFTMAX,
@@ -36,16 +40,15 @@ _KINDS = {
     RESAMPLES: "resize",
     SHUFFLES: "resize",
     SOFTMAX: "softmax",
+    QUANTISES: "quant",
+    SAME: "move",
 }
 _BY_NAME = {
-    **dict.fromkeys(("Erf", "QuickGelu", "Silu"), "act"),
-    "SimplifiedLayerNormalization": "norm",
+    "Erf": "act",
     "Attention": "attention",
-    "ConvTranspose": "deconv",
     "Dropout": "drop",
     "Hardmax": "softmax",
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"), "quant"),
-    **dict.fromkeys(("Cast", "CastLike", "Expand"), "move"),
+    "Expand": "move",
 }
 SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # optional in a block
 
@@ -56,7 +59,9 @@ def kind(flow: Flow, i: int) -> str:
     facts = known(node)
     if CONVOLUTION in facts.traits and facts.matrix is not None:
         return _conv(node, info(node.inputs[facts.matrix]).shape)
-    named = next((kind for trait, kind in _KINDS.items() if trait in facts.traits), _BY_NAME.get(node.op_type))
+    if SAMPLES in facts.traits and PRODUCT in facts.traits:
+        return "deconv"
+    named = _BY_NAME.get(node.op_type) or next((kind for trait, kind in _KINDS.items() if trait in facts.traits), None)
     if named is not None:
         return "squeeze" if named == "reduce" and _is_spatial(node) else named
     if ELEMENTWISE in facts.traits and BROADCASTS not in facts.traits:

@@ -26,13 +26,12 @@ from onnxgen.common.names import ModulePath, common_scope, unscoped
 from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import VIEW
+from onnxgen.graph.traits import SAME, VIEW
 from onnxgen.scopes.callnames import one_module, passed_over, spelled_out
 from onnxgen.scopes.conventions import layer_of, regrouped
 from onnxgen.weights.stored import folded_from
 
 _MAX_PARTS = 64  # longer paths are not module paths
-_TYPES = ("Cast", "QuantizeLinear", "DequantizeLinear")
 MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
 # Paddle's names of tensors, `conv2d_1.w_0_deepcopy_57`, and its converter's, `p2o.helper.constant.1`
 _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+(_\w+)?|p2o\..*")
@@ -196,7 +195,7 @@ def _constants(node: ir.Node) -> list[list[str]]:
                 if producer is not None or value.is_initializer():
                     found.append([*names, folded_from(value)])
                 break
-            if not (is_a(producer, VIEW) or producer.op_type in _TYPES) or not producer.inputs:
+            if not is_a(producer, VIEW, SAME) or not producer.inputs:
                 break
             value = producer.inputs[0]
     return found

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxgen.graph.catalogue import having
-from onnxgen.graph.traits import RECURRENT, RESAMPLES
+from onnxgen.graph.traits import RECURRENT, RESAMPLES, VIEW
 from onnxgen.reader.protos import every_node
 from onnxgen.verify.compare import SLACK_FACTOR, Tolerance
 from onnxgen.verify.convert import widened
@@ -107,7 +107,7 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
                 node.input[i] = f"{name}/into/{len(nodes)}"
                 noised(name, node.input[i], types[name])
         nodes.append(node)
-        if node.op_type in ("Constant", "Identity", "Reshape", "Transpose"):
+        if node.op_type == "Constant" or node.op_type in having(VIEW):
             continue
         for i, name in enumerate(node.output):
             if types.get(name) not in _FLOATS | _HALVES.keys() or name in scales:

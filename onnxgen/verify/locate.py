@@ -18,7 +18,7 @@ from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.graph.catalogue import having
-from onnxgen.graph.traits import VIEW
+from onnxgen.graph.traits import SAME, VIEW
 from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify.graph import Graph
@@ -236,7 +236,7 @@ def _user(model: onnx.ModelProto, name: str) -> Located | None:
     for node in model.graph.node:
         if names.isdisjoint(node.input):
             continue
-        if node.op_type not in ("Identity", "Cast", "DequantizeLinear", "Transpose"):
+        if node.op_type not in having(SAME, VIEW):
             return Located(printable(node.name or node.output[0]), node.op_type, 0, float("nan"))
         names.update(node.output)
     return None

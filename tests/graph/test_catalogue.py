@@ -27,6 +27,8 @@ from onnxgen.graph.traits import (
     KEEPS_SIGN,
     MOVES,
     PICKS,
+    QUANTISED,
+    QUANTISES,
     RANDOM,
     RESAMPLES,
     SAME,
@@ -36,6 +38,7 @@ from onnxgen.graph.traits import (
     SIGMOID,
     SIZES,
     SOFTMAX,
+    WHOLE,
 )
 from onnxgen.ops.rules import rules
 from tests.support import mentions
@@ -98,7 +101,13 @@ def run(op: str, x: Array, y: Array) -> list[Array]:
     for i, value in enumerate(given):
         named = {"x": y, "y": y, "one": one}.get(value) if isinstance(value, str) else value
         assert named is not None
-        arrays[f"i{i}"] = np.asarray(named)
+        arrays[f"i{i}"] = named
+    return computed(op, arrays, **attributes)
+
+
+def computed(op: str, arrays: dict[str, Array], **attributes: Any) -> list[Array]:
+    """The outputs of one node of given inputs."""
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
     ports = [h.make_tensor_value_info(n, h.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in arrays.items()]
     outputs = ["z", "w"] if op in TWO else ["z"]
     made = [h.make_value_info(name, onnx.TypeProto()) for name in outputs]
@@ -212,6 +221,32 @@ def test_inputs_that_may_change_places(op: str) -> None:
     x, y = (drawn(1) > 0, drawn(2) > 0) if op in LEFT else (drawn(1), drawn(2))
     (one,), (other,) = run(op, x, y), run(op, y, x)
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("op", sorted({*standard(WHOLE)} - {"MatMul"}))
+def test_whole_numbers_stay_whole(op: str) -> None:
+    x, y = np.rint(drawn(1) * 9), np.rint(drawn(2) * 9)
+    (result,) = run(op, x, y)
+    np.testing.assert_array_equal(result, np.rint(result))
+
+
+def quantised(op: str, steps: Array, zero: int) -> Array:
+    """What an operator makes of integers that stand for the same floats, whatever their zero point is."""
+    integers, scale, shift = (steps + zero).astype(np.uint8), np.float32(0.25), np.uint8(zero)
+    weight = np.arange(16, dtype=np.uint8).reshape(1, 4, 2, 2) if op == "ConvInteger" else integers[0, 0] * 0 + 3
+    grid = {"scale": scale, "zero": shift}
+    forms = {"QuantizeLinear": {"x": steps * scale, **grid}, "DequantizeLinear": {"x": integers, **grid}}
+    made = computed(op, forms.get(op, {"x": integers, "w": weight, "zero": shift}))[0]
+    return made.astype(np.int64) - zero if op == "QuantizeLinear" else made
+
+
+@pytest.mark.parametrize("op", sorted({*standard(QUANTISED)} - {"DynamicQuantizeLinear"}))  # it chooses the zero point
+def test_integers_stand_for_floats(op: str) -> None:
+    steps = np.rint(drawn(1) * 9)
+    made = quantised(op, steps, 100)
+    np.testing.assert_array_equal(made, quantised(op, steps, 131))
+    if op in having(QUANTISES):
+        np.testing.assert_array_equal(made, steps * (0.25 if op == "DequantizeLinear" else 1))
 
 
 @pytest.mark.parametrize("op", standard(SIGMOID))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxgen.errors import WRITER
+from onnxgen.graph.traits import ACTIVATION
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
 from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.infer_elementwise import same
@@ -49,7 +50,7 @@ def fast_gelu(g: Writer, X: Value, bias: Maybe = None) -> Value:
     return g("Gelu", X if bias is None else g("Add", X, bias), approximate="tanh")
 
 
-@body("QuickGelu", infer=same)
+@body("QuickGelu", traits=[ACTIVATION], infer=same)
 def quick_gelu(g: Writer, X: Value, *, alpha: float = 1.702) -> Value:
     inside = X if alpha == 1.0 else g("Mul", X, g.number(alpha, X))
     return g("Mul", X, g("Sigmoid", inside))

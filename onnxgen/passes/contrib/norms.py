@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxgen.graph.traits import NORMALISES
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
 from onnxgen.shapes import infer_microsoft, ranges
 from onnxgen.shapes.infer_elementwise import same
@@ -50,8 +51,8 @@ def layer_normalization(
     return g.several(3, "LayerNormalization", X, Scale, B, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
-@body("SimplifiedLayerNormalization", domain="", infer=infer_microsoft.layer_norm)
-@body("SimplifiedLayerNormalization", infer=infer_microsoft.layer_norm)
+@body("SimplifiedLayerNormalization", domain="", traits=[NORMALISES], infer=infer_microsoft.layer_norm)
+@body("SimplifiedLayerNormalization", traits=[NORMALISES], infer=infer_microsoft.layer_norm)
 def simplified_layer_normalization(
     g: Writer, X: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Results:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from onnxgen.errors import FOR_CPU
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import PIECEWISE_CONSTANT
+from onnxgen.graph.traits import PRODUCT, QUANTISES, SAME
 from onnxgen.passes.contrib.attention import attended, projected
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
@@ -15,12 +16,12 @@ from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
 
-@body("QuantizeLinear", infer=infer_elementwise.quantize, flat=PIECEWISE_CONSTANT)
+@body("QuantizeLinear", traits=[QUANTISES, SAME], infer=infer_elementwise.quantize, flat=PIECEWISE_CONSTANT)
 def quantize_linear(g: Writer, x: Value, y_scale: Value, y_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("QuantizeLinear", x, y_scale, y_zero_point, axis=axis)
 
 
-@body("DequantizeLinear", infer=infer_elementwise.dequantize)
+@body("DequantizeLinear", traits=[QUANTISES, SAME], infer=infer_elementwise.dequantize)
 def dequantize_linear(g: Writer, x: Value, x_scale: Value, x_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("DequantizeLinear", x, x_scale, x_zero_point, axis=axis)
 
@@ -144,7 +145,7 @@ def qlinear_conv(
 # ---- products of integers --------------------------------------------------------------------------------------------
 
 
-@body("MatMulIntegerToFloat", infer=infer_microsoft.float_product)
+@body("MatMulIntegerToFloat", traits=[PRODUCT], infer=infer_microsoft.float_product)
 def matmul_integer_to_float(
     g: Writer, A: Value, B: Value, a_scale: Value, b_scale: Value, a_zero_point: Maybe = None,
     b_zero_point: Maybe = None, bias: Maybe = None,
@@ -155,7 +156,7 @@ def matmul_integer_to_float(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("DynamicQuantizeMatMul", infer=infer_microsoft.float_product)
+@body("DynamicQuantizeMatMul", traits=[PRODUCT], infer=infer_microsoft.float_product)
 def dynamic_quantize_matmul(
     g: Writer, A: Value, B: Value, b_scale: Value, b_zero_point: Maybe = None, bias: Maybe = None
 ) -> Value:

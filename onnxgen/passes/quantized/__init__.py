@@ -18,7 +18,9 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import CHECK, Problem, Problems, counted
 from onnxgen.graph.annotations import APPROXIMATED, QUANTISED_NOTES, STILL
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, told
+from onnxgen.graph.traits import QUANTISED
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.bounds import least
@@ -33,7 +35,6 @@ from onnxgen.shapes.info import info
 from onnxgen.shapes.node_facts import NONSENSE
 from onnxgen.weights.approximation import Approximation
 
-QUANTISED_OPS = "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger".split()
 MAX_NAMES_SHOWN = 3
 
 
@@ -58,7 +59,7 @@ def quantized(model: ir.Model, options: Options) -> None:
     about = options.quantized, len(roundings), _bits(roundings), outputs, inputs, ranges
     rectified = tuple(v.name or "" for v in model.graph.outputs if v.name in ranges and least(v) >= 0)
     APPROXIMATED.set(model, Approximation(*about, rectified))
-    left = [n for n in all_nodes(model.graph) if n.op_type in QUANTISED_OPS]
+    left = [n for n in all_nodes(model.graph) if is_a(n, QUANTISED)]
     QUANTISED_NOTES.set(model, notes + _still(model) + ([_left(left)] if left else []))
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.traits import AVERAGES, FILLS, MOVES, PICKS, SAME
-from onnxgen.passes.steps import input_at
-from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 MAX_DEPTH = 16  # producers in a row
@@ -25,25 +22,9 @@ def least(value: ir.Value | None, depth: int = MAX_DEPTH) -> float:
         return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -math.inf
     if node is None or node.domain != "":
         return -math.inf
-    facts, rule = known(node), _RULES.get(node.op_type)
+    facts = known(node)
+    rule = facts.rules.bound
     if facts.least is not None or rule is None and not is_a(node, MOVES, SAME, PICKS, AVERAGES):
         return -math.inf if facts.least is None else facts.least
     bounds = [least(v, depth - 1) for i, v in enumerate(node.inputs) if i in facts.data and v is not None]
     return rule(node, bounds) if rule is not None else min(bounds + [0.0] * is_a(node, FILLS))
-
-
-def _clip(node: ir.Node, bounds: list[float]) -> float:
-    if "min" in node.attributes:
-        return max(bounds[0], float(node.attributes["min"].value))
-    constant = info(input_at(node, 1)).constant
-    return bounds[0] if constant is None or constant.size != 1 else max(bounds[0], float(constant.reshape(-1)[0]))
-
-
-_RULES: dict[str, Callable[[ir.Node, list[float]], float]] = {
-    "Add": lambda node, bounds: sum(bounds),
-    "Mul": lambda node, bounds: 0.0 if min(bounds) >= 0 or node.inputs[0] is node.inputs[1] else -math.inf,
-    "Div": lambda node, bounds: 0.0 if min(bounds) >= 0 else -math.inf,
-    "Max": lambda node, bounds: max(bounds),
-    "Clip": _clip,
-    "Elu": lambda node, bounds: -float(node.attributes["alpha"].value) if "alpha" in node.attributes else -1.0,
-}

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import VIEW
+from onnxgen.graph.traits import ADDS, NORM, PRODUCT, SCALES, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.quantized.bounds import least
 from onnxgen.passes.quantized.fakes import KEPT, fake
@@ -16,8 +16,7 @@ from onnxgen.passes.steps import filled, input_at, insert
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info, set_info
 
-# operators into which quantisers fuse a ReLU, since saturating at 0 has the same effect
-RELU_FUSED_INTO = set("Conv ConvTranspose Gemm MatMul Add Sub Mul BatchNormalization InstanceNormalization".split())
+FUSES = (PRODUCT, ADDS, SCALES, NORM)  # quantisers fuse a ReLU into these, since saturating at 0 has the same effect
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}
 SIX = 6.0
 
@@ -160,4 +159,4 @@ def _may_be_negative(x: ir.Value) -> bool:
     """Return True if a quantiser may have fused a ReLU into the node that produces `x`."""
     value = _unviewed(x)
     node = None if value is None else value.producer()
-    return node is not None and node.op_type in RELU_FUSED_INTO and least(x) < 0
+    return node is not None and is_a(node, *FUSES) and least(x) < 0

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import PRODUCT, copy_all
+from onnxgen.graph.catalogue import known
 from onnxgen.graph.nodes import all_graphs, all_nodes
 from onnxgen.passes.quantized.fakes import fake_weight
 from onnxgen.passes.quantized.layers import PACKED
@@ -19,7 +20,6 @@ from onnxgen.shapes.info import Info, set_info
 from onnxgen.weights.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
 from onnxgen.weights.stored import stored
 
-BIASED = {"Conv", "ConvTranspose", "Gemm"}
 # suffixes that quantisers append to the name of a tensor
 # _Transposed: the weight of a Gemm that became a MatMul (onnxruntime 1.32)
 SUFFIX = re.compile(
@@ -48,10 +48,11 @@ def weights(model: ir.Model, mode: str) -> None:
 def note_products(model: ir.Model) -> None:
     """Note at each bias of integers the scales of input and weight, if its own scale is their product."""
     for node in all_nodes(model.graph):
-        operands = [v.producer() if v is not None else None for v in node.inputs[:3]]
-        if node.op_type not in BIASED or len(operands) < 3 or any(p is None for p in operands):
+        places = (0, known(node).matrix, known(node).bias)
+        made = [v.producer() for i in places if i is not None and (v := input_at(node, i)) is not None]
+        if len(made) < len(places) or any(p is None for p in made):
             continue
-        x, weight, bias = (p for p in operands if p is not None)
+        x, weight, bias = (p for p in made if p is not None)
         if all(p.op_type == "DequantizeLinear" for p in (x, weight, bias)) and len(bias.outputs[0].uses()) == 1:
             scales = [factors(Scaled.of(p).scale) for p in (x, weight)]
             if all(scales) and _is_product(bias.inputs[1], [v for found in scales for v in found or ()]):
