@@ -283,6 +283,7 @@ class ModuleDef:
         makers: the names of the layers that make values, by value.
         turns: the values that the graph's own loops make anew in each turn. Their number is not known.
         lengths: how many items the lists have that other loops fill, by value.
+        items: the lists that hold values which have names beside them, and their numbers there, by value.
     """
 
     name: str
@@ -304,6 +305,7 @@ class ModuleDef:
     makers: dict[str, str] = field(default_factory=dict)
     turns: frozenset[str] = frozenset()
     lengths: dict[str, int] = field(default_factory=dict)
+    items: dict[str, tuple[str, int]] = field(default_factory=dict)
     found_classes: Set[ModulePath] = frozenset()
     results: dict[str, FileText] = field(default_factory=dict)
     variables: dict[str, Mapping[ModulePath, Variable]] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from onnxgen.lowering.from_sizes import Sized, moved
 from onnxgen.lowering.members import Members, is_named_buffer
 from onnxgen.lowering.parameter import is_repeated, role_in_integers
 from onnxgen.lowering.plugged import lowered
+from onnxgen.lowering.resized import resize_as_joined
 from onnxgen.lowering.roles import find_roles
 from onnxgen.lowering.rows import free_rows
 from onnxgen.lowering.unsupported import UNSUPPORTED, WAYS_OUT, Open
@@ -60,6 +61,7 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     where = shown(inputs, state.block, state.infos)
     body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
     write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
+    resize_as_joined(body, state.infos, [argument.value for argument in inputs])
     free_rows(body, state.infos, [argument.value for argument in inputs], [r for o in outputs for r in refs(o)])
     state.members.share(body)
     outputs = state.members.read_inside(body, outputs)

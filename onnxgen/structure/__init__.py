@@ -66,5 +66,6 @@ def _written(module: ModuleDef, options: Options, plain: Plain, share: float) ->
         annotate=options.annotate,
         makers=layer_names(module.body),
         turns=turns,
+        items={},
     )
     return write_classes(module, Splitter(module, plain).root(options.flat), plain, share)

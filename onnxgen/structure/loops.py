@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, used
+from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, spelled, used
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
 from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import is_made_up
 from onnxgen.structure.copies import rename, replace_in
+from onnxgen.structure.literals import is_plain_number
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.sublayers import work
 from onnxgen.structure.turns import Items
@@ -43,6 +44,7 @@ class Run:
         outside: the values of turns that are used outside the turns.
         kept: the results that are used later, and not only those of the last turn.
         before, after: the statements around the loop.
+        first: the value that the list of a kept result begins with, if it is one from before the loop.
         beside: how many other items are in a list that has all values of a kept result.
         left: the results that only the last turn has a use for after the loop.
         numbers: what is no value and has a name because it differs from turn to turn, by name.
@@ -51,6 +53,7 @@ class Run:
 
     beside = 0
     left: Sequence[Result] = ()
+    first: Mapping[Result, tuple[str, ...]] = {}
     numbers: Mapping[str, ast.expr] = {}
     halves: Mapping[int, int] = {}
 
@@ -146,10 +149,12 @@ class Run:
             container = scope.containers[self.items.path] = Member(self.items.path, quote("nn.ModuleList"), "module")
             lists.append(MemberRef(container))
         parts = self._parts()
-        own = [self._value(f"own{n}", self._role(names[0])) for n, names in enumerate(self.own)]
+        roles = [self._role(next((name for name in names if name in self.numbers), names[0])) for names in self.own]
+        own = [self._value(f"own{n}", role) for n, role in enumerate(roles)]
         modules_first = sorted(range(len(own)), key=lambda n: not self.own[n][0].startswith(ITEM))
         order = [n for n in modules_first if n not in self.halves]
         lists += [self._column(self.own[n]) for n in order]
+        self.first = {result: self._first(result) for result in self.kept}
         results = [self._collected(result) for result in self.kept]
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
@@ -181,7 +186,7 @@ class Run:
 
     def _begun(self, result: Result) -> ast.expr:
         """Return the list that collects a result, before the first turn."""
-        return ast.List([Ref(self._name(result)) for _ in self._first(result)], ast.Load())
+        return ast.List([Ref(self._name(result)) for _ in self.first[result]], ast.Load())
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""
@@ -283,7 +288,9 @@ class Run:
         role = carried if result in self.starts else f"{name}s" if name else "outputs"
         value = self._value(f"{LIST}{result[0]}.{result[1]}", role)
         self.module.infos[value] = Info(kind="sequence")
-        self.module.lengths[value] = len(self._collects(result))
+        names = self._collects(result)
+        self.module.lengths[value] = len(names)
+        self.module.items.update({name: (value, i) for i, name in enumerate(names) if i in (0, len(names) - 1)})
         return value
 
     def _names(self, result: Result) -> tuple[str, ...]:
@@ -292,16 +299,26 @@ class Run:
 
     def _collects(self, result: Result) -> tuple[str, ...]:
         """Return the values in the list that collects a result."""
-        return (*self._first(result), *self._names(result))
+        return (*self.first[result], *self._names(result))
 
     def _first(self, result: Result) -> tuple[str, ...]:
-        """Return the value before the first turn, if the list that collects a result begins with it, else ()."""
-        return ()
+        """Return the value before the first turn, if the list that collects a result begins with it, else ().
+
+        It does if that value is used after the loop as one of the others is.
+        """
+        start = self.starts.get(result)
+        others = {way for name in self._names(result)[:-1] for way in self._ways(name)} if start is not None else set()
+        return (start,) if start is not None and not others.isdisjoint(self._ways(start)) else ()
+
+    def _ways(self, value: str) -> set[tuple[str, int]]:
+        """Return how statements after the loop use a value: what they do, and which operand it is."""
+        users = [(i, s, refs(s.value)) for i, s in enumerate(self.after) if isinstance(s, Assign)]
+        return {(text_of(s, i), names.index(value)) for i, s, names in users if value in names}
 
     def _read_lists(self, results: dict[Result, str]) -> None:
         """Read results of single turns from the lists that collect them."""
         at = {
-            name: (results[result], i + len(self._first(result)))
+            name: (results[result], i + len(self.first[result]))
             for name, (i, result) in self.made.items()
             if result in results and not self._ends(i, result)
         }
@@ -320,6 +337,34 @@ class Run:
         for statement in self.after:
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
+
+
+def text_of(statement: Statement, index: int) -> str:
+    """Return what a statement does, without its operands, and with `%=` before each number.
+
+    Statements with blocks, and those without a result, have texts of their own.
+    """
+    if not isinstance(statement, Assign) or not statement.targets:
+        return f"alone {index} {id(statement)}"
+    return spelled(statement, _token)
+
+
+def _token(node: ast.AST) -> str | None:
+    if is_operand(node) or listed(node):
+        return "%"
+    if isinstance(node, MemberRef):
+        return f"%item {'.'.join(node.member.path[:-1])}" if is_item(node.member) else f"%{id(node.member)}"
+    return f"%={ast.unparse(node)};" if is_plain_number(node) else None
+
+
+def is_item(member: Member) -> bool:
+    """True for a numbered module: the turns of a loop may each have an item of a list."""
+    return member.kind == "module" and len(member.path) > 1 and member.path[-1].isdigit()
+
+
+def is_operand(node: ast.AST) -> bool:
+    """True for a value, and for a tensor of the module, which the first turn may have where others have a value."""
+    return isinstance(node, Ref) or (isinstance(node, MemberRef) and node.member.kind in ("parameter", "buffer"))
 
 
 def with_whole(

@@ -25,10 +25,11 @@ from onnxgen.code.quote import Ref, put, refs, rewrite, walk
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
+from onnxgen.structure.loops import text_of
 from onnxgen.structure.makers import made_by
 from onnxgen.structure.repeated import wired
 from onnxgen.structure.scopes import Method, Scope, callee
-from onnxgen.structure.stretches import common, numbered, text_of
+from onnxgen.structure.stretches import common, numbered
 
 LEAST_STATEMENTS = 3  # of a method
 MAX_STATEMENTS = 400

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions
-from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
+from onnxgen.code.quote import MemberRef, Ref, call, literal, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.literals import is_plain_number
 from onnxgen.structure.loops import ITEM, Result, Run, listed, position
@@ -108,6 +108,12 @@ class Stretch(Run):
         return all(later[r] >= max(2, last) and self.around.has_all(self._names(r)) for r in self.kept)
 
     @property
+    def calls_lists(self) -> bool:
+        """True if the turns go over all items of lists: such a list is there for a loop, one in a list for a turn."""
+        lists = [self._items(names)[0] for names in self.own if names[0].startswith(ITEM)]
+        return any(not path[-1].isdigit() for path in lists)
+
+    @property
     def cost(self) -> float:
         """About how many lines the loop has besides the statements of one turn."""
         if self._is_listed():
@@ -183,15 +189,18 @@ class Stretch(Run):
 
     def _listed(self, names: tuple[str, ...]) -> ast.expr | None:
         """Return the list, or the part of it, whose items have these names; None if they are something else."""
-        items = [listed(self.numbers[name]) for name in names if name in self.numbers]
+        items = (listed(self.numbers[n]) if n in self.numbers else self.module.items.get(n) for n in names)
         found = [item for item in items if item is not None]
-        if len(found) < len(names) or found != [(found[0][0], found[0][1] + n) for n in range(len(names))]:
+        if len(found) < len(names) or len({whole for whole, _ in found}) > 1 or self.numbers.keys().isdisjoint(names):
             return None
-        whole, start = found[0]
-        end = start + len(names)
-        if end == self.module.lengths.get(whole):
-            return Ref(whole) if start == 0 else quote("x[n:]", x=Ref(whole), n=start)
-        return quote("x[:n]", x=Ref(whole), n=end) if start == 0 else None
+        whole, at = found[0][0], [i for _, i in found]
+        start, length = min(at), self.module.lengths[whole]
+        end = start + len(at)
+        if sorted(at) != [*range(start, end)] or at not in (sorted(at), sorted(at, reverse=True)):
+            return None
+        ends = (literal(start) if start else None, literal(end if end < length - 1 else -1) if end < length else None)
+        part = ast.Subscript(Ref(whole), ast.Slice(*ends), ast.Load()) if len(at) < length else Ref(whole)
+        return part if at[0] == start else call("reversed", part)
 
     def write(self) -> list[Statement]:
         self.halves = self._halves()
@@ -219,7 +228,7 @@ class Stretch(Run):
     def _first(self, result: Result) -> tuple[str, ...]:
         names = (self.starts[result], *self._names(result)) if result in self.starts else ()
         is_whole = bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
-        return names[:1] if is_whole else ()
+        return names[:1] if is_whole else super()._first(result)
 
 
 class OneTurn(Run):

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, assigned, members_of, spelled, used
+from onnxgen.code.module_def import Assign, Loop, ModuleDef, Statement, assigned, members_of, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
-from onnxgen.structure.literals import differing, is_plain_number, with_names
-from onnxgen.structure.loops import ITEM, listed
+from onnxgen.structure.literals import differing, with_names
+from onnxgen.structure.loops import ITEM, is_item, is_operand, listed, text_of
 from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_progression
+from onnxgen.structure.turns import is_activation
 
 GRAMS = (1, 3, 8)  # lengths of the stretches by whose distances a period is found
 MAX_PERIODS = 8  # distances that are tried in a body
@@ -125,34 +126,6 @@ def numbered(texts: Sequence[str]) -> list[int]:
     return [number.setdefault(text, len(number)) for text in texts]
 
 
-def text_of(statement: Statement, index: int) -> str:
-    """Return what a statement does, without its operands, and with `%=` before each number.
-
-    Statements with blocks, and those without a result, have texts of their own.
-    """
-    if not isinstance(statement, Assign) or not statement.targets:
-        return f"alone {index} {id(statement)}"
-    return spelled(statement, _token)
-
-
-def _token(node: ast.AST) -> str | None:
-    if _is_operand(node) or listed(node):
-        return "%"
-    if isinstance(node, MemberRef):
-        return f"%item {'.'.join(node.member.path[:-1])}" if is_item(node.member) else f"%{id(node.member)}"
-    return f"%={ast.unparse(node)};" if is_plain_number(node) else None
-
-
-def is_item(member: Member) -> bool:
-    """True for a numbered module: the turns of a loop may each have an item of a list."""
-    return member.kind == "module" and len(member.path) > 1 and member.path[-1].isdigit()
-
-
-def _is_operand(node: ast.AST) -> bool:
-    """True for a value, and for a tensor of the module, which the first turn may have where others have a value."""
-    return isinstance(node, Ref) or (isinstance(node, MemberRef) and node.member.kind in ("parameter", "buffer"))
-
-
 def common(body: Sequence[Statement], tokens: Sequence[int], uses: Counter[str]) -> set[int]:
     """Return the statements that are like no others and whose results are used several times.
 
@@ -207,20 +180,21 @@ def _periods(tokens: list[int]) -> list[int]:
 def _loop(around: Around, module: ModuleDef, statements: list[Statement], period: int) -> Loop | None:
     """Replace statements that repeat by a loop, if the turns are alike from some statement on."""
     assigns = [statement for statement in statements if isinstance(statement, Assign)]
-    plans: list[tuple[float, int, int]] = []
+    plans: list[tuple[float, bool, int, int]] = []
     for first, turns in _ways(len(assigns), period):
         few = _stretch(around, module, assigns[first:], period, turns, FEW)
         if few is not None and few[1].is_regular:
-            plans.append((few[1].cost - period * turns / STATEMENTS_A_LINE, first, turns))
+            lines = few[1].cost - period * turns / STATEMENTS_A_LINE
+            plans.append((lines, is_activation(assigns[first]), first, turns))
     scope = around.scope
     body = scope.body
-    for _, first, turns in sorted(plans):
+    for *_, first, turns in sorted(plans):
         made = _stretch(around, module, assigns[first:], period, turns, turns)
         if made is None:
             continue
         changed, stretch = made
         gain = (turns - 1) * period / STATEMENTS_A_LINE - stretch.cost
-        if stretch.is_regular and gain >= _least(turns, bool(stretch.starts)):
+        if stretch.is_regular and (stretch.calls_lists or gain >= _least(turns, bool(stretch.starts))):
             scope.body = [changed.get(id(statement), statement) for statement in body]
             if stretch.arrange():
                 return next(s for s in stretch.write() if isinstance(s, Loop))
@@ -319,7 +293,7 @@ def _operands(statement: Assign) -> list[ast.expr]:
     found: list[ast.expr] = []
 
     def see(node: ast.AST) -> ast.expr | None:
-        if isinstance(node, ast.expr) and (_is_operand(node) or listed(node)):
+        if isinstance(node, ast.expr) and (is_operand(node) or listed(node)):
             found.append(node)
             return node
         return None

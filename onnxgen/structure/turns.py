@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, spelled, used
 from onnxgen.code.quote import MemberRef, Ref, refs
+from onnxgen.code.torch_api import ACTIVATIONS, function_of
 from onnxgen.common.names import ModulePath
 
 MAX_CUTS = 8  # up to so many statements between two turns are divided at every point
@@ -72,7 +73,8 @@ def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]])
         return
     turns = [sorted([*own, *more], key=lambda s: at[id(s)]) for own, more in zip(anchors, inner)]
     search = _Search(body, items, [s for statements in [*turns, *outer] for s in statements])
-    for cut in dict.fromkeys([size, 0, *(range(size) if size <= MAX_CUTS else ())]):
+    inner_cuts = sorted(range(size), key=lambda n: is_activation(outer[0][n])) if size <= MAX_CUTS else [0]
+    for cut in dict.fromkeys([size, *inner_cuts, 0]):
         ends, begins = [statements[:cut] for statements in outer], [statements[cut:] for statements in outer]
         end = search.end([turns[-2], *begins[-2:-1]], [turns[-1], *begins[-1:]], ends[-1])
         begin = search.begin(turns[1], turns[0], begins[0])
@@ -109,6 +111,11 @@ def _between(
             return None
         (inner[first] if last == first else outer[first]).insert(0, statement)
     return inner, outer
+
+
+def is_activation(statement: Assign) -> bool:
+    """True for an activation: it belongs to the layer before it, if both may be in one turn."""
+    return function_of(statement.value) in ACTIVATIONS
 
 
 class _Search:

@@ -177,3 +177,62 @@ def test_a_step_that_halves_is_a_number_of_the_turn(tmp_path: Path) -> None:
     assert "(4, 8, 16, 32, 64)" in forward, forward
     assert forward.count("torch.cat(") == 1 and forward.count("conv1d(") == 4, forward
     assert "return x * x.amax(" in forward, "where the octaves come together, the main chain goes on"
+
+
+class Stages(nn.Module):
+    """A U-Net (Ronneberger et al. 2015, arXiv 1505.04597) whose first map of odd sizes is resized by no factor."""
+
+    def __init__(self, widths: tuple[int, ...] = (4, 6, 8, 10)) -> None:
+        super().__init__()
+        pairs = [*zip(widths, widths[1:])]
+        self.stem, self.out = nn.Conv2d(3, widths[0], 3, 1, 1), nn.Conv2d(widths[0], 2, 1)
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairs)
+        self.reduce = nn.ModuleList(nn.Conv2d(b, a, 1) for a, b in reversed(pairs))
+        self.up = nn.ModuleList(nn.Conv2d(2 * a, a, 3, padding=1) for a, _ in reversed(pairs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = [torch.relu(self.stem(x))]
+        for down in self.down:
+            skips.append(torch.relu(down(F.max_pool2d(skips[-1], 2))))
+        x = skips.pop()
+        for reduce, up in zip(self.reduce, self.up):
+            skip = skips.pop()
+            x = F.interpolate(x, skip.shape[-2:], mode="bilinear", align_corners=False)
+            x = torch.relu(up(torch.cat([skip, reduce(x)], dim=1)))
+        return self.out(x)
+
+
+class Transposed(Stages):
+    """The same, but maps grow in a transposed convolution, and skips are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reduce = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in ((8, 10), (6, 8), (4, 6)))
+        self.up = nn.ModuleList(nn.Conv2d(a, a, 3, padding=1) for a in (8, 6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skips = torch.relu(self.stem(x)), list[Tensor]()
+        for down in self.down:
+            skips.append(x)
+            x = torch.relu(down(F.max_pool2d(x, 2)))
+        for grow, up, skip in zip(self.reduce, self.up, reversed(skips)):
+            x = torch.relu(up(skip + grow(x)))
+        return self.out(x)
+
+
+def odd(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 20, 28, generator=torch.Generator().manual_seed(1)),)
+
+
+def even(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 16, 24, generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+def test_stages_of_a_decoder_are_turns(case: Case, tmp_path: Path) -> None:
+    for network, inputs in ((Stages, odd), (Transposed, even)):
+        (folder := tmp_path / network.__name__).mkdir()
+        forward = made(network, folder, inputs, case).rpartition("def forward")[2]
+        assert "in zip(self.reduce, self.up, reversed(features[:-1])):" in forward
+        assert "features = [x]" in forward and "self.up[" not in forward
+        assert ("size=feature.shape[2:]" in forward) == (network is Stages)
