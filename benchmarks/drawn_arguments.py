@@ -4,8 +4,9 @@
 
 For each ONNX file: every argument of the network's constructor gets drawn values, one argument at a time, and once all
 of them at a time. The network is built, run on the drawn inputs of `verify`, and the sum of its outputs goes backward.
-An argument for the width of an input (`in_channels`) changes the axis of an input that has this size; one of the axes
-must do. A file without arguments, or one that does not run with its own values, has no row.
+An argument for the width of an input (`in_channels`, `out_features` of given actions) changes the axis of an input that
+has this size; one of the axes must do. A file without arguments, or one that does not run with its own values, has no
+row.
 
 built, run, trained: how many of the drawn networks got that far. A network with a norm over groups or with heads, or
 that divides a width into equal parts, takes only multiples of their number, so widths are drawn as such.
@@ -59,7 +60,8 @@ def unit_of(network: nn.Module, source: str) -> int:
     """The number that widths must be multiples of: groups of norms, heads of attention and of views, equal parts."""
     numbers = [m.num_groups for m in network.modules() if isinstance(m, nn.GroupNorm)]
     heads = [getattr(m, "num_heads", None) for m in network.modules()]
-    split = map(int, re.findall(r"(?:unflatten\(-1, \(|chunk\()(\d+), (?:-1\)|dim)", source))
+    parts = re.findall(r"(?:unflatten\(-1, \(|chunk\()(\d+), (?:-1\)|dim)|(?:width\w*|channels|dim) // (\d+)", source)
+    split = (int(number) for found in parts for number in found if number)
     return math.lcm(*numbers, *split, *(number for number in heads if isinstance(number, int)))
 
 
@@ -103,7 +105,7 @@ def rows_of(path: Path, draws: int, rng: random.Random, folder: Path) -> Iterato
         for name in [*([n] for n in defaults), [*defaults]]:
             for _ in range(draws):
                 values = {n: drawn(n, defaults[n], unit, rng) for n in name}
-                sizes = {defaults[n]: values[n] for n in name if n.startswith(("in_", "input_", "hidden_size"))}
+                sizes = {defaults[n]: values[n] for n in name if n.startswith(("in_", "input_", "hidden_size", "out_"))}
                 row = {"file": path.stem[:40], "values": str(values)[:100], "built": 0, "trained": 0, "why": ""}
                 try:
                     network = build(**values).eval()

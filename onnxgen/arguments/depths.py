@@ -114,11 +114,10 @@ def _hands_on(tree: ClassTree, name: str) -> bool:
     """True if a row is only called as a whole, or in `for layer in self.layers: x = layer(x)`."""
     nodes = [node for part in (*tree.body, *tree.own, *tree.setup) for node in walk(part)]
     places = [node for node in nodes if isinstance(node, ast.Attribute) and dotted(node) == f"self.{name}"]
-    tied = any(dotted(part).startswith(f"self.{name}") for pair in tree.ties for part in pair)
     calls = [node for node in nodes if isinstance(node, ast.Call) and dotted(node.func) == f"self.{name}"]
     loops = [node for node in nodes if isinstance(node, ast.For) and dotted(node.iter) == f"self.{name}"]
     used = len(calls) + sum(map(_is_chain, loops))
-    return not tied and used > 0 and len(places) == used + 1  # and where it is made
+    return used > 0 and len(places) == used + 1  # and where it is made
 
 
 def _is_chain(loop: ast.For) -> bool:
@@ -132,8 +131,10 @@ def _is_chain(loop: ast.For) -> bool:
 
 
 def _are_equal(module: ModuleDef, path: str, row: _Row) -> bool:
-    """Return True if the shapes in all blocks of a row are known, and the same."""
+    """Return True if the shapes in all blocks of a row are known, and the same, and no block is tied to another."""
     around: ModulePath = (*filter(None, path.split(".")), row.name)
+    if any(member.path[: len(around)] == around for tie in module.ties for member in (tie.kept, tie.tied)):
+        return False
     shapes: dict[str, list[tuple[Dim, ...] | None]] = {str(i): [] for i in range(row.number)}
     for statement in flattened(module.body):
         if not isinstance(statement, Assign):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import isqrt
@@ -28,9 +28,13 @@ LAYERS = 3  # of a network with arguments
 MOST = 1 / 3  # what part of the widths the arguments must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
 ENDS = frozenset("in_channels in_features input_size out_channels out_features num_classes".split())
-PLAIN = ENDS | {"vocab_size", "reg_max", HEADS, "num_layers", "num_blocks"}  # worth an argument even if used once
+VOCABULARY_SIZE = "vocab_size"
+SIDES = {"src": "src", "source": "src", "tgt": "tgt", "target": "tgt"}  # of a translation
+VOCABULARIES = [VOCABULARY_SIZE, f"src_{VOCABULARY_SIZE}", f"tgt_{VOCABULARY_SIZE}"]
+PLAIN = ENDS | {*VOCABULARIES, "reg_max", HEADS, "num_layers", "num_blocks"}  # worth an argument even if used once
+TELLING = ("num_classes", "out_features")  # of a language model the vocabulary
 WIDTHS = ("hidden_dim", "channels", "dim", "hidden_size")
-ORDER = "vocab_size in_channels in_features input_size num_classes reg_max out_channels out_features".split()
+ORDER = [*VOCABULARIES, *"in_channels in_features input_size num_classes reg_max out_channels out_features".split()]
 ORDER += [*WIDTHS, "num_layers", "num_blocks"]
 FACTORS = (1, 2, 3, 4, 6, 8, 16)  # of a width that follows from another
 TABLE = 12  # widths of a table, the most
@@ -124,10 +128,12 @@ class Roles:
             return "num_classes" if is_class else "out_channels" if convolves else "out_features"
         if outs and not ins and self.related.find(sizes[0]) in self.told & self.scored:
             return "num_classes"
+        if any(layer in RECURRENT | CELLS and place == (1,) for layer, place, _ in made):
+            return "hidden_size"  # also of a state that the network is given
+        if comes and outs and not ins:
+            return "out_channels" if convolves else "out_features"  # beside what the network tells
         if comes and (goes or not ins):
             return ""
-        if any(layer in RECURRENT | CELLS and place == (1,) for layer, place, _ in made):
-            return "hidden_size"
         if comes:
             return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
         if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
@@ -165,8 +171,10 @@ def _of_rows(path: list[str]) -> str:
         return "max_length"
     if stem.endswith("type"):  # as BERT's configuration has it
         return "type_vocab_size"
+    if stem in SIDES:
+        return f"{SIDES[stem]}_{VOCABULARY_SIZE}"
     if not stem or VOCABULARY.search(stem):
-        return "vocab_size"
+        return VOCABULARY_SIZE
     return f"num_{stem}" if len(stem) > 2 else ""
 
 
@@ -186,6 +194,7 @@ def choose(found: list[Argument], written: Iterable[Mapping[int, int]], inner: M
     reached = {spot for argument in same.values() for spot in argument.spots if argument.is_worth}
     half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached | inner.keys())}
     made = [a for a in same.values() if a.is_worth and (a.name not in WIDTHS or half.isdisjoint(a.spots))]
+    made = _one_of_two(_one_of_two(made, TELLING, VOCABULARIES), ["hidden_dim"], ["hidden_size", "dim"])
     widths = [argument for argument in made if argument.name in WIDTHS]
     given = sum(len(argument.spots) for argument in widths)
     if given < MOST * sum(len(text.keys() - _ends(made)) for text in written):
@@ -203,6 +212,20 @@ def choose(found: list[Argument], written: Iterable[Mapping[int, int]], inner: M
             argument.entry, argument.table = entry, TABLES.get(name, f"{name}s")
         chosen += alike
     return _first(sorted(chosen, key=lambda argument: argument.rank))
+
+
+def _one_of_two(made: list[Argument], names: Collection[str], others: Collection[str]) -> list[Argument]:
+    """Let an argument of one of some names be one of the others that has its number, if no table has either."""
+    counts = Counter(argument.name for argument in made)
+    alone = {argument.number: argument for argument in made if argument.name in others and counts[argument.name] == 1}
+    kept: list[Argument] = []
+    for argument in made:
+        other = alone.get(argument.number) if argument.name in names and counts[argument.name] == 1 else None
+        if other is None:
+            kept.append(argument)
+        else:
+            other.join(argument)
+    return kept
 
 
 def _rest(text: Mapping[int, int], reached: set[int]) -> set[int]:

@@ -44,13 +44,16 @@ class Shapes:
         return tuple(slot(member, *place) for place, _ in places(member.build))
 
     def of_tensor(self, member: Member) -> Sizes:
-        """Return the shape of a parameter or buffer, which the call that makes it names."""
+        """Return the shape of a parameter or buffer: of what the call that makes it names, or one that can't change."""
         build: ast.expr = member.build
         at: Place = ()
         if isinstance(build, ast.Call) and dotted(build.func) == "nn.Parameter":
             build, at = build.args[0], (0,)
         if not isinstance(build, ast.Call) or dotted(build.func) not in MAKERS:
-            raise Unknown
+            if "" not in member.keys:
+                raise Unknown
+            self.related.fix(self.of_call(member))
+            return tuple(map(self.fixed, member.keys[""].shape))
         for i, argument in enumerate(build.args):
             if isinstance(argument, ast.Tuple):
                 return tuple(slot(member, *at, i, k) for k in range(len(argument.elts)))

@@ -256,6 +256,8 @@ class Row(nn.Module):
         self.blocks = nn.ModuleList([Step(stride) for _ in range(count)])
         if kind == "one more":
             self.last = Step(1)
+        if kind == "tied":
+            self.blocks[1].conv1.weight = self.blocks[0].conv1.weight
 
     def forward(self, x: Tensor) -> Tensor:
         x, found = self.stem(x), []
@@ -280,6 +282,7 @@ def test_a_row_of_two_blocks_may_have_more(case: str) -> None:
         (Row(stride=2), "each block halves the map: a head behind more of them might get none"),
         (Row(kind="collected"), "what the blocks return is collected"),
         (Row(kind="one more"), "a block of the class stands behind the row"),
+        (nn.Sequential(Row(kind="tied"), nn.Linear(5, 5)), "the network ties the second block to the first"),
     ],
 )
 def test_a_row_of_a_set_length(network: nn.Module, why: str) -> None:
@@ -356,12 +359,75 @@ class Carried(nn.Module):
     [(Square, [torch.rand(2, 6)]), (Carried, [WORDS, torch.rand(1, 7, 8), torch.rand(1, 7, 8)])],
     ids=["square", "carried"],
 )
-def test_an_input_keeps_its_width(network: type[nn.Module], given: list[Tensor], case: str) -> None:
-    """An argument of an equal number is another size than the input's, and a given state keeps that of the file."""
+def test_which_inputs_an_argument_changes(network: type[nn.Module], given: list[Tensor], case: str) -> None:
+    """An argument of an equal number is another size than the input's. A given state has the width of its layer."""
     ran = held(network().eval(), given, case)
     for name, number in defaults(ran).items():
         wider = [torch.cat([given[0], given[0]], 1)] if name == "in_features" else given
+        if name == "hidden_size":
+            wider = [given[0], *(torch.cat([state, state], -1) for state in given[1:])]
         type(ran.model)(**{name: 2 * number}).eval()(*wider)
+
+
+class Policy(nn.Module):
+    """How likely the given actions are: they are as wide as what the network tells of them."""
+
+    def __init__(self, states: int = 5, actions: int = 3, width: int = 8) -> None:
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(states, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.mean, self.scale = nn.Linear(width, actions), nn.Parameter(torch.full((1, actions), 0.5))
+
+    def forward(self, x: Tensor, action: Tensor) -> Tensor:
+        return -0.5 * ((action - self.mean(self.actor(x))) * self.scale).square().sum(-1)
+
+
+class Points(nn.Module):
+    """Where the maps of a convolution have their mass; the axes are constants."""
+
+    def __init__(self, colours: int = 3, width: int = 8, points: int = 5) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(colours, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.final = nn.Conv2d(width, points, 1)
+        self.register_buffer("xs", torch.linspace(0, 1, 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.final(torch.relu(self.conv2(torch.relu(self.conv1(x)))))
+        return (torch.softmax(maps.sum(2), -1) * self.xs).sum(-1)
+
+
+class Letters(nn.Module):
+    """A language model: it tells one of the letters that it takes."""
+
+    def __init__(self, letters: int = 24, width: int = 24) -> None:
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(letters, width), nn.GRU(width, width)
+        self.out = nn.Linear(width, letters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(self.embed(x))[0])
+
+
+@pytest.mark.parametrize(
+    ("network", "given", "theirs"),
+    [
+        (Policy, [torch.rand(2, 5), torch.rand(2, 3)], {"in_features": "states", "out_features": "actions"}),
+        (Points, [torch.rand(2, 3, 9, 9)], {"in_channels": "colours", "out_channels": "points"}),
+        (Letters, [torch.randint(0, 24, (7, 2))], {"vocab_size": "letters", "hidden_size": "width"}),
+    ],
+)
+@pytest.mark.parametrize("case", CASES)
+def test_sizes_of_inputs_and_results(network: Any, given: list[Tensor], theirs: dict[str, str], case: str) -> None:
+    ran = held(network().eval(), given, case)
+    found = defaults(ran)
+    for name, own in theirs.items():
+        changed, original = type(ran.model)(**{name: 2 * found[name]}), network(**{own: 2 * found[name]})
+        shapes = {key: tensor.shape for key, tensor in original.state_dict().items()}
+        assert {key: changed.state_dict()[key].shape for key in shapes} == shapes
+        changed.load_state_dict(original.state_dict(), strict=False)
+        wider = [
+            x.repeat_interleave(2, 1) if found[name] in x.shape[1:2] and name != "vocab_size" else x for x in given
+        ]
+        torch.testing.assert_close(changed.eval()(*wider), original.eval()(*wider))
 
 
 class Gate(nn.Module):
