@@ -16,7 +16,7 @@ from onnxgen.options import Options
 from onnxgen.passes.exporters import RECURRENT
 from onnxgen.passes.match import ints, standard_nodes, uniform
 from onnxgen.passes.recurrent_cell import is_cell, write_cell
-from onnxgen.passes.recurrent_stack import SWAP, RecurrentLayer, layer_above, make_batch_first, merged
+from onnxgen.passes.recurrent_stack import SWAP, RecurrentLayer, layer_above, make_batch_first, merged, stand_for
 from onnxgen.passes.rewrite import drop, own
 from onnxgen.passes.steps import constant, input_at, insert, permuted, replace_uses, transposed
 from onnxgen.scopes.origin import param_path
@@ -151,7 +151,7 @@ def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: 
             swapped = transposed(layer.node, y, SWAP)
         made, producer = y if same else swapped, value.producer()
         if axes[2] == "h" and made is not None and not (value.is_graph_output() and made.is_graph_output()):
-            replace_uses(value, made)
+            stand_for(value, made)
             if producer is not None:
                 drop(producer)
     if old.uses() or old.is_graph_output():

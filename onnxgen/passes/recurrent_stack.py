@@ -140,7 +140,7 @@ def _split_states(chain: list[RecurrentLayer], state: ir.Value, index: int) -> N
     set_info(state, Info(facts.dtype, None if facts.shape is None else (d * len(chain), *facts.shape[1:])))
     for user in [use.node for use in olds[0].uses()]:
         if user.op_type == "Concat" and list(user.inputs) == olds and user.attributes["axis"].as_int() == 0:
-            replace_uses(user.outputs[0], state)
+            stand_for(user.outputs[0], state)
             drop(user)
     for k, old in enumerate(olds):
         if old.uses() or old.is_graph_output():
@@ -161,9 +161,16 @@ def make_batch_first(node: ir.Node) -> None:
     node.replace_input_with(0, producer.inputs[0])
     set_info(y, permuted(info(y), SWAP))
     for user in users:
-        replace_uses(user.outputs[0], y)
+        stand_for(user.outputs[0], y)
         drop(user)
     drop(producer)
+
+
+def stand_for(old: ir.Value, new: ir.Value) -> None:
+    """Let everything use `new`, which has the name of the value that it is, unless it is an output of the graph."""
+    if not new.is_graph_output():
+        new.name = old.name
+    replace_uses(old, new)
 
 
 def _swaps(node: ir.Node) -> bool:

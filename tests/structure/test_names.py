@@ -186,3 +186,24 @@ def test_only_the_name_of_an_output_makes_a_line_and_not_what_an_identity_is_mad
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "net.onnx")
     source = generate(tmp_path / "net.onnx", tmp_path / "net.py").source
     assert f"        {last}\n" in source
+
+
+class Tagger(nn.Module):
+    """What a recurrent layer returns is moved by the exporter, and has the author's name then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(4, 6, batch_first=True, bidirectional=True), nn.Linear(12, 2)
+        self.gru, self.head = nn.GRU(4, 6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        encoded, _ = self.lstm(x)
+        _, ended = self.gru(x)
+        return self.fc(encoded).tanh(), self.head(ended[-1])
+
+
+def test_the_result_of_a_recurrent_layer_has_the_variable_of_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(Tagger().eval(), (torch.randn(2, 3, 4),), path, dynamo=True, verbose=False)
+    text = generate(path, tmp_path / "net.py").source
+    assert "encoded, _ = self.lstm(x)" in text and "_, ended = self.gru(x)" in text
