@@ -65,6 +65,13 @@ class Member:
         """Return True if one of its tensors is no parameter in the layer's own class."""
         return is_statistic(key) or self.is_state
 
+    @property
+    def frozen_parts(self) -> list[str]:
+        """What of it is not trained: keys of parameters, or "" for all that a layer has."""
+        own = [key for key in self.keys if not self.is_buffer(key)]
+        parts = sorted(key for key in self.frozen if not self.is_buffer(key))
+        return [""] if self.kind == "module" and own and self.frozen.issuperset(own) else parts
+
     def state_key(self, key: str) -> str:
         """Return the key of one of its tensors in the state dict of the whole network."""
         return ".".join((*self.path, key) if key else self.path)

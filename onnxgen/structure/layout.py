@@ -121,9 +121,8 @@ def _reach(made: Layout, here: ast.expr, entry: Entry) -> None:
     """Note that `here` reaches an entry, freeze its tensors, and lay out the entries below it."""
     if entry.member is not None:
         made.reach[id(entry.member)] = here
-        for key in sorted(entry.member.frozen):
-            if not entry.member.is_buffer(key):
-                made.add(None, quote("w.requires_grad_(False)", w=tensor_of(here, key)))
+        for key in entry.member.frozen_parts:
+            made.add(None, quote("w.requires_grad_(False)", w=tensor_of(here, key)))
     if entry.container is not None:
         made.reach[id(entry.container)] = here
     if not entry.is_list:

@@ -24,7 +24,7 @@ class Specification:
     Attributes:
         graph: the graph with all nodes.
         members: by path, the node that makes each member, and its kind of registration.
-        frozen: the paths of the tensors that are not trained.
+        frozen: the paths of the tensors, and of the whole layers, that are not trained.
         ties: pairs of paths, (kept, tied).
         inputs: the number of arguments of `forward`.
         result: the result of `forward`.
@@ -121,7 +121,7 @@ def returns(outputs: list[ast.expr]) -> ast.Return:
 
 
 def _frozen(member: Member) -> list[str]:
-    return [member.state_key(key) for key in sorted(member.frozen) if not member.is_buffer(key)]
+    return [member.state_key(key) for key in member.frozen_parts]
 
 
 MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied

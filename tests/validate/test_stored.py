@@ -62,8 +62,8 @@ def network(tmp_path: Path) -> Path:
     return tmp_path / "net.onnx"
 
 
-def build(network: Path, **options: Any) -> None:
-    pipeline.build(network, Options(**options), network.with_suffix(".py"))
+def build(network: Path, **options: Any) -> str:
+    return pipeline.build(network, Options(**options), network.with_suffix(".py")).source
 
 
 def test_what_is_right_is_let_pass(network: Path) -> None:
@@ -71,6 +71,12 @@ def test_what_is_right_is_let_pass(network: Path) -> None:
     build(network, frozen="features")
     build(network, frozen=".", trainable="head")
     build(network, dtype="float64")
+
+
+def test_a_layer_is_frozen_as_a_whole(network: Path) -> None:
+    text = build(network, frozen="features|norm.weight", paranoid=True)
+    frozen = ["self.features.requires_grad_(False)", "self.norm.weight.requires_grad_(False)"]
+    assert [line.strip() for line in text.splitlines() if "requires_grad_" in line] == frozen
 
 
 def decides(change: Callable[[str, tuple[bool, str]], tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
