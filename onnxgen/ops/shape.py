@@ -158,7 +158,7 @@ def _by_rows(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, ...]
     if len(shape) > 2 and shape[1] == 1 and out[1:] == (product(shape[2:]), 1):
         return b("x.flatten(2).transpose(1, 2)", x=data)  # as of several channels
     if -1 in sizes[1:] and len(out) > 2:
-        return b("x.flatten(1).unflatten(1, s)", x=data, s=tuple(sizes[1:]))
+        return b.call(b("x.reshape", x=data), b("x.shape[0]", x=data), *sizes[1:])
     return b.call(b("x.reshape", x=data), -1, *out[1:])
 
 

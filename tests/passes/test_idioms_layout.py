@@ -112,6 +112,12 @@ def test_chains_of_views(turn: Callable[[Tensor], Tensor], text: str, case: str)
     assert text in held(Turned(turn), [torch.randn(2, 4, 5, 6)], case, {0: {0: "batch"}}).forward
 
 
+def test_rows_of_predictions_keep_the_batch() -> None:
+    """As detectors write them, `x.reshape(x.shape[0], -1, 3)`: a fixed batch may have any size."""
+    ran = held(Turned(lambda x: x.sin().reshape(2, -1, 3)), [torch.randn(2, 4, 5, 6)], "legacy-17")
+    assert ".shape[0], -1, 3)" in ran.forward and ran.model(torch.randn(5, 4, 5, 6)).shape == (5, 40, 3)
+
+
 # ------------------------------------------------------------------------------------- shuffles, rolls, repetitions
 
 
