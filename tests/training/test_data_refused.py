@@ -339,7 +339,7 @@ def test_a_classifier_gets_the_size_that_its_file_tells_or_the_usual_one(
     image(tmp_path / "data/cat/a.png")
     image(tmp_path / "data/owl/b.png", (7, 7))
     monkeypatch.setattr("onnxgen.training.data.fitting.classifies", lambda ports, asked: purpose is not None)
-    monkeypatch.setattr("onnxgen.training.goals.detection.part.size_told", lambda model: told)
+    monkeypatch.setattr("onnxgen.training.original.size_told", lambda model: told)
     assert chosen(tmp_path / "data", model)[0] == size
     assert classifies(Signature((), (), purpose=purpose)) is (purpose is not None)
 
