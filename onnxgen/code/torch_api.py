@@ -134,8 +134,8 @@ LAYER_OF = {
 CONVOLUTIONS = frozenset(_ranks("nn.Conv").split())
 TRANSPOSED = frozenset(_ranks("nn.ConvTranspose").split())
 DROPOUTS = frozenset(name for name, order in SIGNATURES.items() if name[:3] == "nn." and order == ("p", "inplace"))
-RECURRENT = frozenset(("nn.RNN", "nn.LSTM", "nn.GRU"))
-CELLS = frozenset(f"{layer}Cell" for layer in RECURRENT)
+RECURRENT = frozenset(name for name, order in SIGNATURES.items() if {"hidden_size", "num_layers"} <= {*order})
+CELLS = frozenset(f"{layer}Cell" for layer in RECURRENT)  # they return nothing but states
 BATCH_NORMS = frozenset(_ranks("nn.BatchNorm").split())
 NORMS = BATCH_NORMS | {*_ranks("nn.InstanceNorm").split(), "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm"}
 # Layers with weights, but without state or randomness: two calls on the same values can be one.

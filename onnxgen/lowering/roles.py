@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, flattened, own_expressions
 from onnxgen.code.quote import MemberRef, Ref, walk
-from onnxgen.code.torch_api import RECURRENT, VIEWS, function_of
+from onnxgen.code.torch_api import CELLS, RECURRENT, VIEWS, function_of
 from onnxgen.shapes.info import Info
 
 ROLE_OF_FUNCTION = {"cos": "cos", "sin": "sin", "arange": "positions"}
@@ -25,7 +25,6 @@ PAIR = {"sin", "cos"}  # of an angle
 # what a layer takes beside its input; views of it have the same role
 SIDE_INPUT_ROLES = frozenset("cos sin positions mask hidden cell".split())
 # recurrent layers and helpers: they take states beside their input and return them beside their result
-CELLS = frozenset(("nn.LSTMCell", "nn.GRUCell", "nn.RNNCell"))  # they return nothing but states
 ALL_RECURRENT = RECURRENT | CELLS | {"onnx_lstm", "onnx_gru", "onnx_rnn"}
 STATE_ROLES = ("hidden", "cell")
 ALL_STATES = {"hidden": "hidden_states", "cell": "cell_states"}  # the states of several layers

@@ -15,9 +15,9 @@ from operator import eq
 
 from onnxgen.code.module_def import Assign, Loop, Statement, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite, value_of
-from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, NORMS, TRANSPOSED, function_of
+from onnxgen.code.torch_api import ACTIVATIONS, CELLS, CONVOLUTIONS, NORMS, TRANSPOSED, function_of
 from onnxgen.common.names import ModulePath
-from onnxgen.lowering.roles import CELLS, called, is_number
+from onnxgen.lowering.roles import called, is_number
 from onnxgen.shapes.info import Info
 
 MAX_STEPS = 12  # statements between a value and an earlier one with the same rows

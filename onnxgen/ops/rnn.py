@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
 from onnxgen.errors import BUG, CHECK, counted
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import RECURRENT
@@ -21,9 +22,6 @@ from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
 from onnxgen.shapes import infer_microsoft, own_layers
 from onnxgen.weights.provenance import Source, concat
-
-# The position of each of torch's gates among ONNX's: LSTM i, o, f, c -> i, f, g, o; GRU z, r, h -> r, z, n.
-GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 
 # ONNX's activation functions, with onnxruntime's defaults for alpha and beta (ONNX has none for most of them).
 ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -117,7 +115,7 @@ def _cell(
     build = b.call(
         f"nn.{kind}Cell",
         first.shape[1],
-        first.shape[0] // len(GATES[kind]),
+        first.shape[0] // len(card("", kind).rules.gates),
         bias=unless(weights[2] is not None, True),
         nonlinearity=unless("relu" if relu else "tanh", "tanh"),
         dtype=unless(first.dtype, ir.DataType.FLOAT),
@@ -203,7 +201,7 @@ def _module(
 def _gates(kind: str, source: Source, direction: int, start: int, hidden: int) -> Source:
     """Return the tensor of one direction, with the gates in torch's order."""
     one = source.slice(0, direction, direction + 1).squeeze(0)
-    parts = [one.slice(0, start + g * hidden, start + (g + 1) * hidden) for g in GATES[kind]]
+    parts = [one.slice(0, start + g * hidden, start + (g + 1) * hidden) for g in card("", kind).rules.gates]
     return parts[0] if len(parts) == 1 else concat(parts, 0)
 
 
@@ -242,7 +240,10 @@ def _onnx_layer(
 RULES = rules("recurrent", axes="s b i; d g i; d g h; d w; b; d b h; d b h")
 
 
-@op("LSTM", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B P", **RULES)
+@op(
+    "LSTM", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B P",
+    gates=(0, 2, 3, 1), activations=("sigmoid", "tanh", "tanh"), **RULES,  # i, o, f, c -> i, f, g, o
+)  # fmt: skip
 def lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, initial_c: Arg | None = None, P: Arg | None = None, *,
@@ -256,7 +257,10 @@ def lstm(
     return b.unpack(b.call("onnx_lstm", X, W, R, *_trimmed(B, sequence_lens, initial_h, initial_c, P), **options), 3)
 
 
-@op("GRU", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B", **RULES)
+@op(
+    "GRU", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B",
+    gates=(1, 0, 2), activations=("sigmoid", "tanh"), **RULES,  # z, r, h -> r, z, n
+)  # fmt: skip
 def gru(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, *,
@@ -270,7 +274,10 @@ def gru(
     return b.unpack(b.call("onnx_gru", X, W, R, *_trimmed(B, sequence_lens, initial_h), **options), 2)
 
 
-@op("RNN", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B", **RULES)
+@op(
+    "RNN", renames={"output_sequence": "_"}, traits=[RECURRENT], matrix="W", weights="W R B",
+    gates=(0,), activations=("tanh",), **RULES,
+)  # fmt: skip
 def rnn(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None = None, sequence_lens: Arg | None = None,
     initial_h: Arg | None = None, *,

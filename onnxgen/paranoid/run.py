@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import RANDOM
+from onnxgen.graph.traits import RANDOM, RECURRENT
 from onnxgen.paranoid import stand_ins
 from onnxgen.paranoid.foreign import MICROSOFT, adapted
 from onnxgen.paranoid.picture import Made, Picture
@@ -23,6 +23,8 @@ from onnxgen.shapes.dims import evaluate
 
 MAX_LOOP_ITERATIONS = 64  # largest number of iterations of a loop
 Values = dict[ir.Value, Any]
+Special = Callable[["Side", Made, list[Any], Values], Sequence[Any]]
+SPECIAL: dict[str, Special] = {}  # by operator
 
 
 class Side:
@@ -85,6 +87,10 @@ class Side:
             return _own(step, inputs)
         if step.domain == "" and step.op in SPECIAL:
             return SPECIAL[step.op](self, step, inputs, values)
+        if OWN_NORM.get(step.node):
+            return _affine(self, step, inputs)
+        if step.domain == "" and is_a(step.node, RECURRENT) and step.attribute("layout", 0):
+            return _recurrent(self, step, inputs)
         if is_a(step.node, RANDOM):
             raise Untold(f"{step.op} draws random numbers")
         if step.bodies:
@@ -142,6 +148,17 @@ def _own(step: Made, inputs: list[Any]) -> Sequence[Any]:
 # ---- operators that are not run as they are --------------------------------------------------------------------------
 
 
+def special(name: str) -> Callable[[Special], Special]:
+    """Register a function as the meaning of a standard operator."""
+
+    def register(function: Special) -> Special:
+        SPECIAL[name] = function
+        return function
+
+    return register
+
+
+@special("Constant")
 def _constant(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     attribute = next((a for name, a in step.attributes.items() if name.startswith("value")), None)
     if attribute is None:
@@ -154,43 +171,43 @@ def _constant(side: Side, step: Made, inputs: list[Any], values: Values) -> list
     return [side.widened(np.array(attribute.value, np.float32 if floats else np.int64))]
 
 
+@special("Dropout")
 def _dropout(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Compute Dropout in training mode, since a module's Dropout must match there, whatever mode was exported."""
     ratio = step.attribute("ratio", inputs[1] if len(inputs) > 1 and inputs[1] is not None else 0.5)
     return [own.dropped(inputs[0], float(ratio)), np.ones(inputs[0].shape, bool)][: len(step.outputs)]
 
 
+@special("RandomUniformLike")
 def _uniform(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Return one number for all random numbers (see `own.RANDOM_NUMBER`)."""
     low, high = float(step.attribute("low", 0.0)), float(step.attribute("high", 1.0))
     return [np.full_like(inputs[0], low + own.RANDOM_NUMBER * (high - low))]
 
 
+@special("Bernoulli")
 def _bernoulli(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     """Draw with the same number, which also decides for a comparison."""
     return [(inputs[0] > own.RANDOM_NUMBER).astype(inputs[0].dtype)]
 
 
-def _affine(side: Side, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
+def _affine(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     """Compute a norm whose scale and bias keep axes of size 1, as parameters do."""
-    if not OWN_NORM.get(step.node):
-        return side.single.run(step, inputs, side.wide)
     shape = inputs[0].shape[int(step.attribute("axis", -1)) :]
     size = int(np.prod(shape))
     affine = [v.reshape(shape) if v is not None and v.ndim > len(shape) and v.size == size else v for v in inputs[1:]]
     return side.single.run(step, [inputs[0], *affine], side.wide)
 
 
-def _recurrent(side: Side, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
+def _recurrent(side: Side, step: Made, inputs: list[Any]) -> Sequence[Any]:
     """Compute layout 1 as layout 0 with batch and time (or direction) exchanged: onnxruntime has only layout 0."""
-    if not step.attribute("layout", 0):
-        return side.single.run(step, inputs, side.wide)
     turned = [v.swapaxes(0, 1) if v is not None and i in (0, 5, 6) else v for i, v in enumerate(inputs)]
     plain = replace(step, attributes={name: a for name, a in step.attributes.items() if name != "layout"})
     y, *states = side.single.run(plain, turned, side.wide)
     return [None if y is None else y.transpose(2, 0, 1, 3), *(s if s is None else s.swapaxes(0, 1) for s in states)]
 
 
+@special("If")
 def _if(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     if np.size(inputs[0]) != 1:
         raise Broken(f"{step.name} is given {np.size(inputs[0])} conditions")
@@ -198,6 +215,7 @@ def _if(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     return side.body(step.attributes[branch].as_graph(), [], values)
 
 
+@special("Loop")
 def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     most, condition, *state = inputs
     going, body, rows = condition is None or bool(condition), step.attributes["body"].as_graph(), list[list[Any]]()
@@ -212,6 +230,7 @@ def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any
     return [*state, *map(np.stack, zip(*rows))]
 
 
+@special("Scan")
 def _scan(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any]:
     count = int(step.attributes["num_scan_inputs"].value)
     if step.version < 9 or set(step.attributes) - {"num_scan_inputs", "body"}:
@@ -224,17 +243,3 @@ def _scan(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any
     if not rows:
         raise Untold("a scan without a turn")
     return [*state, *map(np.stack, zip(*rows))]
-
-
-SPECIAL = {
-    "Constant": _constant,
-    "Dropout": _dropout,
-    "LayerNormalization": _affine,
-    "RMSNormalization": _affine,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-    "RandomUniformLike": _uniform,
-    "Bernoulli": _bernoulli,
-    "If": _if,
-    "Loop": _loop,
-    "Scan": _scan,
-}

@@ -11,13 +11,12 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import WRITER, OnnxgenError, Problem
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import having, is_a, known
 from onnxgen.graph.nodes import all_nodes, opset_of, told
 from onnxgen.graph.operators import own
-from onnxgen.graph.traits import NORM, SAMPLES
+from onnxgen.graph.traits import NORM, RECURRENT, SAMPLES
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
-from onnxgen.passes.recurrent import ACTIVATIONS
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 from onnxgen.shapes.misfit import misfit
@@ -38,7 +37,7 @@ def layer_sizes(model: ir.Model, options: Options) -> None:
         _hold_counts(model, node)
         shapes = [_shape(value) for value in node.inputs]
         _hold(model, node, dict(_kernel(node, shapes)), shapes)
-    for node in standard_nodes(model, *ACTIVATIONS):
+    for node in standard_nodes(model, *having(RECURRENT)):
         shapes = [_shape(value) for value in node.inputs]
         _hold(model, node, dict(_recurrent(node, shapes)), shapes)
     if options.input_shapes:
@@ -99,8 +98,7 @@ def _recurrent(node: ir.Node, shapes: list[Sizes | None]) -> Iterator[tuple[int,
     directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
     hidden = node.attributes.get_int("hidden_size", 0) or (r[-1] if r else None)
     if isinstance(hidden, int):
-        count = len(ACTIVATIONS[node.op_type])
-        rows = (count + (count > 1)) * hidden  # LSTM: 4, GRU: 3, RNN: 1; the sigmoid stands for several gates
+        rows = len(known(node).rules.gates) * hidden
         state: Sizes = (directions, None, hidden)
         state = (None, directions, hidden) if node.attributes.get_int("layout", 0) else state
         yield 1, ("W", (directions, rows, x[-1] if x else None))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import having, known
+from onnxgen.graph.traits import Trait
 from onnxgen.options import Options
 from onnxgen.passes.exporters import RECURRENT
 from onnxgen.passes.match import ints, standard_nodes, uniform
@@ -24,14 +26,12 @@ from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.stored import Views
 
-ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}
-
 
 def recurrent(model: ir.Model, options: Options) -> None:
     """Rewrite every node that a layer of torch computes, then merge the layers of each module."""
     layers: dict[ir.Value, RecurrentLayer] = {}
     views = Views(model, options)
-    for node in standard_nodes(model, *ACTIVATIONS):
+    for node in standard_nodes(model, *having(Trait.RECURRENT)):
         layer = _layer(node, views)
         if layer is not None and is_cell(layer):
             write_cell(layer)
@@ -64,7 +64,7 @@ def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
     given, kind = node.attributes, node.op_type
     direction = given.get_string("direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
-    usual = ACTIVATIONS[kind] * directions
+    usual = [*known(node).rules.activations] * directions
     activations = [text.lower() for text in given.get_strings("activations", ())][: len(usual)]
     relu = kind == "RNN" and set(activations) == {"relu"}
     if direction == "reverse" or (activations and not relu and activations != usual):

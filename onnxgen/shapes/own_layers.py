@@ -33,8 +33,8 @@ def _rnn(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, 
     return (np.maximum(made, 0) if relu else np.tanh(made)), c
 
 
-STEP_FUNCTIONS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
-TORCH_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}  # ONNX's gates, as positions among torch's
+# one step, and ONNX's gates as positions among torch's
+KINDS = {"LSTM": (_lstm, (0, 3, 1, 2)), "GRU": (_gru, (1, 0, 2)), "RNN": (_rnn, (0,))}
 
 
 def _layers(
@@ -58,7 +58,7 @@ def _layers(
             c = rest[0] if rest else h
             made = []
             for step in x[::-1] if d else x:
-                h, c = STEP_FUNCTIONS[kind](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
+                h, c = KINDS[kind][0](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
                 made.append(h)
             parts.append(np.stack(made[::-1] if d else made))
             for end, last in zip(ends, (h, c)):
@@ -83,14 +83,14 @@ def _one(
     """Return the states after one step. Gates are in torch's order."""
     if x.ndim not in (1, 2):
         raise ValueError(f"{x.ndim} axes")
-    gates = TORCH_GATES[kind]
+    function, gates = KINDS[kind]
     nothing = np.zeros(w.shape[0], x.dtype)
     parts = [
         np.concatenate([np.split(v, len(gates))[i] for i in gates])
         for v in (w, r, nothing if b is None else b, nothing if rb is None else rb)
     ]
     first, memory = _states(x, (h, c), (*x.shape[:-1], r.shape[1]))
-    return STEP_FUNCTIONS[kind](x, first, memory, *parts, relu)  # type: ignore[call-arg, arg-type]
+    return function(x, first, memory, *parts, relu)  # type: ignore[call-arg, arg-type]
 
 
 def LSTMCell(x: Array, h: Array | None, c: Array | None, w: Array, r: Array, b: Array = None, rb: Array = None) -> Any:

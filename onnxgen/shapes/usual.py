@@ -23,7 +23,6 @@ Array: TypeAlias = Any  # numpy says no more of most results
 Kernel = Callable[..., Any]
 FLOAT_NARROW = frozenset({1, 10, 16})
 NUMPY_TYPES = 256  # the numbers of types that others add to numpy begin there
-OTHERS = frozenset({"Constant", "Dropout", "If", "Loop", "Scan"})  # see `has`
 
 
 class Made(Protocol):
@@ -62,7 +61,9 @@ def run(made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
 
 def has(domain: str, op: str) -> bool:
     """Return True if there is a kernel of an operator, or if the checker computes it from others."""
-    return domain == "" and (_kernel(card("", op)) is not None or op in OTHERS)
+    known = card(domain, op)
+    is_composed = known.rules.inner is not None or op in ("Constant", "Dropout")
+    return domain == "" and (is_composed or _kernel(known) is not None)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from onnxgen.code.module_def import Member
@@ -12,13 +13,11 @@ from onnxgen.code.torch_api import PARAMETRISATIONS, SIGNATURES, function_of
 from onnxgen.errors import OnnxgenError, WrongTranslation
 
 Shapes = dict[str, tuple[int, ...]]
-GATES = {"nn.LSTM": 4, "nn.GRU": 3, "nn.RNN": 1}
 # arguments of layers: channels that must be a multiple of a number of groups
 GROUPED = {
     **dict.fromkeys(("nn.Conv", "nn.ConvTranspose"), (("in_channels", "groups"), ("out_channels", "groups"))),
     "nn.GroupNorm": (("num_channels", "num_groups"),),
 }
-GATES |= {f"{name}Cell": count for name, count in GATES.items()}
 
 
 def hold_shapes(members: Sequence[Member]) -> None:
@@ -133,9 +132,9 @@ def _slope(name: str, given: Mapping[str, Any]) -> Shapes:
     return {"weight": (given.get("num_parameters", 1),)}
 
 
-def _recurrent(name: str, given: Mapping[str, Any]) -> Shapes:
+def _recurrent(gates: int, name: str, given: Mapping[str, Any]) -> Shapes:
     hidden, projected = given["hidden_size"], given.get("proj_size", 0)
-    rows, state = GATES[name] * hidden, projected or hidden
+    rows, state = gates * hidden, projected or hidden
     directions = ("", "_reverse") if given.get("bidirectional") else ("",)
     found: Shapes = {}
     for n in range(given.get("num_layers", 1)):
@@ -158,8 +157,8 @@ def _multihead(name: str, given: Mapping[str, Any]) -> Shapes:
     return found | {"out_proj.weight": (width, width)} | biases
 
 
-def _cell(name: str, given: Mapping[str, Any]) -> Shapes:
-    hidden, rows = given["hidden_size"], GATES[name] * given["hidden_size"]
+def _cell(gates: int, name: str, given: Mapping[str, Any]) -> Shapes:
+    hidden, rows = given["hidden_size"], gates * given["hidden_size"]
     found: Shapes = {"weight_ih": (rows, given["input_size"]), "weight_hh": (rows, hidden)}
     return found | ({f"bias_{i}h": (rows,) for i in "ih"} if given.get("bias", True) else {})
 
@@ -171,7 +170,11 @@ TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.LayerNorm nn.RMSNorm": _last_axes,
     "nn.Embedding": _embedding,
     "nn.PReLU": _slope,
-    "nn.LSTM nn.GRU nn.RNN": _recurrent,
+    "nn.LSTM": partial(_recurrent, 4),
+    "nn.GRU": partial(_recurrent, 3),
+    "nn.RNN": partial(_recurrent, 1),
     "nn.MultiheadAttention": _multihead,
-    "nn.LSTMCell nn.GRUCell nn.RNNCell": _cell,
+    "nn.LSTMCell": partial(_cell, 4),
+    "nn.GRUCell": partial(_cell, 3),
+    "nn.RNNCell": partial(_cell, 1),
 }

@@ -183,7 +183,7 @@ def as_float(model: ir.Model, mode: str, right: Any = weights.weights) -> Any:
 
 CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("a ReLU that is lost", FLOAT, "layer", patched(pairs, "_rectified", lambda _, x: x), "changed 'y'"),
-    ("no layer has one", FLOAT, "layer", patched(pairs, "RELU_FUSED_INTO", set()), "changed 'y'"),
+    ("no layer has one", FLOAT, "layer", patched(pairs, "FUSES", ()), "changed 'y'"),
     ("a ReLU of what is no layer", FLOAT, "input", patched(pairs, "_may_be_negative", lambda _: True), "changed 'y'"),
     ("a ReLU6 without its end", FLOAT, "six", patched(pairs, "SIX", 5.0), "changed 'y'"),
     ("a ReLU as a ReLU6", FLOAT, "layer", patched(pairs, "SIX", 12.75), "changed 'y'"),

@@ -21,7 +21,6 @@ from onnxgen.passes.unrolled.forms import Form, Forms, Rows, Step, Term, bare, s
 from onnxgen.shapes.info import info
 
 RNN, GRU, LSTM = "RNN", "GRU", "LSTM"
-GATES = {RNN: 1, GRU: 3, LSTM: 4}
 ACTIVATIONS = ("Tanh", "Relu")
 
 
