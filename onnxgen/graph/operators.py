@@ -57,6 +57,8 @@ class Rules:
         equal: yields which other dims must be equal (`shapes.equal`).
         bound: a lower bound of the result, of those of its data: `bound(node, bounds)`.
         neutral: the number that leaves the first of two inputs as it is; the other one, too, if they commute.
+        drawn: for inputs of onnxruntime's operators that count or point somewhere, by position, valid numbers
+            (`shapes.drawn`).
         gates: of a recurrent layer of ONNX, the position of each of torch's gates among its own.
         activations: its usual activations, in ONNX's order and small letters.
         flat: why no gradient flows (`graph.gradients`), also by the inputs through which none does.
@@ -75,6 +77,7 @@ class Rules:
     ranges: Mapping[int, Lowering] | None = None
     bound: Callable[[ir.Node, list[float]], float] | None = None
     neutral: float | None = None
+    drawn: Mapping[int, Lowering] = field(default_factory=dict)
     gates: tuple[int, ...] = ()
     activations: tuple[str, ...] = ()
     flat: str | Mapping[str, str] | None = None

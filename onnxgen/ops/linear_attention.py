@@ -15,7 +15,7 @@ from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import infer_attention
+from onnxgen.shapes import drawn, infer_attention
 
 # Update rules with a decay, and those with an update rate (beta).
 DECAYING, LEARNING = ("gated", "gated_delta"), ("delta", "gated_delta")
@@ -63,6 +63,7 @@ def linear_attention(
 @op(
     "GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer_attention.gated_delta_net,
     axes="t n d; t n d; t h e; ; t h; t h; b h e d; h",
+    drawn={3: drawn.starts},
 )  # fmt: skip
 def gated_delta_net(
     b: Builder, query: Arg, key: Arg | None = None, value: Arg | None = None, cu_seqlens: Arg | None = None,
@@ -181,6 +182,7 @@ def mamba2_verify(
     "VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_attention.packed_conv,
     axes="t c; c o k; ; c; b c s; b",
     flat={"kernel_delta": REFUSED, "previous_mask": REFUSED},
+    drawn={2: drawn.starts, 5: drawn.below(-1, 4)},
 )  # fmt: skip
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,

@@ -20,7 +20,7 @@ from onnxgen.lowering.builder import Builder, Unpack
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
-from onnxgen.shapes import infer_microsoft, own_layers
+from onnxgen.shapes import drawn, infer_microsoft, own_layers
 from onnxgen.weights.provenance import Source, concat
 
 # ONNX's activation functions, with onnxruntime's defaults for alpha and beta (ONNX has none for most of them).
@@ -294,6 +294,7 @@ def rnn(
 @op(
     "AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer_microsoft.lstm,
     axes="s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
+    drawn={4: drawn.up_to(0, 0), 12: drawn.up_to(11, 1)},
 )  # fmt: skip
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,

@@ -229,7 +229,9 @@ def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], sty
             if key is not None and facts_of(cone.picture, value).data is None:
                 rng = rng or np.random.default_rng(zlib.crc32(style.name.encode()))
                 shapes = [None if v is None else shape_of(facts_of(cone.picture, v), numbers) for v in step.inputs]
-                made[key] = np.asarray(rule(shapes, made[key], rng)).astype(made[key].dtype)
+                if (valid := rule(shapes, made[key], rng)) is None:
+                    raise Untold(f"no number is valid for {value.name}")
+                made[key] = np.asarray(valid).astype(made[key].dtype)
 
 
 def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:

@@ -8,37 +8,21 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.gradients import everywhere
+from onnxgen.graph.scales import scaled
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.stands import carries, roots
 from onnxgen.paranoid.trained import Doubt
-
-# operators that pass a gradient on to each of their float inputs
-SMOOTH = frozenset(
-    "Conv ConvTranspose MatMul Gemm Linear Add Sub Mul Div Relu LeakyRelu Clip Sigmoid Tanh Softmax Gelu Erf Identity "
-    "MaxPool AveragePool GlobalAveragePool Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Split Gather "
-    "LayerNormalization BatchNormalization FakeQuantize FakeQuantizeDynamic ReduceMean".split()
-)
-# positions of integer tensors and their scales in the inputs of operators; -1 is the output
-OPERANDS: dict[str, tuple[tuple[int, int], ...]] = {
-    "QuantizeLinear": ((-1, 1),), "DequantizeLinear": ((0, 1),), "MatMulIntegerToFloat": ((0, 2), (1, 3)),
-    "DynamicQuantizeMatMul": ((1, 2),), "MatMulNBits": ((1, 2),), "QAttention": ((0, 3), (1, 4)),
-    "QGemm": ((0, 1), (3, 4), (-1, 7)), "QLinearWhere": ((1, 2), (4, 5), (-1, 7)),
-    **dict.fromkeys("QLinearConv QLinearMatMul QLinearAdd QLinearMul".split(), ((0, 1), (3, 4), (-1, 6))),
-    **dict.fromkeys(
-        "QLinearSigmoid QLinearLeakyRelu QLinearAveragePool QLinearGlobalAveragePool".split(), ((0, 1), (-1, 3))
-    ),
-    "QLinearConcat": ((-1, 0), *((i, i + 1) for i in range(2, 96, 3))),
-}  # fmt: skip
 
 FIXED = {"QLinearSoftmax": 3}  # onnxruntime uses the integer nearest to the inverse of this scale
 
@@ -92,6 +76,11 @@ class Learns:
         return bool(pattern and re.search(pattern, value.name or ""))
 
 
+def _operands(made: Made) -> Iterable[tuple[int, int]]:
+    """Return the positions of integer tensors and their scales in the inputs of a node; -1 is the output."""
+    return scaled(known(made.node)) if made.op not in FIXED else ()
+
+
 def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.Value]], set[ir.Value]]:
     """Return the integer tensors of each scale, the scales of each quantised tensor, and the scales that stay
     undecided.
@@ -101,7 +90,8 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
     unsure: set[ir.Value] = set()
     before = held.before
     for made in before.nodes.values():
-        for at, by in OPERANDS.get(made.op, ()):
+        operands = _operands(made)
+        for at, by in operands:
             scale, integers = made.input(by), made.outputs[0] if at < 0 else made.input(at)
             if scale is None or integers is None:
                 continue
@@ -109,8 +99,8 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                 tensors[scale].add(before.names[root])
                 if root in before.maker and before.maker[root].op != "Constant":
                     scales[before.names[root]].add(scale)
-                    unsure |= {scale} if before.maker[root].op not in OPERANDS else set()
-        if made.op not in OPERANDS and not carries(made):
+                    unsure |= {scale} if not _operands(before.maker[root]) else set()
+        if not operands and not carries(made):
             unsure |= _of_integers(before, made)
     for value, tensor in held.weights():
         for made in held.after.nodes.values():
@@ -126,7 +116,7 @@ def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
         for root in roots(before, value) if value is not None else ():
             maker = before.maker.get(root)
             if maker is not None:
-                found.update(filter(None, (maker.input(by) for at, by in OPERANDS.get(maker.op, ()) if at < 0)))
+                found.update(filter(None, (maker.input(by) for at, by in _operands(maker) if at < 0)))
     return found
 
 
@@ -135,10 +125,12 @@ def _reached(picture: Picture) -> set[ir.Value]:
     main = next(iter(picture.graphs))
     found = {v for v in picture.graphs[main][1] if _is_float(picture, v)}
     for made in reversed(picture.nodes.values()):
-        if made.op not in SMOOTH or made.graph is not main or found.isdisjoint(made.outputs):
+        card = known(made.node)
+        is_smooth = card.name and made.domain in ("", DOMAIN) and everywhere(made.domain, made.op) is None
+        if not is_smooth or made.graph is not main or found.isdisjoint(made.outputs):
             continue
-        places = range(2) if made.op == "FakeQuantize" else range(1) if made.op == "Clip" else range(len(made.inputs))
-        found.update(v for i in places if (v := made.inputs[i]) is not None and _is_float(picture, v))
+        flat = (2, 3) if made.op == "FakeQuantize" else {*card.still, *card.chosen}
+        found.update(v for i, v in enumerate(made.inputs) if v is not None and i not in flat and _is_float(picture, v))
     return found
 
 

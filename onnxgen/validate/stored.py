@@ -17,38 +17,23 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.own_code import OwnCode
 from onnxgen.errors import WrongTranslation
 from onnxgen.graph.annotations import TRAINABLE
+from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS, NAMED
+from onnxgen.graph.gradients import everywhere
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import BROADCASTS, PRODUCT, RECURRENT, SELECTS
 from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
 from onnxgen.weights.stored import is_uniform, peaks_in_order
 from onnxgen.weights.stored import stored as tensor_of
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-# inputs of operators through which a gradient flows; None: all inputs
-DATA: dict[str, Collection[int] | None] = dict.fromkeys(
-    "Add Sub Mul Div Max Min MatMul Gemm Conv ConvTranspose Relu LeakyRelu PRelu Elu Selu Gelu Sigmoid Tanh Erf "
-    "Softplus HardSigmoid HardSwish Softmax LogSoftmax Exp Log Neg Sqrt Identity Transpose Flatten Concat MaxPool "
-    "AveragePool GlobalAveragePool GlobalMaxPool LayerNormalization InstanceNormalization LSTM GRU RNN FastGelu "
-    "BiasGelu FusedMatMul FusedGemm SkipLayerNormalization".split()
-)
-DATA |= dict.fromkeys(
-    "Reshape Gather Expand Pad Slice Split Resize Upsample Clip Dropout ReduceMean ReduceSum Squeeze Unsqueeze "
-    "Pow".split(),
-    (0,),
-)
-DATA |= {"Where": (1, 2), "BatchNormalization": (0, 1, 2), "Attention": (0, 1, 2)}
-WEIGHTS: dict[str, Collection[int]] = dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), (1,))
-WEIGHTS |= dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2))
-ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min")
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # names that torch's exporters give to unnamed tensors
 FEW_DIGITS, SEVERAL = 5, 3  # of a number that a person types; places whose numbers differ
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
 MEASURED = re.compile(r"\w\.running_(mean|var)$")
-MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = (
-    4,
-    4096,
-)  # a matrix with at most this many distinct numbers among its first elements may be a mask
+# a matrix with at most this many distinct numbers among its first elements may be a mask
+MAX_MASK_NUMBERS, SAMPLED_ELEMENTS = 4, 4096
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # torch's dynamo exporter, on each initializer
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 
@@ -82,7 +67,7 @@ def stored_by(graph: ir.Graph) -> Stored:
 
 
 def _reached(graph: ir.Graph) -> set[ir.Value]:
-    """Return the values on which a float output depends through operators of `DATA` and branches only."""
+    """Return the values on which a float output depends through differentiable operators and branches only."""
     reached = {output for output in graph.outputs if output.dtype in FLOATS}
     _reach(graph, reached)
     return reached
@@ -92,12 +77,20 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(graph):
         if node.domain not in DOMAINS or reached.isdisjoint(node.outputs):
             continue
-        if node.op_type in DATA:
-            taken = DATA[node.op_type]
-            reached.update(v for i, v in enumerate(node.inputs) if v is not None and (taken is None or i in taken))
+        if _is_smooth(node) and (not is_a(node, SELECTS) or node.outputs[0] in reached):
+            reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in known(node).still)
         for branch in _taken(node):
             reached.update(output for output in branch.outputs if output.dtype in FLOATS)
             _reach(branch, reached)
+
+
+def _is_smooth(node: ir.Node) -> bool:
+    """Return True if gradients flow through an operator, which runs no graph."""
+    card = known(node)
+    to = node.attributes.get_int("to", 0) if node.op_type == "Cast" else ir.DataType.FLOAT
+    return (
+        card.name != "" and card.rules.inner is None and everywhere(node.domain, node.op_type) is None and to in FLOATS
+    )
 
 
 def _taken(node: ir.Node) -> list[ir.Graph]:
@@ -123,12 +116,17 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
         return False  # a window or a sinc, which may be a buffer
     if re.search(r"\w\.(weight|bias)$", value.name or ""):
         return True
-    uses = [use for use in value.uses() if use.idx in WEIGHTS.get(use.node.op_type, ())]
+    uses = [use for use in value.uses() if len(tensor.shape) > 1 and _weighs(use.node, use.idx)]
     uses = [use for use in uses if use.node.domain in DOMAINS and not reached.isdisjoint(use.node.outputs)]
     if any(use.node.op_type != "MatMul" for use in uses):
         return True
     multiplies = bool(uses) and len(tensor.shape) == 2
     return (multiplies or _is_packed(value, reached)) and _is_irregular(tensor)
+
+
+def _weighs(node: ir.Node, place: int) -> bool:
+    """Return True for the input that a layer multiplies by."""
+    return is_a(node, PRODUCT, RECURRENT) and (place == known(node).matrix or place in known(node).weights)
 
 
 def _is_computed(value: ir.Value) -> bool:
@@ -162,7 +160,7 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
         return False
     uses = list(value.uses())
     makers = [v.producer() for use in uses for v in use.node.inputs if v is not None and v is not value]
-    if any(use.node.op_type not in ELEMENTWISE or use.node.domain not in DOMAINS for use in uses):
+    if any(not is_a(use.node, BROADCASTS) or use.node.domain not in DOMAINS for use in uses):
         return False
     if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
         return False  # a vector may be a bias

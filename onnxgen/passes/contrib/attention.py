@@ -11,12 +11,18 @@ import onnx_ir as ir
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.gradients import REFUSED
 from onnxgen.passes.contrib.writer import INT32, Maybe, Refused, Results, Value, Writer, body
-from onnxgen.shapes import infer_attention, ranges
+from onnxgen.shapes import drawn, infer_attention, ranges
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 
 
-@body("Attention", infer=infer_attention.attention, axes="b l h; h c; c; mask; 2 b n p s", ranges=ranges.attention)
+@body(
+    "Attention",
+    infer=infer_attention.attention,
+    axes="b l h; h c; c; mask; 2 b n p s",
+    ranges=ranges.attention,
+    drawn={3: drawn.lengths(4, own_keys=True)},
+)
 def attention(
     g: Writer, input: Value, weights: Value, bias: Maybe = None, mask_index: Maybe = None, past: Maybe = None,
     attention_bias: Maybe = None, past_sequence_length: Maybe = None, *,
@@ -74,6 +80,7 @@ def attended(
 @body(
     "MultiHeadAttention", infer=infer_attention.multi_head_attention,
     axes="b l h; b k h; b k v; w; mask; ; b n p s; b n p u", ranges=ranges.multi_head_attention,
+    drawn={4: drawn.lengths(6), 8: drawn.used(4, 6)},
 )  # fmt: skip
 def multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, bias: Maybe = None, key_padding_mask: Maybe = None,
@@ -114,6 +121,7 @@ def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
 @body(
     "DecoderMaskedMultiHeadAttention", infer=infer_attention.decoder_masked_attention,
     axes="b l h; b k h; b k v; mask; ; b n p s; b n p u", ranges=ranges.decoder_masked_attention,
+    drawn={3: drawn.lengths(5), 7: drawn.used(3, 5)},
 )  # fmt: skip
 def decoder_masked_multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, mask_index: Maybe = None,
@@ -278,7 +286,12 @@ def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is
     return g("Where", shown, g.number(0, like) if mask is None else mask, lowest)
 
 
-@body("PackedAttention", infer=infer_attention.attention_without_padding, flat={"attention_bias": REFUSED})
+@body(
+    "PackedAttention",
+    infer=infer_attention.attention_without_padding,
+    flat={"attention_bias": REFUSED},
+    drawn={4: drawn.starts},
+)
 def packed_attention(
     g: Writer, input: Value, weights: Value, bias: Value, token_offset: Value, cumulative_sequence_length: Value,
     attention_bias: Maybe = None, *, num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
@@ -291,7 +304,12 @@ def packed_attention(
     )
 
 
-@body("PackedMultiHeadAttention", infer=infer_attention.packed_attention, flat={"attention_bias": REFUSED})
+@body(
+    "PackedMultiHeadAttention",
+    infer=infer_attention.packed_attention,
+    flat={"attention_bias": REFUSED},
+    drawn={5: drawn.starts},
+)
 def packed_multi_head_attention(
     g: Writer, query: Value, key: Maybe, value: Maybe, bias: Maybe, token_offset: Value,
     cumulative_sequence_length: Value, attention_bias: Maybe = None, *,

@@ -7,6 +7,7 @@ from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
 from onnxgen.passes.contrib.activations import fast_gelu
 from onnxgen.passes.contrib.quantized import quantized_to
 from onnxgen.passes.contrib.writer import INT32, Maybe, Results, Value, Writer, body, nchw, nhwc
+from onnxgen.shapes import drawn
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.weights.stored import stored
 
@@ -38,7 +39,7 @@ def bias_dropout(
     return [made if residual is None else g("Add", made, residual), *mask]
 
 
-@body("TorchEmbedding")
+@body("TorchEmbedding", drawn={1: drawn.rows(0)})
 def torch_embedding(
     g: Writer, weight: Value, indices: Value, padding_idx: Maybe = None, scale_grad_by_freq: Maybe = None
 ) -> Value:

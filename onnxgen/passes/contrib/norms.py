@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.traits import NORMALISES
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
-from onnxgen.shapes import infer_microsoft, ranges
+from onnxgen.shapes import drawn, infer_microsoft, ranges
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
@@ -110,6 +110,7 @@ def skip_group_norm(
 @body(
     "EmbedLayerNormalization", infer=infer_microsoft.embed,
     axes="b l; b l; v h; p h; s h; h; h", ranges=ranges.embed_layer_norm,
+    drawn={0: drawn.rows(2), 1: drawn.rows(4), 8: drawn.rows(3)},
 )  # fmt: skip
 def embed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding: Value, position_embedding: Value,

@@ -11,7 +11,7 @@ from onnxgen.graph.traits import PRODUCT, QUANTISES, SAME
 from onnxgen.passes.contrib.attention import attended, projected
 from onnxgen.passes.contrib.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
-from onnxgen.shapes import infer_attention, infer_conv, infer_elementwise, infer_microsoft
+from onnxgen.shapes import drawn, infer_attention, infer_conv, infer_elementwise, infer_microsoft
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import info
 
@@ -204,10 +204,12 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
 
 
 _axes = "b l h; h c; c; ; ; mask; ; ; 2 b n p s"
-body("QAttention", infer=infer_attention.attention, axes=_axes)(qattention_of(matmul_integer_to_float))
+body("QAttention", infer=infer_attention.attention, axes=_axes, drawn={5: drawn.lengths(8, own_keys=True)})(
+    qattention_of(matmul_integer_to_float)
+)
 
 
-@body("QEmbedLayerNormalization", infer=infer_microsoft.embed)
+@body("QEmbedLayerNormalization", infer=infer_microsoft.embed, drawn={0: drawn.rows(2), 1: drawn.rows(4)})
 def qembed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding_quant: Value, position_embedding_quant: Value,
     segment_embedding: Maybe, gamma_quant: Value, beta_quant: Value, mask: Maybe, word_embedding_scale: Value,

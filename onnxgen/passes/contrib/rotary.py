@@ -7,14 +7,20 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, WRITER
 from onnxgen.passes.contrib.writer import FLOAT, Maybe, Refused, Results, Value, Writer, body, flag_of, size_of, widened
-from onnxgen.shapes import ranges
+from onnxgen.shapes import drawn, ranges
 from onnxgen.shapes.infer_elementwise import same
 from onnxgen.shapes.info import Info, info, set_info
 
 BFLOAT16 = ir.DataType.BFLOAT16
 
 
-@body("RotaryEmbedding", infer=same, axes="b l h; b l; r d; r d", ranges=ranges.microsoft_rotary_embedding)
+@body(
+    "RotaryEmbedding",
+    infer=same,
+    axes="b l h; b l; r d; r d",
+    ranges=ranges.microsoft_rotary_embedding,
+    drawn={1: drawn.rows(2)},
+)
 def rotary_embedding(
     g: Writer, input: Value, position_ids: Value, cos_cache: Value, sin_cache: Value, *,
     interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
@@ -29,7 +35,7 @@ def rotary_embedding(
     return embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
 
 
-@body("MRotaryEmbedding", infer=same, axes="b l h; 3 b l; r d; r d")
+@body("MRotaryEmbedding", infer=same, axes="b l h; 3 b l; r d; r d", drawn={1: drawn.rows(2)})
 def mrotary_embedding(
     g: Writer, input: Value, position_ids: Value, cos_cache: Value, sin_cache: Value, *,
     mrope_section: list[int], interleaved: int = 0, is_packed_batching: int = 0, mrope_layout: int = 0,

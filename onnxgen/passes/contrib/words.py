@@ -6,11 +6,11 @@ import math
 
 from onnxgen.errors import WRITER, counted
 from onnxgen.passes.contrib.writer import INT64, Refused, Value, Writer, body, size_of
-from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes import drawn, infer_microsoft
 from onnxgen.shapes.info import info
 
 
-@body("WordConvEmbedding", infer=infer_microsoft.word_conv, axes="n l; f i k e; f; r e")
+@body("WordConvEmbedding", infer=infer_microsoft.word_conv, axes="n l; f i k e; f; r e", drawn={0: drawn.words(3)})
 def word_conv_embedding(
     g: Writer, Sequence: Value, W: Value, B: Value, C: Value, *, char_embedding_size: int | None = None,
     conv_window_size: int | None = None, embedding_size: int | None = None,
