@@ -22,6 +22,8 @@ from onnxgen.common.names import UNUSED, LocalName
 from onnxgen.structure.nesting import LINE, called_before
 from onnxgen.structure.scopes import Scope
 
+LISTED = 100 - 8  # characters of a line with a comprehension, which would take three lines as a loop
+
 
 class Lists:
     """Finds the loops of a body that fill a list. `text` prints an expression. `turns`: see `ModuleDef`."""
@@ -49,7 +51,7 @@ class Lists:
             for inner in blocks(statement):
                 inner[:] = self._block(inner, level + 1)
             whole = self._comprehension(made[-1], statement) if made else None
-            if whole is not None and self._width(whole) <= LINE - 4 * level:
+            if whole is not None and self._width(whole) <= LISTED - 4 * level:
                 made[-1] = whole
                 continue
             if made and isinstance(made[-1], Assign) and isinstance(made[-1].value, ast.ListComp):

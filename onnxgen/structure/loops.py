@@ -10,9 +10,11 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, spelled, used
-from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, rewrite
+from onnxgen.code.quote import MemberRef, Ref, call, literal, quote, refs, rewrite
 from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import is_made_up
@@ -312,7 +314,7 @@ class Run:
 
     def _ways(self, value: str) -> set[tuple[str, int]]:
         """Return how statements after the loop use a value: what they do, and which operand it is."""
-        users = [(i, s, refs(s.value)) for i, s in enumerate(self.after) if isinstance(s, Assign)]
+        users = [(i, s, taken(s.value)) for i, s in enumerate(self.after) if isinstance(s, Assign)]
         return {(text_of(s, i), names.index(value)) for i, s, names in users if value in names}
 
     def _read_lists(self, results: dict[Result, str]) -> None:
@@ -335,6 +337,8 @@ class Run:
             return None
 
         for statement in self.after:
+            for column in columns_of(statement):
+                replace_in(statement, partial(_read_column, column=column, whole=whole))
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
 
@@ -365,6 +369,57 @@ def is_item(member: Member) -> bool:
 def is_operand(node: ast.AST) -> bool:
     """True for a value, and for a tensor of the module, which the first turn may have where others have a value."""
     return isinstance(node, Ref) or (isinstance(node, MemberRef) and node.member.kind in ("parameter", "buffer"))
+
+
+def _read_column(node: ast.AST, column: ast.Tuple, whole: Mapping[tuple[str, ...], str]) -> ast.expr | None:
+    """Return the part of a list that has the values of a column, if one has, in the place of the column."""
+    if node is column:
+        for names, name in whole.items():
+            at = [names.index(value) for value in names_in(column) if value in names]
+            if len(at) == len(column.elts) and is_row(at):
+                return part_of(Ref(name), at, len(names))
+    return None
+
+
+def taken(tree: ast.expr) -> list[str]:
+    """Return the values that an expression uses, those that it reads from lists included, in order."""
+    found: list[str] = []
+
+    def see(node: ast.AST) -> ast.expr | None:
+        item = listed(node)
+        if item is None and not isinstance(node, Ref):
+            return None
+        found.append(node.value if isinstance(node, Ref) else listed_name(item or ("", 0)))
+        return node  # type: ignore[return-value]
+
+    rewrite(tree, see)
+    return found
+
+
+def names_in(tree: ast.List | ast.Tuple) -> tuple[str, ...]:
+    """Return the values of a list in the text; "" for an item that is something else."""
+    return tuple(next(iter(taken(e)), "") if isinstance(e, Ref) or listed(e) else "" for e in tree.elts)
+
+
+def is_row(numbers: list[int]) -> bool:
+    """True for integers that follow each other, upwards or downwards."""
+    steps = {b - a for a, b in pairwise(numbers)}
+    return len(steps) < 2 and steps <= {1, -1}
+
+
+def part_of(whole: ast.expr, numbers: list[int], length: int) -> ast.expr:
+    """Return the items of a list with these numbers, which are a row."""
+    start, end = min(numbers), max(numbers) + 1
+    ends = (literal(start) if start else None, literal(end if end < length - 1 else -1) if end < length else None)
+    part = ast.Subscript(whole, ast.Slice(*ends), ast.Load()) if len(numbers) < length else whole
+    return part if numbers[0] == start else call("reversed", part)
+
+
+def columns_of(statement: Statement) -> list[ast.Tuple]:
+    """Return the values that a loop goes over, where the text has them one by one."""
+    tree = statement.iterable if isinstance(statement, Loop) else None
+    columns = tree.args if isinstance(tree, ast.Call) else [tree]
+    return [column for column in columns if isinstance(column, ast.Tuple)]
 
 
 def with_whole(
@@ -415,6 +470,11 @@ def listed(tree: ast.AST) -> tuple[str, int] | None:
     """Return the list and the index of an expression that reads what a loop has collected; None for others."""
     found = _item(tree)
     return found if found is not None and f"%{LIST}" in found[0] else None
+
+
+def listed_name(item: tuple[str, int]) -> str:
+    """Return the name of a value that is read from a list."""
+    return f"%listed {item[0]} {item[1]}"
 
 
 def _item(tree: ast.AST) -> tuple[str, int] | None:

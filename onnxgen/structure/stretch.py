@@ -12,16 +12,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions
-from onnxgen.code.quote import MemberRef, Ref, call, literal, quote, refs, value_of, walk
+from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions, members_of
+from onnxgen.code.quote import MemberRef, Ref, call, quote, refs, value_of, walk
 from onnxgen.common.names import ModulePath, identifier, singular
 from onnxgen.structure.literals import is_plain_number
-from onnxgen.structure.loops import ITEM, Result, Run, listed, position
+from onnxgen.structure.loops import (
+    ITEM,
+    Result,
+    Run,
+    columns_of,
+    is_row,
+    listed,
+    names_in,
+    part_of,
+    position,
+    taken,
+    text_of,
+)
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
 CHAINED = 3  # statements that become one expression
 SHORT = 4  # a tuple of fewer numbers tells more than a range with a step
+UNLISTED = ast.Constant(None)
 PARTS = ("unbind", "chunk", "split")  # methods whose result can be looped over
 
 
@@ -33,20 +46,31 @@ class Around:
         uses: how often each value is used.
         lists: the lists that a value is an item of, by the value.
         parts: the statement that makes a value by dividing another, by the value.
+        ways: how statements use a value, by the value: what they do, and which operand it is.
+        calls: what statements do with an item of a list, by its path.
     """
 
     scope: Scope
     uses: Counter[str]
     lists: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
     parts: dict[str, Assign] = field(default_factory=dict)
+    ways: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
+    calls: dict[ModulePath, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         trees = [tree for statement in self.scope.body for tree in expressions(statement)]
-        for node in (node for tree in trees for node in walk(tree)):
-            if isinstance(node, ast.List):
-                names = tuple(e.value if isinstance(e, Ref) else "" for e in node.elts)
-                for name in dict.fromkeys(names):
-                    self.lists.setdefault(name, []).append(names)
+        lists = [node for tree in trees for node in walk(tree) if isinstance(node, ast.List)]
+        columns = [node for statement in self.scope.body for node in columns_of(statement)]
+        for names in map(names_in, (*lists, *columns)):
+            for name in dict.fromkeys(names):
+                self.lists.setdefault(name, []).append(names)
+        for i, statement in enumerate(self.scope.body):
+            if isinstance(statement, Assign):
+                text = text_of(statement, i)
+                for at, name in enumerate(taken(statement.value)):
+                    self.ways.setdefault(name, set()).add((text, at))
+                for member in members_of(statement):
+                    self.calls.setdefault(member.path, set()).add(text)
         self.outputs = tuple(o.value if isinstance(o, Ref) else "" for o in self.scope.outputs)
         for statement in self.scope.body:
             if isinstance(statement, Assign) and len(statement.targets) > 1 and not statement.form:
@@ -56,9 +80,12 @@ class Around:
 
     def has_all(self, names: tuple[str, ...]) -> bool:
         """True if values are items of a list, or results of the scope, all in a row."""
-        return position(names, self.outputs) is not None or any(
-            position(names, items) is not None for items in self.lists.get(names[0], ())
-        )
+        lists = (*self.lists.get(names[0], ()), self.outputs)
+        return any(position(way, items) is not None for way in (names, names[::-1]) for items in lists)
+
+    def takes_alike(self, names: tuple[str, ...]) -> bool:
+        """True if all these values are used in one way, as in a loop that will take them."""
+        return bool(set.intersection(*(self.ways.get(name, set()) for name in names)))
 
     def holds_all(self, names: tuple[str, ...]) -> bool:
         """True if values are items of a list, all in a row, and are all used as often."""
@@ -100,18 +127,31 @@ class Stretch(Run):
         if not all(self._is_list(names) for names in self.own if names[0].startswith(ITEM)):
             return False
         if not self.starts:
-            return (
-                bool(self.kept)
-                and not self.left
-                and all(self.around.holds_all(self._names(result)) for result in self.kept)
-            )
-        return all(later[r] >= max(2, last) and self.around.has_all(self._names(r)) for r in self.kept)
+            is_whole = self.goes_over_lists and [later[r] for r in self.kept] == [len(self.turns)]
+            held = all(self.around.holds_all(self._names(result)) for result in self.kept)
+            return bool(self.kept) and not self.left and (is_whole or held)
+        least = last if self.goes_over_lists else max(2, last)
+        return all(later[r] >= least and self._will_be_taken(r) for r in self.kept)
+
+    def _will_be_taken(self, result: Result) -> bool:
+        """True if the results of all turns, or those of all before the last and the start, are used in one way."""
+        names = self._names(result)
+        before = (self.starts[result], *names[:-1]) if result in self.starts else names
+        return self.around.has_all(names) or self.around.takes_alike(names) or self.around.takes_alike(before)
 
     @property
-    def calls_lists(self) -> bool:
-        """True if the turns go over all items of lists: such a list is there for a loop, one in a list for a turn."""
+    def goes_over_lists(self) -> bool:
+        """True if the turns go over all items of lists, or all values but one that a loop has collected.
+
+        Such a list is there for a loop, but one in a list for a turn.
+        """
         lists = [self._items(names)[0] for names in self.own if names[0].startswith(ITEM)]
-        return any(not path[-1].isdigit() for path in lists)
+        return any(not path[-1].isdigit() for path in lists) or any(map(self._is_most, self.own))
+
+    def _is_most(self, names: tuple[str, ...]) -> bool:
+        part = self._listed(names)
+        whole = next((node.value for node in walk(part) if isinstance(node, Ref)), "") if part is not None else ""
+        return whole != "" and self.module.lengths[whole] <= len(names) + 1
 
     @property
     def cost(self) -> float:
@@ -189,18 +229,15 @@ class Stretch(Run):
 
     def _listed(self, names: tuple[str, ...]) -> ast.expr | None:
         """Return the list, or the part of it, whose items have these names; None if they are something else."""
-        items = (listed(self.numbers[n]) if n in self.numbers else self.module.items.get(n) for n in names)
-        found = [item for item in items if item is not None]
-        if len(found) < len(names) or len({whole for whole, _ in found}) > 1 or self.numbers.keys().isdisjoint(names):
+        if self.numbers.keys().isdisjoint(names):  # a list of another module may hold them, too
             return None
-        whole, at = found[0][0], [i for _, i in found]
-        start, length = min(at), self.module.lengths[whole]
-        end = start + len(at)
-        if sorted(at) != [*range(start, end)] or at not in (sorted(at), sorted(at, reverse=True)):
-            return None
-        ends = (literal(start) if start else None, literal(end if end < length - 1 else -1) if end < length else None)
-        part = ast.Subscript(Ref(whole), ast.Slice(*ends), ast.Load()) if len(at) < length else Ref(whole)
-        return part if at[0] == start else call("reversed", part)
+        both = ((listed(self.numbers.get(n, UNLISTED)), self.module.items.get(n)) for n in names)
+        places = [dict(item for item in items if item is not None) for items in both]
+        for whole in places[0]:
+            at = [place[whole] for place in places if whole in place]
+            if len(at) == len(names) and is_row(at):
+                return part_of(Ref(whole), at, self.module.lengths[whole])
+        return None
 
     def write(self) -> list[Statement]:
         self.halves = self._halves()
@@ -214,21 +251,28 @@ class Stretch(Run):
         return paths[0][:-1], [int(path[-1]) for path in paths]
 
     def _is_list(self, names: tuple[str, ...]) -> bool:
-        """True for all items of a list, in order."""
+        """True for all items of a list, upwards or downwards. One at an end may be called in another way."""
         path, numbers = self._items(names)
-        below = {m.path[: len(path) + 1] for m in self.scope.members if m.path[: len(path)] == path}
-        if self.is_part:
-            return numbers == [*range(numbers[0], numbers[0] + len(names))]
-        return numbers == [*range(len(names))] and below == {(*path, str(n)) for n in numbers}
+        below = self._below(path)
+        if not is_row(numbers) or self.is_part:
+            return self.is_part and is_row(numbers)
+        rest = below - {(*path, str(n)) for n in numbers}
+        alike = self.around.calls.get((*path, str(numbers[0])), set())
+        is_whole = below == {(*path, str(n)) for n in range(len(below))} and len(rest) < 2
+        return is_whole and all(alike.isdisjoint(self.around.calls.get(item, set())) for item in rest)
+
+    def _below(self, path: ModulePath) -> set[ModulePath]:
+        return {m.path[: len(path) + 1] for m in self.scope.members if m.path[: len(path)] == path}
 
     def _list(self, names: tuple[str, ...]) -> ast.expr:
-        path, _ = self._items(names)
-        return MemberRef(self.scope.containers.setdefault(path, Member(path, quote("nn.ModuleList"), "module")))
+        path, numbers = self._items(names)
+        whole = self.scope.containers.setdefault(path, Member(path, quote("nn.ModuleList"), "module"))
+        return part_of(MemberRef(whole), numbers, len(self._below(path)))
 
     def _first(self, result: Result) -> tuple[str, ...]:
         names = (self.starts[result], *self._names(result)) if result in self.starts else ()
-        is_whole = bool(names) and names in self.around.lists.get(names[0], ()) and self.uses[names[1]] > 0
-        return names[:1] if is_whole else super()._first(result)
+        lists = self.around.lists.get(names[1], ()) if names and self.uses[names[1]] > 0 else ()
+        return names[:1] if names in lists or names[::-1] in lists else super()._first(result)
 
 
 class OneTurn(Run):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from onnxgen.code.module_def import Assign, Loop, ModuleDef, Statement, assigned, members_of, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
 from onnxgen.structure.literals import differing, with_names
-from onnxgen.structure.loops import ITEM, is_item, is_operand, listed, text_of
+from onnxgen.structure.loops import ITEM, is_item, is_operand, listed, listed_name, text_of
 from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import Around, Stretch, is_progression
@@ -194,7 +194,7 @@ def _loop(around: Around, module: ModuleDef, statements: list[Statement], period
             continue
         changed, stretch = made
         gain = (turns - 1) * period / STATEMENTS_A_LINE - stretch.cost
-        if stretch.is_regular and (stretch.calls_lists or gain >= _least(turns, bool(stretch.starts))):
+        if stretch.is_regular and (stretch.goes_over_lists or gain >= _least(turns, bool(stretch.starts))):
             scope.body = [changed.get(id(statement), statement) for statement in body]
             if stretch.arrange():
                 return next(s for s in stretch.write() if isinstance(s, Loop))
@@ -274,7 +274,7 @@ class _Naming:
         if len({*map(listed, operands)}) > 1:
             for turn, operand in enumerate(operands):
                 if (item := listed(operand)) is not None:
-                    self._name(turn, f"%listed {item[0]} {item[1]}", operand)
+                    self._name(turn, listed_name(item), operand)
         members = [node.member for node in operands if isinstance(node, MemberRef)]
         if not members or (len(members) == self.count and all(member is members[0] for member in members)):
             return True

@@ -17,7 +17,7 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.formula import formula
 from onnxgen.code.kinds import annotation
 from onnxgen.code.module_def import Assign, If, Loop, Member, ModuleDef, Statement, With
-from onnxgen.code.quote import MemberRef, Ref, quote, rewrite, tensor_of, walk
+from onnxgen.code.quote import MemberRef, Ref, call, quote, rewrite, tensor_of, walk
 from onnxgen.common.names import UNUSED, FileText, LocalName, printable
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import agree
@@ -159,8 +159,8 @@ class ClassWriter:
             return [*self._block(before), returned]
         results = [self._final(output) for output in self.scope.outputs]
         value: ast.expr | None = ast.Tuple(results, ast.Load()) if results else None
-        if len(results) == 1 and not isinstance(results[0], ast.Starred):
-            value = results[0]
+        if len(results) == 1:
+            value = _all_of(results[0])
         return [*self._block(self.scope.body), self._remarked(ast.Return(value), self.scope.nodes)]
 
     def _is_result(self, last: Assign) -> bool:
@@ -267,3 +267,8 @@ def _calls(block: list[ast.stmt], method: str) -> bool:
 
 def _is_self(tree: ast.AST) -> bool:
     return isinstance(tree, ast.Name) and tree.id == SELF.id
+
+
+def _all_of(result: ast.expr) -> ast.expr:
+    """Return what `forward` returns for one result, a tuple for all items of a list."""
+    return call("tuple", result.value) if isinstance(result, ast.Starred) else result

@@ -1,0 +1,142 @@
+"""Lists of modules are looped over: their results are lists, which other loops go over, whole or from the last item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.structure.test_structure import made, rows
+from tests.support.exported import held_graph
+from tests.zoo.export import Case
+
+CASES = pytest.mark.parametrize("case", [Case("legacy", 17, False), Case("dynamo", 18, False)], ids=str)
+WIDTHS = (4, 6, 8)
+
+
+def images(batch: int = 2) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+def convolutions(kernel: int, pairs: Sequence[tuple[int, int]], stride: int = 1) -> nn.ModuleList:
+    return nn.ModuleList(nn.Conv2d(a, b, kernel, stride, kernel // 2) for a, b in pairs)
+
+
+class Maps(nn.Module):
+    """Maps of three sizes, which a 1x1 convolution for each brings to 4 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = convolutions(3, [*zip((3, *WIDTHS), WIDTHS)], stride=2)
+        self.lateral = convolutions(1, [(a, 4) for a in WIDTHS])
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        found = []
+        for stage in self.stages:
+            x = torch.relu(stage(x))
+            found.append(x)
+        return [lateral(x) for lateral, x in zip(self.lateral, found)]
+
+
+class TopDown(Maps):
+    """A feature pyramid (Lin et al. 2017, arXiv 1612.03144)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.smooth, self.head = convolutions(3, [(4, 4)] * 3), nn.Conv2d(4, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.maps(x)
+        for i in (1, 0):
+            maps[i] = maps[i] + F.interpolate(maps[i + 1], scale_factor=2)
+        return torch.cat([self.head(smooth(x)).flatten(2) for smooth, x in zip(self.smooth, maps)], dim=2)
+
+
+@CASES
+def test_a_pyramid_is_summed_from_its_smallest_map(case: Case, tmp_path: Path) -> None:
+    forward = made(TopDown, tmp_path, images, case).rpartition("def forward")[2]
+    assert "[lateral(feature) for lateral, feature in zip(self.lateral, features)]" in forward
+    assert "in reversed(outputs" in forward and "zip(self.smooth, reversed(features))" in forward
+    assert forward.count("F.interpolate(") == 1 and "[0]" not in forward
+
+
+class DownAndUp(Maps):
+    """A path aggregation network (Liu et al. 2018, arXiv 1803.01534)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.merge, self.down = convolutions(3, [(8, 4)] * 2), convolutions(3, [(4, 4)] * 2, stride=2)
+        self.join, self.heads = convolutions(3, [(8, 4)] * 2), convolutions(1, [(4, 5), (4, 6), (4, 7)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.maps(x)
+        inner = [maps[2]]
+        for merge, x in zip(self.merge, (maps[1], maps[0])):
+            inner.insert(0, merge(torch.cat([F.interpolate(inner[0], scale_factor=2), x], dim=1)))
+        outer = [inner[0]]
+        for down, join, x in zip(self.down, self.join, inner[1:]):
+            outer.append(join(torch.cat([down(outer[-1]), x], dim=1)))
+        return torch.cat([torch.sigmoid(head(x)).flatten(1) for head, x in zip(self.heads, outer)], dim=1)
+
+
+@CASES
+def test_both_ways_through_a_pyramid_are_loops(case: Case, tmp_path: Path) -> None:
+    forward = made(DownAndUp, tmp_path, images, case).rpartition("def forward")[2]
+    assert "zip(self.merge, reversed(outputs" in forward and "zip(self.down, self.join, reversed(features" in forward
+    assert "in zip(self.heads, features" in forward and "[0]" not in forward
+
+
+class Refine(Maps):
+    """The smallest map is refined alone, the others each with the result before (as in Lin et al. 2016's RefineNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refine = nn.ModuleList(Fuse(is_last=n == 2) for n in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.maps(x)
+        x = self.refine[2](maps[2])
+        for refine, y in zip(self.refine[1::-1], maps[1::-1]):
+            x = refine(x, y)
+        return x
+
+
+class Fuse(nn.Module):
+    def __init__(self, is_last: bool) -> None:
+        super().__init__()
+        self.first = nn.Identity() if is_last else nn.Conv2d(4, 4, 3, 1, 1)
+        self.last = nn.Conv2d(4, 4, 3, 1, 1)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        x = x + torch.relu(self.first(y)) if y is not None else x
+        return F.interpolate(torch.relu(self.last(x)), scale_factor=2)
+
+
+@CASES
+def test_the_items_that_are_called_alike_are_a_part_of_the_list(case: Case, tmp_path: Path) -> None:
+    forward = made(Refine, tmp_path, images, case).rpartition("def forward")[2]
+    assert "in zip(reversed(self.refine[:-1]), reversed(outputs[:-1])):" in forward and "self.refine[2](" in forward
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(8, 6), nn.ModuleList(nn.Linear(6, 2) for _ in range(5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = torch.relu(self.body(x))
+        return tuple(head(x) for head in self.heads)
+
+
+@CASES
+def test_results_of_many_heads_are_one_expression(case: Case, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(Heads().eval(), rows(), str(path), dynamo=case.exporter == "dynamo")
+    (x,), model = rows(), onnx.load(path)
+    source = held_graph(model, {model.graph.input[0].name: x.numpy()}).source
+    assert "self.heads[" not in source and "for head in self.heads]" in source
