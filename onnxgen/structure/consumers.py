@@ -14,8 +14,10 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, expressions, flattened
 from onnxgen.code.quote import Ref, refs, walk
+from onnxgen.code.torch_api import ACTIVATIONS
 from onnxgen.lowering.roles import called, scaled, seen_through
 from onnxgen.shapes.info import Info
+from onnxgen.structure.makers import weights_of
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 # operands of functions by their place, as what they are used
@@ -26,6 +28,9 @@ OPERANDS = {
 POOLING = frozenset(("mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"))
 BOUNDED = frozenset(("sigmoid", "hardsigmoid", "softmax", "tanh", "clamp"))
 PROBABILITIES = frozenset(("softmax", "log_softmax", "sigmoid"))
+ACTIVATED = {name.rpartition(".")[2] for name in ACTIVATIONS}
+LINEAR = "nn.Linear"
+CORNERS = ("lt", "rb")
 INTEGERS = frozenset((ir.DataType.INT32, ir.DataType.INT64))
 
 
@@ -41,6 +46,7 @@ class Used:
         lists: the list that a value is appended to.
         places: the statements that use each value.
         fed: the arguments that are the only operand of a layer.
+        hidden: what one linear layer makes, and an activation behind it, for another one alone.
     """
 
     joined: dict[str, str] = field(default_factory=dict)
@@ -50,6 +56,7 @@ class Used:
     lists: dict[str, str] = field(default_factory=dict)
     places: dict[str, list[int]] = field(default_factory=dict)
     fed: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
 
 
 def used_as(scope: Scope, infos: Mapping[str, Info], roles: Mapping[str, str]) -> Used:
@@ -69,6 +76,7 @@ class _Reader:
         self.scope, self.infos, self.roles, self.found = scope, infos, roles, Used()
         self.arguments = {a.value for a in scope.inputs}
         self.later = {a.value for a in scope.inputs[1:]}
+        self.made = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
         self.joins: dict[str, str] = {}
         self.rows: list[list[str]] = []  # concatenated arguments
         self.products: list[tuple[str, str]] = []
@@ -111,8 +119,11 @@ class _Reader:
         member = callee(node)
         if member is not None and len(node.args) == 1:
             self.found.fed.update({self._base(node.args[0])} & self.arguments)
+            if member.layer == LINEAR and isinstance(node.args[0], Ref) and self._is_activated(node.args[0].value):
+                self.found.hidden.add(node.args[0].value)
         if name == "cat":
             items = _concatenated(node)
+            self._corners(items)
             self._joined(items, "skip")
             self.rows.append([i.value for i in items if isinstance(i, Ref) and i.value in self.arguments])
         elif name == "append" and isinstance(operands[0], Ref) and isinstance(operands[-1], Ref):
@@ -132,6 +143,21 @@ class _Reader:
             if isinstance(key, Ref) and isinstance(value, Ref) and key.value == value.value not in refs(query):
                 self._give(key, "memory")
 
+    def _corners(self, items: list[ast.expr]) -> None:
+        """Name the distances from a point to a box's left and top, and to its right and bottom."""
+        if len(items) != 2 or not all(isinstance(item, ast.BinOp) for item in items):
+            return
+        (first, second) = (item for item in items if isinstance(item, ast.BinOp))
+        ends = (first.right, second.right)
+        if (
+            isinstance(first.op, ast.Sub)
+            and isinstance(second.op, ast.Add)
+            and ast.dump(first.left) == ast.dump(second.left)
+        ):
+            values = tuple(end.value for end in ends if isinstance(end, Ref))
+            if any(values == statement.targets for statement in self.scope.body):
+                self.found.roles.update(zip(values, CORNERS))
+
     def _arithmetic(self, node: ast.BinOp) -> None:
         if isinstance(node.op, ast.Mult):
             self._multiplied([node.left, node.right])
@@ -141,6 +167,20 @@ class _Reader:
             for side in (node.left, node.right):
                 if isinstance(side, Ref) and set(refs(node)) != {side.value}:
                     self.joins.setdefault(side.value, "residual")
+        elif isinstance(node.op, ast.Div) and (weights := weights_of(node)) and self._is_of_integers(weights):
+            self.found.roles.setdefault(weights, "mask")
+
+    def _is_activated(self, value: str) -> bool:
+        """True for what a linear layer makes with an activation behind it."""
+        name, operands = called(self.made.get(value, ast.Tuple([])))
+        layer = callee(operands[0]) if name in ACTIVATED and operands else None
+        return layer is not None and layer.layer == LINEAR
+
+    def _is_of_integers(self, value: str) -> bool:
+        """True for a value that is made of integers or truth values alone, which it is but for its type."""
+        made = self.made.get(value)
+        values = [value] if made is None else refs(made)
+        return bool(values) and all(self.infos.get(v, Info()).dtype in (*INTEGERS, ir.DataType.BOOL) for v in values)
 
     @staticmethod
     def _base(tree: ast.AST) -> str:
@@ -206,24 +246,22 @@ class _Reader:
 
     def _gates(self) -> None:
         """Leave the factors out of products of sigmoids only, which are probabilities."""
-        made = {s.targets[0]: s.value for s in self.scope.body if isinstance(s, Assign) and len(s.targets) == 1}
         for product in self.products:
-            if all(name in made and called(seen_through(made[name]))[0] == "sigmoid" for name in product):
+            if all(name in self.made and called(seen_through(self.made[name]))[0] == "sigmoid" for name in product):
                 self.found.factors.difference_update(product)
 
     def _scales(self) -> None:
         """Call what is pooled and bounded `scale`, if a product takes nothing else of it, on its whole way there."""
-        made = {s.targets[0]: s.value for s in self.scope.body if isinstance(s, Assign) and len(s.targets) == 1}
         for side in (side for product in self.factors for side in product):
             steps, way = set[str](), list[str]()
             tree: ast.AST = side
             while True:
                 functions, tree = _unary(tree)
                 steps |= functions
-                if not isinstance(tree, Ref) or tree.value not in made or len(self.found.places[tree.value]) > 1:
+                if not isinstance(tree, Ref) or tree.value not in self.made or len(self.found.places[tree.value]) > 1:
                     break
                 way.append(tree.value)
-                tree = made[tree.value]
+                tree = self.made[tree.value]
             if steps & POOLING and steps & BOUNDED:
                 self.found.roles.update({value: "scale" for value in way if value not in self.found.roles})
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Statement
-from onnxgen.code.quote import MemberRef, Ref, members, refs
+from onnxgen.code.quote import MemberRef, Ref, members, refs, walk
 from onnxgen.code.torch_api import ACTIVATIONS, NORMS
 from onnxgen.common.names import identifier, singular
 from onnxgen.lowering.roles import called, is_number, seen_through
@@ -40,7 +40,7 @@ WEAK = {
     "index_select": "picked", "gather": "picked", "take_along_dim": "picked",
 }  # fmt: skip
 # what is beside the main chain
-ASIDE = frozenset("positions highest lowest zeros ones diff normed norm inverse".split())
+ASIDE = frozenset("positions highest lowest zeros ones diff normed norm dot inverse".split())
 # functions whose result is what their operand is, elsewhere or of another size
 RESAMPLED = {
     "pad": "padded", "interpolate": "resized", "normalize": NORMED,
@@ -54,10 +54,25 @@ NOUNS = {
     "enc": "encoded", "dec": "decoded",
 }  # fmt: skip
 # what the main chain becomes, whose every step is otherwise `x`
-EMBEDDINGS, MAGNITUDE, POOLED = "embeddings", "magnitude", "pooled"
+EMBEDDINGS, MAGNITUDE, DISTANCE, POOLED = "embeddings", "magnitude", "dist", "pooled"
+NO_TREES: Mapping[str, ast.expr] = {}
+BOXES = "boxes"
 OUTPUT = "output"  # what a recurrent layer returns beside its states
 STAGES = frozenset(
-    (*NOUNS.values(), "attn", "probs", "log_probs", "index", EMBEDDINGS, MAGNITUDE, POOLED, OUTPUT, "logits")
+    (
+        *NOUNS.values(),
+        "attn",
+        "probs",
+        "log_probs",
+        "index",
+        EMBEDDINGS,
+        MAGNITUDE,
+        DISTANCE,
+        POOLED,
+        OUTPUT,
+        "logits",
+        BOXES,
+    )
 )
 # names of layers that say nothing about their result
 VAGUE = frozenset(
@@ -89,19 +104,23 @@ class Made:
     is_features: bool = False
 
 
-def made_by(tree: ast.expr) -> Made:
-    """Return what an expression says about its value."""
+def made_by(tree: ast.expr, trees: Mapping[str, ast.expr] = NO_TREES) -> Made:
+    """Return what an expression says about its value. `trees`: what makes the values that it uses."""
     node, made, is_scaled = seen_through(tree), Made(), False
+    if _is_joined(node) and _is_of_embeddings(node, trees):
+        tables = [one for one in walk(node) if isinstance(one, MemberRef) and one.member.layer == "nn.Embedding"]
+        return Made(result=EMBEDDINGS, layer=_of_layer(tables[0])[0] if tables else "", is_features=True)
     while True:
         name, operands = called(node)
-        if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
-            made.result = "variance"
+        if meaning := _meaning(node, trees):
+            made.result = meaning
             return made
         if name in RESULTS or (is_scaled and name == "sum"):
             made.result = RESULTS.get(name, "mean")
             return made
-        if (root := _root_of_sum(node)) is not None:
-            made.result, made.plain = (MAGNITUDE, "") if _is_of_parts(root) else ("", "norm")
+        if (root := _root_of_sum(node, trees)) is not None:
+            made.result = MAGNITUDE if _is_of_parts(root) else DISTANCE if _is_of_difference(root, trees) else ""
+            made.plain = "" if made.result else "norm"
             return made
         inner = _scaled(node) if isinstance(node, ast.BinOp) else None
         if operands and name in SAME_NAME | RESAMPLED.keys():
@@ -119,12 +138,16 @@ def made_by(tree: ast.expr) -> Made:
         made.is_features = isinstance(node, ast.Call)
         made.layer, made.vague = _of_layer(member)
         made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
-        if member.member.layer in NORMS and isinstance(node, ast.Call) and isinstance(seen_through(node.args[0]), Ref):
-            made.layer = NORMED
+        if member.member.layer in NORMS and isinstance(node, ast.Call):
+            inner = seen_through(node.args[0])
+            if _is_of_embeddings(inner, trees):
+                made.result = EMBEDDINGS
+            elif isinstance(inner, Ref):
+                made.layer = NORMED
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         made.is_features = bool(members(node.right))
     if not made.is_features:
-        made.result = EMBEDDINGS if _is_of_embeddings(node) else ""
+        made.result = EMBEDDINGS if _is_of_embeddings(node, trees) else ""
         made.plain = made.plain or _plain(node, name, operands)
         made.vague = "" if made.plain else _weak(node, name)
     return made
@@ -142,7 +165,13 @@ def layer_names(body: Iterable[Statement]) -> dict[str, str]:
     return found
 
 
-def _root_of_sum(node: ast.AST) -> ast.AST | None:
+def _source(node: ast.AST, trees: Mapping[str, ast.expr]) -> ast.AST:
+    """Return what makes a value, but for views; the expression itself if it is no value or an argument."""
+    node = seen_through(node)
+    return seen_through(trees[node.value]) if isinstance(node, Ref) and node.value in trees else node
+
+
+def _root_of_sum(node: ast.AST, trees: Mapping[str, ast.expr]) -> ast.AST | None:
     """Return the sum of which an expression is the square root, but for a small number that keeps it from zero."""
     name, operands = called(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
@@ -151,8 +180,10 @@ def _root_of_sum(node: ast.AST) -> ast.AST | None:
         inner = operands[0] if name == "sqrt" else None
     while isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and isinstance(inner.right, ast.Constant):
         inner = inner.left
-    is_sum = inner is not None and (called(seen_through(inner))[0] == "sum" or _is_of_parts(inner))
-    return inner if is_sum else None
+    if inner is not None and not _is_of_parts(inner):
+        inner = _source(inner, trees)
+        inner = inner if called(inner)[0] == "sum" else None
+    return inner
 
 
 def _is_of_parts(node: ast.AST) -> bool:
@@ -169,14 +200,39 @@ def _is_square(node: ast.AST) -> bool:
     return isinstance(node.op, ast.Mult) and isinstance(node.left, Ref) and ast.dump(node.left) == ast.dump(node.right)
 
 
-def _is_of_embeddings(node: ast.AST) -> bool:
+def _meaning(node: ast.AST, trees: Mapping[str, ast.expr]) -> str:
+    """Return the name of a formula that stands for one thing, or ""."""
+    name, operands = called(node)
+    if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
+        return "variance"
+    return BOXES if _is_of_corners(node) else _mean_of(node, trees)
+
+
+def _is_of_corners(node: ast.AST) -> bool:
+    """True for points less one thing beside the same points and another one: two opposite corners of boxes."""
+    name, operands = called(node)
+    items = operands[0].elts if name == "cat" and isinstance(operands[0], ast.List) else []
+    sides = [(item.left, item.op, item.right) for item in items if isinstance(item, ast.BinOp)]
+    if len(items) != 2 or [type(op) for _, op, _ in sides] != [ast.Sub, ast.Add]:
+        return False
+    return ast.dump(sides[0][0]) == ast.dump(sides[1][0]) and all(isinstance(right, Ref) for _, _, right in sides)
+
+
+def _is_joined(node: ast.AST) -> bool:
+    """True for a sum, or for what is concatenated."""
+    return called(node)[0] == "cat" or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add))
+
+
+def _is_of_embeddings(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
     """True for what tables of embeddings give side by side, or for its sum with stored tensors."""
     name, operands = called(node)
+    if isinstance(node, Ref) and node.value in trees:
+        return _is_of_embeddings(_source(node, trees), trees)
     if name == "cat" and operands and isinstance(operands[0], ast.List):
-        return all(_is_of_embeddings(seen_through(item)) for item in operands[0].elts)
+        return all(_is_of_embeddings(seen_through(item), trees) for item in operands[0].elts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
         sides = [seen_through(side) for side in (node.left, node.right)]
-        others = [side for side in sides if not _is_of_embeddings(side)]
+        others = [side for side in sides if not _is_of_embeddings(side, trees)]
         return len(others) < 2 and all(isinstance(side, MemberRef) or not refs(side) for side in others)
     layer = node.func if isinstance(node, ast.Call) else None
     if not isinstance(layer, MemberRef) or layer.member.layer != "nn.Embedding":
@@ -184,12 +240,67 @@ def _is_of_embeddings(node: ast.AST) -> bool:
     return all(source.shape[-1] != 1 for source in layer.member.keys.values())  # a bias for each item is none
 
 
+def _factors(node: ast.AST) -> list[ast.expr]:
+    """Return the two factors of which an expression is the sum of products; [] of any other."""
+    name, operands = called(node)
+    if name == "einsum" and len(operands) == 3:
+        return operands[1:]
+    inner = seen_through(operands[0]) if name == "sum" else None
+    is_product = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Mult)
+    return [inner.left, inner.right] if is_product and isinstance(inner, ast.BinOp) else []
+
+
+def _mean_of(node: ast.AST, trees: Mapping[str, ast.expr]) -> str:
+    """Return the name of a mean that probabilities weight: `mean_x` of what is stored as `xs`; "" of others."""
+    factors = [seen_through(factor) for factor in _factors(node)]
+    for weights, other in zip(factors, reversed(factors)):
+        if _is_of_softmax(weights, trees) and not _is_of_softmax(other, trees):
+            word = other.member.path[-1] if isinstance(other, MemberRef) else ""
+            item = singular(word)
+            return f"mean_{identifier(item)}" if item != word else "mean"
+    return ""
+
+
+def _is_of_softmax(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
+    """True for probabilities that a softmax makes, or for sums of them."""
+    name, operands = called(node)
+    if isinstance(node, Ref) and node.value in trees:
+        return _is_of_softmax(_source(node, trees), trees)
+    if name == "sum":
+        return _is_of_softmax(seen_through(operands[0]), trees)
+    return name == "softmax"
+
+
+def _is_of_difference(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
+    """True for the sum of the squares of a difference of two values."""
+    _, operands = called(node)
+    square = _source(operands[0], trees) if operands else node
+    side = _source(square.left, trees) if isinstance(square, ast.BinOp) and _is_square(square) else None
+    return isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and all(map(refs, (side.left, side.right)))
+
+
 def pools(tree: ast.expr, rank: int | None) -> bool:
-    """True for the mean or the maximum over places: a vector for each sample, of what has places."""
+    """True for the mean or the maximum over places: a vector for each sample, of what has places.
+
+    A mean may be weighted, as that of the places that a mask leaves, and several may stand side by side.
+    """
     name, operands = called(tree)
+    if name == "cat" and isinstance(operands[0], ast.List):
+        return all(pools(item, rank) for item in operands[0].elts)
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Div):
+        return rank == 2 and bool(weights_of(tree))
     if name not in ("mean", "amax") or rank != 2 or isinstance(seen_through(operands[0]), ast.BinOp):
         return False
     return isinstance(tree, ast.Call) and all(keyword.arg != "keepdim" for keyword in tree.keywords)
+
+
+def weights_of(tree: ast.BinOp) -> str:
+    """Return the value that weights a mean, `(x * mask).sum(1) / mask.sum(1)`; "" for another quotient."""
+    factors = {factor.value for factor in map(seen_through, _factors(tree.left)) if isinstance(factor, Ref)}
+    name, operands = called(tree.right)
+    name, operands = called(operands[0]) if name == "clamp" else (name, operands)
+    total = seen_through(operands[0]) if name == "sum" else None
+    return total.value if isinstance(total, Ref) and total.value in factors and len(factors) == 2 else ""
 
 
 def _scaled(node: ast.BinOp) -> ast.expr | None:
@@ -227,6 +338,8 @@ def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
     """Return what an operation does: "diff" for the difference of two values."""
     if name in PLAIN:
         return PLAIN[name]
+    if name == "sum" and len({refs(factor) for factor in _factors(node)}) == 2:
+        return "dot" if all(isinstance(seen_through(factor), Ref) for factor in _factors(node)) else ""
     if not isinstance(node, ast.BinOp):
         return ""
     left, right = seen_through(node.left), seen_through(node.right)

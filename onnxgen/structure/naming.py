@@ -20,7 +20,21 @@ from onnxgen.lowering.roles import STATE_ROLES, called, seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
 from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import ASIDE, GATE, NOUNS, OUTPUT, POOLED, PROBABILITIES, STAGES, Made, made_by, pools
+from onnxgen.structure.makers import (
+    ASIDE,
+    BOXES,
+    DISTANCE,
+    EMBEDDINGS,
+    GATE,
+    NOUNS,
+    OUTPUT,
+    POOLED,
+    PROBABILITIES,
+    STAGES,
+    Made,
+    made_by,
+    pools,
+)
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
@@ -30,6 +44,7 @@ CHAINS = frozenset((*SPARE, BRANCH))  # names of what comes next in a chain, wha
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 LETTERS = "abcd"  # of a few parts of something without a name
 ATTN = "attn"  # the result of attention, of which `code/steps.py` splits what follows
+HIDDEN = "hidden"  # what two layers of a branch have between them
 WIDE = 120 - 8  # characters of the longest line of `forward`
 SHORT = 10  # characters of a name that its parts can have with a number
 
@@ -50,6 +65,7 @@ class Names:
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.uses = used_as(scope, infos, clues.roles)
         self.at = {target: i for i, s in enumerate(scope.body) for target in s.targets}
+        self.trees = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
         self.carried = {t for s in flattened(scope.body) if not isinstance(s, Assign) for t in s.targets}
         self.has_main = False  # a value was given the name `x`
         self.main = ""  # what the main chain is now: `x`, or what has become of it
@@ -273,13 +289,18 @@ class Names:
         if is_main and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
             return [MAIN]
         if made.plain not in ASIDE and kept not in names and self._begins(needs):
-            return [MAIN]
+            if made.result not in (EMBEDDINGS, DISTANCE, BOXES) or made.result not in names or value in self.carried:
+                return [MAIN]
+            self.main = value
+            return [made.result, MAIN]
         if is_named:
             self._fork(needs)
         if made.result and made.result in names:
             return names
         if self.has_main and MAIN not in self.busy and value in self.at and self._is_all(value):
             return [*names, *layer, MAIN]
+        names += plain if made.plain in ASIDE else []
+        names += [HIDDEN] if value in self.uses.hidden else []
         names += [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
         if layer:
             return [*names, *layer]
@@ -307,7 +328,7 @@ class Names:
 
     def _begins(self, needs: list[str]) -> bool:
         """True if a statement with these operands begins the main chain: no argument waits for another one."""
-        if not needs or self.has_main or self.pending:
+        if not needs or self.main or self.pending:
             return False
         return len(self.uses.fed) < 2 or len(needs) > 1 or needs[0] not in self.arguments
 
@@ -322,12 +343,18 @@ class Names:
         word = name.rpartition("_")[2]
         return word if word != name and len(word) > 2 and word.isalpha() else ""
 
+    def _are_several(self, result: str) -> bool:
+        """True if several values have the same expression to name them."""
+        return sum(made_by(tree, self.trees).result == result for tree in self.trees.values()) > 1
+
     def _made(self, value: str, statement: Assign) -> Made:
         """Return what the expression says about its value.
 
         A sigmoid is a gate only if it is a factor. Other probabilities are called like the layer that they come of.
         """
-        made = made_by(statement.value)
+        made = made_by(statement.value, self.trees)
+        if made.result == EMBEDDINGS and made.layer and self._are_several(EMBEDDINGS):
+            made.result = ""  # each is called after its table
         name, operands = called(seen_through(statement.value))
         if made.result == GATE and value not in self.uses.factors:
             made.result = PROBABILITIES if name == "sigmoid" else ""

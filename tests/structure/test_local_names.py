@@ -15,7 +15,7 @@ from tests.structure.test_names import forward
 
 
 class Branch(nn.Module):
-    """A branch of the main chain is `out` along its whole length."""
+    """Between the layers of a branch are hidden values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
         "x",
         ["self.token.expand(x.shape[0], -1, -1)", "return x.amax(dim=1), self.fc(x[:, 0]).reshape(-1, 3, 4)"],
     ),
-    Branch: ((VECTORS,), "x", ["out = F.relu(self.fc1(x))", "out = F.relu(self.fc2(out))"]),
+    Branch: ((VECTORS,), "x", ["hidden = F.relu(self.fc1(x))", "hidden = F.relu(self.fc2(hidden))"]),
     Siblings: ((VECTORS,), "x", ["f1 = self.f(x)", "f2 = self.f(x + 0.5 * f1)", "branch1 = ", "branch2 = "]),
     Heads: (
         (VECTORS,),
@@ -235,7 +235,7 @@ CASES: dict[type[nn.Module], tuple[tuple[Tensor, ...], str, list[str]]] = {
     Begun: ((VECTORS,), "y", ["x = F.relu(y)", "return torch.tanh(self.fc(x)) * x"]),
     Widths: ((VECTORS,), "x", ["out = x", "for layer in self.layers:", "torch.cat([out, x], dim=1)"]),
     Parts: ((VECTORS,), "x", ["stat1, stat2 = self.to_stats(x).chunk(2, dim=", "stat2 = stat2.clamp(-20, 10)"]),
-    Edges: ((torch.randn(3, 3), IDS), "ab", ["i, j = b.unbind(0)", "diff = a[i] - a[j]", "norm = "]),
+    Edges: ((torch.randn(3, 3), IDS), "ab", ["i, j = b.unbind(0)", "diff = a[i] - a[j]", "dist = "]),
     Cross: ((torch.randn(2, 3, 8), torch.randn(2, 5, 8)), "ab", ["x, memory", "memory, memory"]),
     Cached: (
         (torch.randn(2, 1, 8), torch.randn(2, 2, 4, 8)),
@@ -489,3 +489,46 @@ def test_the_terms_of_a_sum_are_one_statement(tmp_path: Path) -> None:
     assert "out = self.conv1(F.relu(self.norm1(x)))" in text
     assert "return x + self.conv2(F.relu(self.norm2(out)))" in text
     assert "fc + 2 * out + 2 * torch.sin(x) + torch.cos(x)" in forward(Terms(), (VECTORS,), tmp_path, "x")
+
+
+class Averaged(nn.Module):
+    """Embeddings keep their name behind a norm; a mask weights their mean, probabilities that of stored places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.place, self.norm = nn.Embedding(9, 4), nn.Embedding(9, 4), nn.LayerNorm(4)
+        self.fc1, self.fc2, self.fc = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(8, 2)
+        self.register_buffer("xs", torch.linspace(0, 1, 4))
+        self.register_buffer("ys", torch.tensor([0.1, 0.5, 0.2, 0.7]))
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        x = self.norm(self.word(a) + self.place(b))
+        x = x + self.fc2(F.relu(self.fc1(x)))
+        keep = (b > 0).unsqueeze(-1).float()
+        x = (x * keep).sum(1) / keep.sum(1).clamp(min=1e-9)
+        p = x.softmax(-1)
+        return (p * self.xs).sum(-1), (p * self.ys).sum(-1), self.fc(torch.cat([x, x], 1))
+
+
+class Near(nn.Module):
+    """A norm of a difference is a distance; corners of boxes lie before and behind a point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("points", torch.rand(1, 2))
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        before, behind = self.fc(a).exp().chunk(2, dim=-1)
+        far = torch.sqrt(((a - b) ** 2).sum(-1, keepdim=True))
+        found = torch.cat([self.points - before, self.points + behind], dim=-1)
+        return far * far.exp(), found * found.clamp(0, 9), (a * b).sum(1) / far.sum(1)
+
+
+def test_what_a_value_is_made_of_names_it(tmp_path: Path) -> None:
+    text = forward(Averaged(), (IDS, IDS), tmp_path)
+    for name in ("embeddings", "hidden", "mask", "pooled", "mean_x", "mean_y"):
+        assert f" {name} = " in text or f"return {name}" in text, (name, text)
+    text = forward(Near(), (VECTORS, VECTORS), tmp_path)
+    for start in ("lt, rb = ", "dist = ", "boxes = "):
+        assert f" {start}" in text, (start, text)
