@@ -223,7 +223,7 @@ class Form:
         rows = (y[:, None] - y + n // width - 1) * (2 * width - 1)
         if not bool((matrix == rows + x[:, None] - x + width - 1).all()):
             return None
-        return call("relative_positions", n // width, width, device=self.device)
+        return call("relative_positions", n // width, width)
 
 
 def _in_shape(made: ast.expr, core: tuple[int, ...], shape: tuple[int, ...]) -> ast.expr:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.quote import quote
+from onnxgen.code.quote import OMIT, call, quote, unless
 
 if TYPE_CHECKING:
     from onnxgen.code.literals import Form
@@ -87,6 +87,12 @@ def grids(slow: Array, fast: Array) -> list[tuple[Array, Array]] | None:
 
 def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
     flip = ".flip(-1)" if flips else ""
+    if form.dtype == ir.DataType.FLOAT and flips and not form.is_loaded and (found := _scale(u, v)) is not None:
+        offset, divides, scale = found
+        number = form.number(scale) if scale != int(scale) else int(scale)
+        stride = OMIT if divides or scale == 1 else number
+        made = call("make_grid", len(u), len(v), stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
+        return quote("x / s", x=made, s=number) if divides else made
     if form.dtype == ir.DataType.FLOAT:
         sides = [form.call("torch.arange", len(side), implied=ir.DataType.FLOAT) for side in (u, v)]
         made = quote(f"torch.cartesian_prod(a, b){flip}", a=sides[0], b=sides[1])
@@ -99,6 +105,19 @@ def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
 
 def _scaled(u: Array, v: Array, made: ast.expr, form: Form) -> ast.expr | None:
     """Return whole numbers, perhaps shifted, then multiplied or divided, if both axes have the same step."""
+    found = _scale(u, v)
+    if found is None:
+        return None
+    offset, divides, scale = found
+    base = quote("x + o", x=made, o=offset) if offset else made
+    if scale == 1:
+        return base if offset else quote("x.float()", x=base)
+    number = int(scale) if scale == int(scale) and offset else form.number(scale)
+    return quote("x / s" if divides else "x * s", x=base, s=number)
+
+
+def _scale(u: Array, v: Array) -> tuple[float, bool, Any] | None:
+    """Return what both axes are made of: the offset of the first number, and the number that multiplies or divides."""
     step = np.float32(v[1] - v[0])
     if not np.isfinite(step) or step == 0:
         return None
@@ -106,15 +125,11 @@ def _scaled(u: Array, v: Array, made: ast.expr, form: Form) -> ast.expr | None:
         counts = [(np.arange(len(side)) + offset).astype(np.float32) for side in (u, v)]
         whole = np.float32(round(1 / float(step))) if abs(step) < 1 else np.float32(0)
         scales = {step, np.float32(float(v[-1]) / float(counts[1][-1])), np.float32(f"{float(step):.4g}")}
-        ways = [("s", "x * s", k) for k in sorted(scales)] + ([("s", "x / s", whole)] if abs(whole) > 1 else [])
-        for _, text, scale in ways:
-            got = [c / scale if "/" in text else c * scale for c in counts]
+        ways = [(False, k) for k in sorted(scales)] + ([(True, whole)] if abs(whole) > 1 else [])
+        for divides, scale in ways:
+            got = [c / scale if divides else c * scale for c in counts]
             if np.array_equal(got[0], u) and np.array_equal(got[1], v):
-                base = quote("x + o", x=made, o=offset) if offset else made
-                if scale == 1:
-                    return base if offset else quote("x.float()", x=base)
-                number = int(scale) if scale == int(scale) and offset else form.number(scale)
-                return quote(text, x=base, s=number)
+                return offset, divides, scale
     return None
 
 

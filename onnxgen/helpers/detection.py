@@ -1,9 +1,22 @@
-"""Non-maximum suppression: choosing among overlapping boxes."""
+"""Boxes of detectors: where they are, and which of those that overlap are chosen."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def make_grid(height: int, width: int, stride: float = 1, offset: float = 0.5) -> Tensor:
+    """Return the centres (x, y) of a feature map's cells in the image, float32 [height * width, 2].
+
+    They are on the CPU, also where the network is built on the meta device: no file has them.
+
+    Args:
+        stride: the size of a cell.
+        offset: where its centre is, in cells.
+    """
+    y, x = (torch.arange(size, dtype=torch.float32, device="cpu") for size in (height, width))
+    return (torch.cartesian_prod(y, x).flip(-1) + offset) * stride
 
 
 def box_corners(boxes: Tensor, centered: bool) -> Tensor:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def relative_positions(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
+def relative_positions(height: int, width: int) -> Tensor:
     """Return the row of the bias table for each two tokens of a window.
 
     The result is int64 [height * width, height * width]. A row counts how far the first
     token is below and right of the second (Swin Transformer, Liu et al. 2021).
     """
-    token = torch.arange(height * width, device=device)
+    token = torch.arange(height * width, device="cpu")
     y, x = token // width, token % width
     return (y[:, None] - y + height - 1) * (2 * width - 1) + x[:, None] - x + width - 1

@@ -139,9 +139,9 @@ def _call(tree: ast.Call) -> Any:
     name = function_of(tree)
     if isinstance(tree.func, ast.Attribute) and isinstance(tree.func.value, OPERANDS):
         name, args = f".{tree.func.attr}", [_value(tree.func.value), *args]
-    if given or name not in FUNCTIONS:
+    if name not in FUNCTIONS or given.keys() - KEYWORDS.get(name, set()):
         raise ValueError(name)
-    return FUNCTIONS[name](dtype, *args)
+    return FUNCTIONS[name](dtype, *args, **given)
 
 
 def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:
@@ -171,7 +171,15 @@ def _windows(dtype: None, height: int, width: int) -> Array:
     return np.asarray(apart[..., 0] * (2 * width - 1) + apart[..., 1])
 
 
+def _centres(dtype: None, height: int, width: int, stride: float = 1, offset: float = 0.5) -> Array:
+    """Return x and y of the cells of a grid, row by row: each sum and product is rounded once."""
+    x, y = np.meshgrid(*((np.arange(size, dtype=DEFAULT) + DEFAULT.type(offset)) for size in (width, height)))
+    return np.stack([x.reshape(-1), y.reshape(-1)], -1) * DEFAULT.type(stride)
+
+
+KEYWORDS = {"make_grid": {"offset"}}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "make_grid": _centres,
     "torch.tensor": _of_numbers,
     "torch.full": _full,
     "torch.zeros": lambda dtype, *shape: np.zeros(shape, dtype or DEFAULT),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from onnxgen.code.literals import tensor_literal
 from onnxgen.code.spaced import linspace
+from onnxgen.helpers.detection import make_grid
 from onnxgen.helpers.windows import relative_positions
 from onnxgen.verify.convert import to_numpy
 from tests.support.tiers import drawn
@@ -29,7 +30,7 @@ def text(array: np.ndarray[Any, Any]) -> str | None:
     if made is None:
         return None
     source = ast.unparse(made)
-    scope = {"torch": torch, "relative_positions": relative_positions}
+    scope = {"torch": torch, "relative_positions": relative_positions, "make_grid": make_grid}
     with torch.device("meta"):
         tensor = eval(source, scope)
     got = to_numpy(tensor)
@@ -87,23 +88,21 @@ FORMS: list[tuple[Any, str | None]] = [
     ((torch.arange(20) * 1.7 - 1).numpy(), "torch.arange(20) * 1.7 - 1.0"),  # the ends do not give the step exactly
     (np.arange(40) / 40, "torch.arange(40, dtype=torch.float64) / 40"),
     (np.linspace(0, 1, 40, dtype=F) ** 2, None),
-    (centres(3, 4, 8), "(torch.cartesian_prod(torch.arange(3), torch.arange(4)).flip(-1) + 0.5) * 8"),
-    (centres(3, 4, 8, 0), "torch.cartesian_prod(torch.arange(3), torch.arange(4)).flip(-1) * 8.0"),
+    (centres(3, 4, 8), "make_grid(3, 4, 8)"),
+    (centres(3, 4, 8, 0), "make_grid(3, 4, 8, offset=0)"),
     (
         centres(5, 4) / F(7),
-        "(torch.cartesian_prod(torch.arange(5), torch.arange(4)).flip(-1) + 0.5) / 7",
+        "make_grid(5, 4) / 7",
     ),
     (
         np.concatenate([centres(5, 4), centres(1, 4)]),
-        "torch.cat([torch.cartesian_prod(torch.arange(5), torch.arange(4)).flip(-1) + 0.5, "
-        "torch.cartesian_prod(torch.arange(1), torch.arange(4)).flip(-1) + 0.5])",
+        "torch.cat([make_grid(5, 4), make_grid(1, 4)])",
     ),
-    (centres(5, 5, 1, 0), "torch.cartesian_prod(torch.arange(5), torch.arange(5)).flip(-1).float()"),
+    (centres(5, 5, 1, 0), "make_grid(5, 5, offset=0)"),
     (centres(5, 5, 1, 0).astype(L), "torch.cartesian_prod(torch.arange(5), torch.arange(5)).flip(-1)"),
     (
         LEVELS.T[None],
-        "torch.cat([(torch.cartesian_prod(torch.arange(8), torch.arange(4)).flip(-1) + 0.5) * 8, "
-        "(torch.cartesian_prod(torch.arange(4), torch.arange(2)).flip(-1) + 0.5) * 16]).T[None]",
+        "torch.cat([make_grid(8, 4, 8), make_grid(4, 2, 16)]).T[None]",
     ),
     (
         centres(6, 7).reshape(6, 7, 2)[..., ::-1],

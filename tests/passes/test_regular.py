@@ -116,7 +116,7 @@ def test_constants_of_a_network(tmp_path: Path, dynamo: bool) -> None:
     assert set(found) == set(theirs)
     grid = next(b for name, b in ours.named_buffers() if name in ("grid", "centres"))
     assert torch.equal(grid, model.centres)
-    for formula in ("torch.linspace(0.0, 1.0, 16", "torch.linspace(0.5, 7.0, 16", "cartesian_prod", "torch.eye(16"):
+    for formula in ("torch.linspace(0.0, 1.0, 16", "torch.linspace(0.5, 7.0, 16", "make_grid(", "torch.eye(16"):
         assert formula in text
     assert ("repeat_interleave" in text) and "constants.grid" not in text
 
