@@ -71,6 +71,8 @@ def grids(slow: Array, fast: Array) -> list[tuple[Array, Array]] | None:
         rest, across = slow[at:], fast[at:]
         differs = rest != rest[0]
         width = int(np.argmax(differs)) if differs.any() else rest.size
+        if width < 2 or len(found) == MAX_GRIDS:
+            return None
         rows = rest.size // width
         down = rest[: rows * width].reshape(rows, width)
         alike = (down == down[:, :1]).all(1) & (across[: rows * width].reshape(rows, width) == across[:width]).all(1)
@@ -78,8 +80,6 @@ def grids(slow: Array, fast: Array) -> list[tuple[Array, Array]] | None:
             steps = np.sign(np.diff(down[:, 0].astype(np.float64)))
             alike[1:] &= (steps == steps[0]) & (steps != 0)
         height = rows if alike.all() else int(np.argmin(alike))
-        if width < 2 or len(found) == MAX_GRIDS:
-            return None
         found.append((down[:height, 0], across[:width]))
         at += height * width
     return found if any(len(u) > 1 for u, _ in found) else None

@@ -145,6 +145,7 @@ FORMS: list[tuple[Any, str | None]] = [
     (np.array([0.1], D), "torch.tensor([0.1], dtype=torch.float64)"),
     (window(3, 4), "relative_positions(3, 4)"),
     (window(7, 7), "relative_positions(7, 7)"),
+    (np.full((6, 2), np.nan, F), None),
     (np.random.default_rng(0).permutation(64), None),
     (np.random.default_rng(0).permutation(9), None),
     (np.array([3, 1, 4, 1, 5, 9, 2, 6]), "torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])"),
