@@ -47,12 +47,17 @@ def constant(
 def constant_of_shape(b: Builder, input: Arg, *, value: Any = None) -> ast.expr:
     dtype = T.FLOAT if value is None else value.dtype
     item = 0.0 if value is None else value.numpy().reshape(-1)[0].item()
+    return fill(b, input.as_ints(), item, dtype)
+
+
+def fill(b: Builder, sizes: Any, item: Any, dtype: ir.DataType) -> ast.expr:
+    """Return a tensor of these sizes, of which each element is a number."""
     if item in (0, 1) and dtype not in (T.BOOL, T.STRING) and not (item == 0 and np.signbit(item)):
         name = "torch.zeros" if item == 0 else "torch.ones"
-        return b.call(name, input.as_ints(), dtype=unless(dtype, T.FLOAT), device=DeviceOf())
+        return b.call(name, sizes, dtype=unless(dtype, T.FLOAT), device=DeviceOf())
     number = shortest(item, dtype) if isinstance(item, float) else item
     kept = OMIT if dtype in (T.FLOAT, T.INT64, T.BOOL) else dtype
-    return b.call("torch.full", input.as_ints(), number, dtype=kept, device=DeviceOf())
+    return b.call("torch.full", sizes, number, dtype=kept, device=DeviceOf())
 
 
 @op("Range", traits=[EXACT], still="start limit delta", **rules("ranged"), flat={"limit": SETS_SIZE})

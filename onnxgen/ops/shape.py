@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxgen.code.quote import OMIT, Ref, unless
+from onnxgen.graph.annotations import KEPT
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, JOINS, MOVES, PASSES_ON, RESHAPE, SAME, STRIDES, TEXTS, VIEW
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.ops.generate import fill
 from onnxgen.ops.math import unary
 from onnxgen.ops.rules import rules
 from onnxgen.ops.subscript import subscript
@@ -256,14 +258,26 @@ def unbind(b: Builder, x: Arg, *, axis: int = 0) -> Any:
 
 @op("Expand", traits=[STRIDES, PASSES_ON], **rules("expand"))
 def expand(b: Builder, input: Arg, shape: Arg) -> ast.expr:
-    """Broadcasts in both directions: an axis of the input may also be larger than the given size."""
+    """Broadcasts in both directions: an axis of the input may also be larger than the given size.
+
+    One number of the file is written as a tensor of that number, `torch.zeros(n, 64)`.
+    """
     out, asked = b.out().shape, shape.ints
+    if input.scalar is not None and input.dtype is not None and _gives_the_shape(shape, input):
+        return fill(b, shape.as_ints(), input.scalar, input.dtype)
     if asked is None or out is None or input.shape is None or not _is_either(out, input.shape, asked):
         return b("x.expand(torch.broadcast_shapes(x.shape, s))", x=input, s=shape.as_ints())
     if out == input.shape:
         return input.expr
     kept = [-1 if i >= len(out) - len(input.shape) and input.shape[i - len(out)] == d else d for i, d in enumerate(out)]
     return b.call(b("x.expand", x=input), *kept)
+
+
+def _gives_the_shape(shape: Arg, number: Arg) -> bool:
+    """Return True if the result has this shape, whatever it is, and the number is no buffer of the file."""
+    count = shape.shape[0] if shape.shape else 0
+    is_free = number.value is not None and not KEPT.get(number.value)
+    return is_free and isinstance(count, int) and count >= number.known_rank
 
 
 def _is_either(out: Sequence[Dim], *operands: Sequence[Dim]) -> bool:

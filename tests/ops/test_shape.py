@@ -90,6 +90,16 @@ def test_expand(data: Any) -> None:
         agree("Expand", [floats(*have), i64(*asked)], {}, initializers=stored, dynamic=data.draw(st.booleans()))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32", "int64", "bool"])
+def test_a_number_of_the_file_is_expanded_as_a_tensor_of_it(dtype: str) -> None:
+    """As the first state of a recurrent layer, `torch.zeros(n, 64)`."""
+    for number in (0, 1, 0.1, -0.0, np.nan) if "float" in dtype else (0, 1, -3):
+        for array, sizes in ((np.array(number), i64(2, 3)), (np.array([[number]]), i64(2, 3, 1))):
+            ran = run_node("Expand", [array.astype(dtype), sizes], {}, initializers={0})
+            assert "expand" not in ran.forward and not [*ran.model.buffers()], number
+    assert "expand" in run_node("Expand", [np.ones((1, 1, 1), dtype), i64(2, 3)], {}, initializers={0}).forward
+
+
 @given(st.permutations(range(4)), st.booleans())
 @examples(20)
 def test_transpose(order: list[int], dynamic: bool) -> None:
