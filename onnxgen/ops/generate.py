@@ -54,7 +54,8 @@ def fill(b: Builder, sizes: Any, item: Any, dtype: ir.DataType) -> ast.expr:
     """Return a tensor of these sizes, of which each element is a number."""
     if item in (0, 1) and dtype not in (T.BOOL, T.STRING) and not (item == 0 and np.signbit(item)):
         name = "torch.zeros" if item == 0 else "torch.ones"
-        return b.call(name, sizes, dtype=unless(dtype, T.FLOAT), device=DeviceOf())
+        axes = sizes.elts if isinstance(sizes, ast.Tuple) and sizes.elts else [sizes]
+        return b.call(name, *axes, dtype=unless(dtype, T.FLOAT), device=DeviceOf())
     number = shortest(item, dtype) if isinstance(item, float) else item
     kept = OMIT if dtype in (T.FLOAT, T.INT64, T.BOOL) else dtype
     return b.call("torch.full", sizes, number, dtype=kept, device=DeviceOf())

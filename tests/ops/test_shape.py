@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper
 
 from onnxgen.shapes.dims import evaluate, symbol
 from onnxgen.shapes.infer_layout import equal_parts
 from tests.ops.fuzz import agree, examples, floats
-from tests.ops.harness import run_node, unbound_names
+from tests.ops.harness import assert_same, node_model, run_model, run_node, unbound_names
 
 OPS = ["Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Concat", "Split", "Expand", "Shape", "Size"]
 
@@ -98,6 +99,17 @@ def test_a_number_of_the_file_is_expanded_as_a_tensor_of_it(dtype: str) -> None:
             ran = run_node("Expand", [array.astype(dtype), sizes], {}, initializers={0})
             assert "expand" not in ran.forward and not [*ran.model.buffers()], number
     assert "expand" in run_node("Expand", [np.ones((1, 1, 1), dtype), i64(2, 3)], {}, initializers={0}).forward
+
+
+def test_a_fill_takes_its_sizes_one_by_one() -> None:
+    for number, text in ((0, "torch.zeros(i0_0, i0_1, "), (2, "torch.full((i0_0, i0_1), 2")):
+        x, model = floats(2, 3), node_model("Expand", [np.float32(number), i64(2, 3)], initializers={0})
+        model.graph.input[0].CopyFrom(node_model("Relu", [x], dynamic=True).graph.input[0])
+        model.graph.node.insert(0, helper.make_node("Shape", ["i0"], ["i1"]))
+        model.graph.node[1].input[0] = model.graph.initializer[0].name = "number"
+        ran = run_model(model, {"i0": x})
+        assert_same(ran.outputs[0], np.full((2, 3), number, np.float32))
+        assert text in ran.forward
 
 
 @given(st.permutations(range(4)), st.booleans())
