@@ -23,10 +23,8 @@ from onnxgen.training.checkpoint.peek import peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.classes import classes_used
-from onnxgen.training.data.folder import Files
 from onnxgen.training.data.glance import parts_for
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
-from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
@@ -45,6 +43,7 @@ from onnxgen.training.model import fixed_batch, has_learned, trial_batch
 from onnxgen.training.recipes.balanced import classes_of
 from onnxgen.training.recipes.trained import settled
 from onnxgen.training.runs.folder import CHECKPOINTS
+from onnxgen.training.runs.seen import files_of_each
 from onnxgen.training.settings import Settings
 from onnxgen.training.stress import stressed
 from onnxgen.training.tasks import card_of, with_task
@@ -198,7 +197,7 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
     if len(names) == 1 and not settings.classes[1:]:
         what = f"{opened.name} has one class alone, {legible(names[0])!r}: there is nothing to tell apart"
         way = "lay it out as folder/class_name/*, with a folder for each class, and name that folder"
-        if not isinstance(getattr(opened.train, "samples", None), (Files, Sounds)):
+        if files_of_each(opened.train) is None:
             way = f"name another column than {legible(opened.target)}: --target COLUMN"
         raise OnnxgenError(what, help=way)
     counts: dict[str, list[int]] = {}

@@ -18,7 +18,6 @@ from PIL import Image
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
-from onnxgen.training.data.folder import Files
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.source import DataSource
 from samples.tasks.scenes import SHAPES, Scene, draw_scenes, write_coco, write_voc, write_yolo
@@ -52,8 +51,9 @@ def boxes(found: DataSource | Data, part: str = "train", index: int = 0) -> np.n
 
 
 def stored(samples: Any) -> torch.Tensor:
-    assert isinstance(samples, Files) and samples.labels is not None
-    return samples.labels
+    column = samples.column("boxes")
+    assert column is not None
+    return torch.as_tensor(column)
 
 
 def check_all(found: DataSource | Data, parts: Any = PARTS) -> None:

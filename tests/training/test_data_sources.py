@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import FILES
@@ -205,7 +205,7 @@ def test_several_labels_of_a_table(vector: torch.nn.Module, tmp_path: Path) -> N
 def test_columns_are_joined_in_new_data(vector: torch.nn.Module) -> None:
     """Twice the same data may be joined, in two ways."""
     columns = {name: torch.tensor([n, n + 1]) for n, name in enumerate("abc")}
-    source = DataSource({"train": Arrays(columns, {})}, "data", notes=["read"])
+    source = DataSource({"train": Columns(columns, {})}, "data", notes=["read"])
     for given in ("a+b", "c+a"):
         made = stacked(source, signature_of(vector), Settings(target="c", inputs={"x": given}), True)
         wanted = torch.stack([columns[name] for name in given.split("+")], 1)

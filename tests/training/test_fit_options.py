@@ -13,7 +13,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.loader import Loader
 from tests.training.test_fit import Seen
 
@@ -50,7 +50,7 @@ def test_a_smaller_last_step_weights_all_samples_equally(tmp_path):
 
 @pytest.mark.parametrize("count, world, accumulate", [(35, 1, 3), (35, 2, 3), (47, 3, 2), (40, 2, 2)])
 def test_loader_weights_give_the_mean_over_all_samples_of_a_step(count, world, accumulate):
-    samples = Arrays({"x": torch.arange(count)}, {})
+    samples = Columns({"x": torch.arange(count)}, {})
     loaders = [Loader(samples, 5, rank=r, world=world, accumulate=accumulate) for r in range(world)]
     given = [[(batch["x"], loader.weight) for batch in loader] for loader in loaders]
     for start in range(0, len(loaders[0]), accumulate):

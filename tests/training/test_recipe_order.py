@@ -11,7 +11,7 @@ import torch
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.loader import Loader
 from onnxgen.training.recipes.balanced import balanced_order
 from tests.training.test_fit import Seen
@@ -21,7 +21,7 @@ CLASSES = np.repeat([0, 1, 2, 7], [70, 20, 9, 1])
 
 
 def drawn(rank: int = 0, world: int = 1, size: int = 12, seed: int = 3) -> Loader:
-    samples = Arrays({"i": torch.arange(100)}, {})
+    samples = Columns({"i": torch.arange(100)}, {})
     return Loader(samples, size, shuffle=True, seed=seed, rank=rank, world=world, classes=CLASSES)
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
 from onnxgen.training.config import read_config
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.loader import Loader
 from onnxgen.training.recipes import find_lr
 from tests.training.test_fit_options import CPU, net, points
@@ -43,7 +43,7 @@ def test_rates_and_mean_losses_are_those_of_a_loop_by_hand(tmp_path: Path, head_
     model, expected = net(), net()
     data = learnable()
     fit(model, data, find_lr=True, layer_decay=head_lr, out=tmp_path, **GIVEN, **CPU)
-    samples = Arrays({name: torch.as_tensor(column) for name, column in data.items()}, {})
+    samples = Columns({name: torch.as_tensor(column) for name, column in data.items()}, {})
     loader = Loader(samples, 8, shuffle=True)
     mean, best = 0.0, math.inf
     found = figures(tmp_path)

@@ -12,7 +12,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.losses import Ending, Objective
 from onnxgen.training.prepare import prepare
 from onnxgen.training.recompute import keep_all, recompute
@@ -51,14 +51,14 @@ def test_binary_weights_and_smoothing_are_those_of_two_classes():
 
 def test_balanced_weights_are_those_of_scikit_learn():
     labels = np.array([0, 0, 0, 0, 2, 2, 1, 0, 3])
-    samples = Arrays({"y": torch.from_numpy(labels)}, {})
+    samples = Columns({"y": torch.from_numpy(labels)}, {})
     (made,) = stressed([Objective(0, "", "y", "cross_entropy", classes=5)], samples, Settings(class_weights="balanced"))
     expected = compute_class_weight("balanced", classes=np.arange(4), y=labels)
     assert made.weights == pytest.approx([*expected, 0.0])
 
 
 def test_weights_of_outputs_and_of_named_classes():
-    samples = Arrays({"a": torch.tensor([0, 1]), "b": torch.zeros(2)}, {"a": ("cat", "dog")})
+    samples = Columns({"a": torch.tensor([0, 1]), "b": torch.zeros(2)}, {"a": ("cat", "dog")})
     both = [Objective(0, "kind", "a", "cross_entropy", classes=2), Objective(1, "size", "b", "mse_loss")]
     kind, size = stressed(both, samples, Settings(loss_weights={"size": "0.5"}, class_weights={"dog": "3"}))
     assert (kind.factor, kind.weights, size.factor, size.weights) == (1.0, (1.0, 3.0), 0.5, ())

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from onnxgen.errors import counted
 from onnxgen.training import report
 from onnxgen.training.config import read_config
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
@@ -51,9 +51,9 @@ def task() -> Task:
     )
 
 
-def samples() -> Arrays:
+def samples() -> Columns:
     torch.manual_seed(1)
-    return Arrays({"x": torch.randn(40, 4), "y": torch.randint(3, (40,))}, {})
+    return Columns({"x": torch.randn(40, 4), "y": torch.randint(3, (40,))}, {})
 
 
 def facts(**changed: Any) -> report.Facts:

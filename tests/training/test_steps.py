@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from onnxgen.training import fit
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
@@ -72,7 +72,7 @@ def test_scaled_gradients_match_a_loop_with_a_scaler(tmp_path: Path) -> None:
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))
     with quiet():
         trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, plugins=[plugin], callbacks=[seen], **QUIET)
-        trainer.fit(task, Loader(Arrays({"image": x, "label": y}, {}), 16, shuffle=True))
+        trainer.fit(task, Loader(Columns({"image": x, "label": y}, {}), 16, shuffle=True))
     optimizer, scaler = torch.optim.SGD(twin.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=256.0)
     for batch in seen.batches:
         optimizer.zero_grad()

@@ -21,7 +21,7 @@ from onnxgen import Options, generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load, onnx_teacher, open_model, teacher
 from onnxgen.training.config import read_config
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.teaching import with_teacher
@@ -73,8 +73,8 @@ def pixels(count: int = 48, size: int = 6) -> Tensor:
     return torch.rand(count, 1, size, size, generator=torch.Generator().manual_seed(3))
 
 
-def samples(count: int = 8, size: int = 6) -> Arrays:
-    return Arrays({"image": pixels(count, size)}, {})
+def samples(count: int = 8, size: int = 6) -> Columns:
+    return Columns({"image": pixels(count, size)}, {})
 
 
 def said(path: Path, x: Tensor) -> Tensor:

@@ -8,12 +8,9 @@ import torch
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
-from onnxgen.training.data.arrays import Arrays
-from onnxgen.training.data.folder import Files
+from onnxgen.training.data.arrays import stored
 from onnxgen.training.data.samples import Data, Feeding, Field
-from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.data.streaming.stream import Stream
 
 
 def number_classes(
@@ -42,8 +39,7 @@ def number_classes(
             raise OnnxgenError(what, help="remove these samples, or add the class to --classes")
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
-            assert isinstance(samples, (Arrays, Files, Sounds, Stream))  # only these have columns of text
-            source.parts[part] = samples.renumbered(column, places, classes)
+            source.parts[part] = stored(samples).renumbered(column, places, classes)
     return frozenset(named)
 
 

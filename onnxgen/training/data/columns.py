@@ -14,7 +14,7 @@ from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.archives import array_of, decoded, divided, need_axis, need_one_length
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, one_table, target_called
 from onnxgen.training.data.table import lists_of, missing
 
@@ -40,7 +40,7 @@ def open_digits() -> DataSource:
     found = load_digits()
     columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
     classes = {"label": tuple(map(str, range(10)))}
-    return DataSource({"train": Arrays(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
+    return DataSource({"train": Columns(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
 
 
 def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> DataSource:
@@ -86,7 +86,7 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
         counted = _counted([columns[target] for columns in made.values() if target in columns])
         classes |= {target: counted} if counted else {}
     rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in made.items()}
-    samples = {part: Arrays(columns, classes, rows[part]) for part, columns in made.items()}
+    samples = {part: Columns(columns, classes, rows[part]) for part, columns in made.items()}
     one_table(samples, name)
     found = DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
     found.notes += dict.fromkeys(note for of in files.values() for note in of.notes)

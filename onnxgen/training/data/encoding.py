@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import in_columns
 from onnxgen.training.data.preprocessing import Column, Table, fitted, values_of
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.data.source import DataSource, text_input
@@ -56,17 +55,15 @@ def encode(source: DataSource, ports: Signature, feeding: Feeding, settings: Set
         _check_width(port, {member: table.columns[member].width for member in source.joined[column]})
         whole = "int" in (port.dtype or "") and all(_is_whole(by_input[port.name]) for by_input in made.values())
         for part, samples in source.parts.items():
-            assert isinstance(samples, Arrays)
             x = torch.from_numpy(made[part][port.name]).to(torch.int64 if whole else torch.float64)
             x = x[:, 0] if x.shape[1] == 1 and source.joined[column] == [column] else x
-            source.parts[part] = replace(samples, columns={**samples.columns, column: x})
+            source.parts[part] = in_columns(samples).with_column(column, x)
     return table
 
 
 def _read(source: DataSource, part: str) -> tuple[dict[str, Any], list[int]]:
     """Return the columns of a part as they were read, and the row of each sample."""
-    samples = source.parts[part]
-    assert isinstance(samples, Arrays)
+    samples = in_columns(source.parts[part])
     rows = list(range(len(samples))) if samples.rows is None else samples.rows.tolist()
     raw = source.raw[part if part in source.raw else "train"]  # a part that was split off has rows of "train"
     members = {member for column in source.joined.values() for member in column}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.advised import STEP, Chooser, classifies, reads_lines, runner
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
@@ -155,7 +156,8 @@ def _prepared(
         fields = {name: Field(step.dtype, step.shape) for name, step in own.items()}
         return Tuples(samples, own, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
     made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
-    return Prepared(samples.only(steps) if isinstance(samples, Stream) else samples, steps, made)
+    read = samples.only(steps) if isinstance(samples, (Columns, Stream)) else samples
+    return Prepared(read, steps, made)
 
 
 def _of_part(

@@ -16,68 +16,59 @@ from torch import Tensor
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted, one_line
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout, refuse_nested
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.looking import ORIENTATION, Seen, eight_bits, looked, looked_at, need_range, skipped, unread
-from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource
 
 if TYPE_CHECKING:
     from PIL import Image
 
+IMAGE = "image"  # the column
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 @dataclass(frozen=True)
-class Files:
-    """Image files: "image" as uint8 [H, W] or [H, W, C], and a target if there are labels.
+class Images:
+    """A column of image files: uint8 [n, H, W] or [n, H, W, C].
 
     Attributes:
-        labels: the target of each image [n, ...].
         size: channels, height and width that every image gets; None if the files differ and no size is set.
-        target: the column of the labels.
         placing: how images get this size.
     """
 
     paths: tuple[Path | Image.Image, ...]
-    labels: Tensor | None
-    classes: tuple[str, ...]
     size: tuple[int, int, int] | None
-    target: str = "label"
     placing: Placing = STRETCHED
+    dtype = torch.uint8
 
     @property
-    def fields(self) -> Mapping[str, Field]:
+    def shape(self) -> tuple[int, ...]:
         channels, *sides = self.size or (0,)
-        shape = () if self.size is None else (*sides, channels) if channels > 1 else tuple(sides)
-        image = {"image": Field(torch.uint8, shape)}
-        if self.labels is None:
-            return image
-        return image | {self.target: Field(self.labels.dtype, tuple(self.labels.shape[1:]), self.classes)}
+        return (len(self.paths), *sides, *([channels] if channels > 1 else []))
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def index_select(self, axis: int, which: Tensor) -> Images:
+        return replace(self, paths=tuple(self.paths[index] for index in which.tolist()))
 
-    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Files:
-        """Return the same images in another size."""
-        return replace(self, size=(channels, height, width), placing=placing)
-
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
+    def decoded(self, indices: Sequence[int]) -> Tensor:
         assert self.size is not None, "images of several sizes"
-        images = np.empty((len(indices), *self.fields["image"].shape), np.uint8)
+        made = np.empty((len(indices), *self.shape[1:]), np.uint8)
         for place, index in enumerate(indices):
-            images[place] = decoded(self.paths[index], self.size, self.placing)
-        batch = {"image": torch.from_numpy(images)}
-        return batch if self.labels is None else batch | {self.target: self.labels[torch.as_tensor(indices)]}
+            made[place] = decoded(self.paths[index], self.size, self.placing)
+        return torch.from_numpy(made)
 
-    def column(self, name: str) -> Tensor | None:
-        return self.labels if name == self.target else None
+    def sized(self, size: tuple[int, int, int], placing: Placing) -> Images:
+        return replace(self, size=size, placing=placing)
 
-    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Files:
-        """See `Arrays.renumbered`."""
-        assert column == self.target and self.labels is not None
-        return replace(self, labels=places[self.labels], classes=classes)
+
+@dataclass(frozen=True)
+class Targets(Images):
+    """Image files that are targets: they get the size of what the network makes, not that of its input."""
+
+    def sized(self, size: tuple[int, int, int], placing: Placing) -> Targets:
+        return self
 
 
 def decoded(
@@ -131,7 +122,7 @@ def open_images(images: Sequence[Path | Image.Image]) -> DataSource:
     for path, seen in looked(Path(), paths).items() if paths else ():
         if isinstance(seen, str):
             raise OnnxgenError(f"{path} can't be read: {seen}", help="remove or repair it")
-    return DataSource({"train": Files(tuple(images), None, (), None)}, "images", "", {"image": 255.0})
+    return DataSource({"train": Columns({IMAGE: Images(tuple(images), None)})}, "images", "", {IMAGE: 255.0})
 
 
 def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSource:
@@ -164,7 +155,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     text = frozenset({"label"} if classes else ())
     target = "label" if classes else ""
     facts: dict[str, Any] = {"notes": notes, "sizes": sizes, "kinds": seen.kinds}
-    return DataSource(dict(made), folder.name, target, {"image": 255.0}, text=text, **facts)
+    return DataSource(dict(made), folder.name, target, {IMAGE: 255.0}, text=text, **facts)
 
 
 def _images_beside(folder: Path) -> list[Path]:
@@ -174,12 +165,13 @@ def _images_beside(folder: Path) -> list[Path]:
 
 def _files(
     root: Path, pairs: list[tuple[Path, int]], seen: Mapping[Path, Seen], classes: tuple[str, ...], size: Any
-) -> Files:
+) -> Columns:
     read = [(path, label) for path, label in pairs if not isinstance(seen[path], str)]
     bare = sorted({label for _, label in pairs} - {label for _, label in read})
     if bare:
         raise OnnxgenError(*(unread(classes, label, root) for label in bare))
     if not read:
         raise OnnxgenError(f"{root} has no images")
-    labels = torch.tensor([label for _, label in read]) if classes else None
-    return Files(tuple(path for path, _ in read), labels, classes, size)
+    labels = {"label": torch.tensor([label for _, label in read])} if classes else {}
+    images = Images(tuple(path for path, _ in read), size)
+    return Columns({IMAGE: images, **labels}, {"label": classes} if classes else {})

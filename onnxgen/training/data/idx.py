@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.layout import part_called
 from onnxgen.training.data.source import DataSource
 
@@ -79,7 +79,7 @@ def open_idx(path: Path) -> DataSource:
     for part, (x, y) in read.items():
         columns = {"image": torch.from_numpy(x), "label": torch.from_numpy(y.astype(np.int64))}
         name = part_called(part) if len(read) > 1 else None
-        parts[name or "train"] = Arrays(columns, {"label": classes})
+        parts[name or "train"] = Columns(columns, {"label": classes})
     white = {"image": 255.0} if all(x.dtype == np.uint8 for x, _ in read.values()) else {}
     return DataSource(dict(parts), folder.name if path.is_dir() else path.name, "label", white, glyphs=True)
 

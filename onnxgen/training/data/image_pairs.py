@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
+from onnxgen.training.data.arrays import Columns, in_columns
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files, decoded
+from onnxgen.training.data.folder import IMAGE, Images, Targets
 from onnxgen.training.data.layout import SUFFIXES, images_in
 from onnxgen.training.data.looking import Seen, looked, looked_at
 from onnxgen.training.data.pairs import laid_out, paired, unread
-from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.tasks import task_for
 
 if TYPE_CHECKING:
-    from PIL import Image
+    pass
 
 TARGET, TASK = "target", task_for("images")
 # The folders of inputs and of targets, by their usual names.
 FOLDERS = (("input", "target"), ("inputs", "targets"), ("noisy", "clean"), ("low", "high"), ("lr", "hr"))
 _DEEP = "it has 16 bits, of which 8 would be left; save its numbers as .npz"
-
-
-@dataclass(frozen=True)
-class Paired(Files):
-    """Image files with "target": uint8 [H, W] or [H, W, C].
-
-    Attributes:
-        targets: the files.
-        target_size: channels, height and width that every target gets; None if they differ and no size is set.
-    """
-
-    targets: tuple[Path | Image.Image, ...] = ()
-    target_size: tuple[int, int, int] | None = None
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        channels, *sides = self.target_size or (0,)
-        shape = () if self.target_size is None else (*sides, channels) if channels > 1 else tuple(sides)
-        return {**super().fields, TARGET: Field(torch.uint8, shape)}
-
-    def target_sized(self, channels: int, height: int, width: int) -> Paired:
-        """Return the same pairs with targets that are stretched to another size."""
-        return replace(self, target_size=(channels, height, width))
-
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
-        assert self.target_size is not None, "targets of several sizes"
-        made = np.stack([decoded(self.targets[index], self.target_size) for index in indices])
-        return {**super().take(indices, seed), TARGET: torch.from_numpy(made)}
 
 
 def is_pairs(path: Path) -> bool:
@@ -97,9 +66,7 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
     found.notes.append(f"{both} have pairs of images: trained with --task {TASK}; for classes, --task outputs")
     found.notes += unread(_folders(path))
     if not labelled:
-        found.parts = {
-            part: Files(p.paths, None, (), p.size) for part, p in found.parts.items() if isinstance(p, Paired)
-        }
+        found.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in found.parts.items()}
     return found
 
 
@@ -118,8 +85,8 @@ def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults,
     made: dict[str, Samples] = {}
     for part, found in kept.items():
         images, targets = zip(*found)
-        made[part] = Paired(images, None, (), size, targets=targets, target_size=target_size)
-    whites = {"image": 255.0, TARGET: 255.0}
+        made[part] = Columns({IMAGE: Images(images, size), TARGET: Targets(targets, target_size)})
+    whites = {IMAGE: 255.0, TARGET: 255.0}
     return DataSource(made, root.name, TARGET, whites, notes=notes, task=TASK, enlarged=factor, kinds=seen.kinds)
 
 

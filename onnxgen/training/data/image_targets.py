@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns, decoder_of, in_columns
 from onnxgen.training.data.augment import Augment
-from onnxgen.training.data.folder import Files
-from onnxgen.training.data.image_pairs import TARGET, TASK, Paired
+from onnxgen.training.data.folder import Targets
+from onnxgen.training.data.image_pairs import TARGET, TASK
 from onnxgen.training.data.images import CHANNELS, Frame, ToInput, axes_of, wanted_axes
 from onnxgen.training.data.recipes import FOR_PHOTOS, MOVING, recipes
 from onnxgen.training.data.samples import Feeding, Field, Samples
@@ -66,8 +66,9 @@ def image_target(
     shape = shapes.pop() if len(shapes) == 1 else ()
     frame = _frame(source, column, shape, port, images)
     for part, samples in source.parts.items():
-        if isinstance(samples, Paired):
-            source.parts[part] = samples.target_sized(frame.channels, frame.height, frame.width)
+        if decoder_of(samples, column) is not None:
+            size = frame.channels, frame.height, frame.width
+            source.parts[part] = in_columns(samples).fitted(column, size=size)
     field = next(iter(source.parts.values())).fields[column]
     axes = _axes(field, field.shape, port)
     assert axes is not None
@@ -92,7 +93,7 @@ def _frame(
     first = next(iter(source.parts.values()))
     field, axes = first.fields[column], "CHW" if port is None else wanted_axes(port) or "CHW"
     name, image = next(iter(images.items()), ("", None))
-    if isinstance(first, Paired):
+    if decoder_of(first, column) is not None:
         assert image is not None
         height, width = image.frame.height * source.enlarged, image.frame.width * source.enlarged
         return Frame(_channels(port, axes, 1 if len(shape) == 2 else shape[2] if shape else 3), height, width, axes)
@@ -143,7 +144,7 @@ def with_clean_target(source: DataSource, ports: Signature, settings: Settings) 
     if settings.task not in (AUTO, TASK):
         raise OnnxgenError(f"--noise does not go with --task {settings.task}", help="leave out --noise")
     fields = next(iter(source.parts.values())).fields
-    if isinstance(next(iter(source.parts.values())), Paired) or TARGET in fields:
+    if TARGET in fields:
         what = f"--noise is for clean images alone, but {source.name} has a target"
         raise OnnxgenError(what, help="leave out --noise")
     named = [settings.inputs.get(port.name, port.name) for port in ports.inputs]
@@ -159,11 +160,10 @@ def with_clean_target(source: DataSource, ports: Signature, settings: Settings) 
 
 
 def _doubled(samples: Samples, column: str) -> Samples:
-    if isinstance(samples, Files):
-        return Paired(samples.paths, None, (), samples.size, targets=samples.paths, target_size=samples.size)
-    if isinstance(samples, Arrays):
+    if isinstance(samples, Columns):
         images = samples.columns[column]
-        return Arrays({column: images, TARGET: images}, {}, samples.rows)
+        target = images if isinstance(images, Tensor) else Targets(images.paths, images.size)
+        return Columns({column: images, TARGET: target}, {}, samples.rows)
     raise OnnxgenError("--noise needs image files or arrays", help="name a folder of images, or .npz")
 
 

@@ -7,56 +7,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data import image_pairs, masks
-from onnxgen.training.data.arrays import Arrays, subset
+from onnxgen.training.data.arrays import in_columns, in_files
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files
+from onnxgen.training.data.folder import IMAGE, Images
 from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called, root_of
 from onnxgen.training.data.looking import Seen, looked_at
-from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource, Rows
 from onnxgen.training.data.table import TEXT, rows_of
 from onnxgen.training.data.text.lines import lines_of
 
-IMAGE = "image"
 TABLES = (".csv", ".tsv", ".jsonl")
 _NAMED = ("metadata", "labels")  # the list of a folder
 _WORDS = re.compile(r"[^a-z0-9]+")  # between the words of a name: rec_gt_train
 _OF_LISTS = {"rec", "det", "gt", "list", "label", "labels"}  # words of such a name beside that of the part
 _TARGETS = {name for pair in image_pairs.FOLDERS for name in pair[1:]}
 _TITLES = re.compile(r"[\w ]+[\t ][\w ]+")  # a first line that names the columns
-
-
-@dataclass(frozen=True)
-class Listed(Files):
-    """The image files of a list, and its other columns."""
-
-    others: Arrays = field(default_factory=lambda: Arrays({}, {}))
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return {**super().fields, **self.others.fields}
-
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
-        return {**super().take(indices, seed), **self.others.take(indices, seed)}
-
-    def column(self, name: str) -> Tensor | None:
-        return self.others.columns.get(name)
-
-    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Listed:
-        """See `Arrays.renumbered`."""
-        return replace(self, others=self.others.renumbered(column, places, classes))
 
 
 # ---- which files are lists -------------------------------------------------------------------------------------------
@@ -200,13 +176,9 @@ def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict
     size: Any = next(iter(sizes)) if len(sizes) == 1 else None
     raw = dict(source.raw)
     for part, samples in source.parts.items():
-        assert isinstance(samples, Arrays)
-        columns = {n: column for n, column in samples.columns.items() if n != name}
-        classes = {n: names for n, names in samples.classes.items() if n != name}
-        others = Arrays(columns, classes, samples.rows if samples.rows is not None else torch.arange(len(samples)))
-        some, rows = subset(others, kept[part]), kept[part]
-        assert isinstance(some, Arrays)
-        source.parts[part] = Listed(tuple(paths[part][name][i][0] for i in rows), None, (), size, others=some)
+        rows = kept[part]
+        images = Images(tuple(paths[part][name][i][0] for i in rows), size)
+        source.parts[part] = in_files(samples, {IMAGE: images}, name, rows)
         raw[part] = {n: rows_of(v, rows) for n, v in raw[part].items() if n != name}
     source.raw, source.text, source.table = raw, source.text - {name}, False
     source.whites, source.kinds = {IMAGE: 255.0}, seen.kinds
@@ -247,8 +219,5 @@ def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) ->
 
 def without_targets(source: DataSource) -> DataSource:
     """Return the images of a list alone, to predict."""
-    found: dict[str, Samples] = {}
-    for part, samples in source.parts.items():
-        assert isinstance(samples, Files)
-        found[part] = Files(samples.paths, None, (), samples.size)
+    found: dict[str, Samples] = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
     return replace(source, parts=found, target="", text=frozenset(), raw={}, placed=frozenset())

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.arrays import Columns, in_columns
 from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.boxes.voc import images_by_stem, listed_parts
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files
+from onnxgen.training.data.folder import IMAGE, Images
 from onnxgen.training.data.layout import SUFFIXES, files_in
 from onnxgen.training.data.looking import Seen, looked, looked_at, told
 from onnxgen.training.data.pairs import holds, laid_out, paired, unread
-from onnxgen.training.data.samples import Batch, Field, Samples
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.measured import IGNORED_CLASS
 
@@ -37,33 +39,32 @@ _CONVERT = "save it as an indexed or gray PNG whose values are the classes 0, 1,
 
 
 @dataclass(frozen=True)
-class Masked(Files):
-    """Image files with "mask": int64 [H, W] of class indices.
+class Masks:
+    """A column of mask files: int64 [n, H, W] of class indices.
 
     Attributes:
-        masks: the files.
-        map_size: height and width that every mask gets; None if they differ and no size is set.
+        size: height and width that every mask gets, stretched, where the nearest value counts; None if they differ and
+            no size is set.
         white: the class of the highest value: 1 if all masks are black and white, else `IGNORED_CLASS`.
     """
 
-    target: str = MASK
-    masks: tuple[Path, ...] = ()
-    map_size: tuple[int, int] | None = None
+    paths: tuple[Path, ...]
+    size: tuple[int, int] | None
     white: int = IGNORED_CLASS
+    dtype = torch.int64
 
     @property
-    def fields(self) -> Mapping[str, Field]:
-        return {**super().fields, MASK: Field(torch.int64, self.map_size or (), self.classes)}
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.paths), *(self.size or ()))
 
-    def mapped(self, height: int, width: int) -> Masked:
-        """Return the same masks, stretched to another size; the nearest value counts."""
-        return replace(self, map_size=(height, width))
+    def index_select(self, axis: int, which: Tensor) -> Masks:
+        return replace(self, paths=tuple(self.paths[index] for index in which.tolist()))
 
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
-        assert self.map_size is not None, "masks of several sizes"
-        masks = np.stack([classes_in(self.masks[index], self.map_size) for index in indices])
-        masks[masks == IGNORED_CLASS] = self.white
-        return {**super().take(indices, seed), MASK: torch.from_numpy(masks)}
+    def decoded(self, indices: Sequence[int]) -> Tensor:
+        assert self.size is not None, "masks of several sizes"
+        made = np.stack([classes_in(self.paths[index], self.size) for index in indices])
+        made[made == IGNORED_CLASS] = self.white
+        return torch.from_numpy(made)
 
 
 def classes_in(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.int64]:
@@ -149,9 +150,7 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
     found = opened(root, parts, faults, strict, lost)
     found.notes += [] if _is_voc(root) else unread(_beside(root, path))
     if not labelled:
-        found.parts = {
-            part: Files(m.paths, None, (), m.size) for part, m in found.parts.items() if isinstance(m, Masked)
-        }
+        found.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in found.parts.items()}
     return found
 
 
@@ -197,8 +196,9 @@ def opened(root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults,
     made: dict[str, Samples] = {}
     for part, found in kept.items():
         images, masks = zip(*found)
-        made[part] = Masked(images, None, classes, one, masks=masks, map_size=one and one[1:], white=white)  # type: ignore[arg-type]
-    whites, placed = {"image": 255.0}, frozenset({MASK})
+        columns = {IMAGE: Images(images, one), MASK: Masks(masks, one and one[1:], white)}  # type: ignore[arg-type]
+        made[part] = Columns(columns, {MASK: classes})
+    whites, placed = {IMAGE: 255.0}, frozenset({MASK})
     return DataSource(made, root.name, MASK, whites, placed=placed, notes=notes, kinds=seen.kinds)
 
 

@@ -20,12 +20,12 @@ from onnxgen.training.data.boxes.yolo import open_yolo
 from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_safetensors
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import open_folder
+from onnxgen.training.data.folder import IMAGE, open_folder
 from onnxgen.training.data.gaps import without_gaps
 from onnxgen.training.data.idx import is_idx, open_idx
 from onnxgen.training.data.image_pairs import is_pairs, open_pairs
 from onnxgen.training.data.layout import files_in, folders, part_called, refuse_special
-from onnxgen.training.data.lists import IMAGE, is_list, lists_in, read_list, with_images, without_targets
+from onnxgen.training.data.lists import is_list, lists_in, read_list, with_images, without_targets
 from onnxgen.training.data.masks import is_masks, open_masks
 from onnxgen.training.data.objects import call, from_object
 from onnxgen.training.data.preprocessing import texts_of

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port
 from onnxgen.surgery.example import outputs, undisturbed
-from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.arrays import column_of, decoder_of, in_columns
 from onnxgen.training.data.augment import Augment, grid
 from onnxgen.training.data.images import Frame, ToInput
 from onnxgen.training.data.letterbox import INNER, WHOLE, Fit
-from onnxgen.training.data.masks import Masked
+from onnxgen.training.data.masks import Masks
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.measured import IGNORED_CLASS
@@ -29,7 +29,7 @@ LEAST_LEFT = 0.25  # a box of which a smaller share of its area is left is dropp
 
 @dataclass(frozen=True)
 class OnImage:
-    """Moves masks [n, H, W], or boxes [n, most, 5] (see `boxes.pictures.Boxed`), as their images are moved.
+    """Moves masks [n, H, W], or boxes [n, most, 5] (see `boxes.pictures.Boxes`), as their images are moved.
 
     Attributes:
         aspect: width of the image by its height.
@@ -118,10 +118,9 @@ def on_image(
         output: the model's output for this target.
     """
     frame = image.frame
-    if any(isinstance(samples, Masked) for samples in source.parts.values()):
-        height, width = _map_size(output, frame) or _tried(model, image) or (frame.height, frame.width)
-        for part, samples in source.parts.items():
-            source.parts[part] = samples.mapped(height, width) if isinstance(samples, Masked) else samples
+    if isinstance(decoder_of(next(iter(source.parts.values())), column), Masks):
+        sides = _map_size(output, frame) or _tried(model, image) or (frame.height, frame.width)
+        source.parts |= {part: in_columns(found).fitted(column, size=sides) for part, found in source.parts.items()}
     field = next(iter(source.parts.values())).fields[column]
     dtype = field.dtype if field.dtype.is_floating_point or field.dtype == torch.bool else torch.int64
     is_boxes = field.dtype.is_floating_point

@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.record.signature import Signature
-from onnxgen.training.data.arrays import Arrays, subset
+from onnxgen.training.data.arrays import Columns, decoder_of, in_columns, in_files
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES
 from onnxgen.training.data.layout import SUFFIXES as IMAGES
 from onnxgen.training.data.layout import files_below, folders, part_called, refuse_nested, root_of
 from onnxgen.training.data.looking import Seen, looked
-from onnxgen.training.data.samples import Batch, Feeding, Field, Samples
+from onnxgen.training.data.samples import Feeding, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.table import rows_of
 from onnxgen.training.settings import Settings
@@ -35,7 +35,7 @@ SOUND = "sound"  # the column of a folder
 
 @dataclass(frozen=True)
 class Sounds:
-    """Sound files, mono: float32 [length], filled up with zeros at the end, or cut; and other columns.
+    """A column of sound files, mono: float32 [n, length], filled up with zeros at the end, or cut.
 
     Attributes:
         frames: the samples of each file at `rate`.
@@ -46,39 +46,24 @@ class Sounds:
     paths: tuple[Path, ...]
     frames: tuple[int, ...]
     rate: int
-    others: Arrays
-    name: str = SOUND
-    length: int | None = field(default=None)
+    length: int | None = None
+    dtype = torch.float32
 
     @property
-    def fields(self) -> Mapping[str, Field]:
-        shape = () if self.length is None else (self.length,)
-        return {self.name: Field(torch.float32, shape), **self.others.fields}
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.paths), *([] if self.length is None else [self.length]))
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def index_select(self, axis: int, which: Tensor) -> Sounds:
+        paths, frames = (tuple(values[i] for i in which.tolist()) for values in (self.paths, self.frames))
+        return replace(self, paths=paths, frames=frames)
 
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
+    def decoded(self, indices: Sequence[int]) -> Tensor:
         assert self.length is not None, "sounds of several lengths"
         made = np.zeros((len(indices), self.length), np.float32)
         for row, index in zip(made, indices):
             found = heard(self.paths[index], self.rate)[: self.length]
             row[: len(found)] = found
-        return {self.name: torch.from_numpy(made), **self.others.take(indices, seed)}
-
-    def column(self, name: str) -> Tensor | None:
-        return self.others.columns.get(name)
-
-    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Sounds:
-        """See `Arrays.renumbered`."""
-        return replace(self, others=self.others.renumbered(column, places, classes))
-
-
-def name_of_sounds(samples: Any) -> str:
-    """Return the column of sounds, of samples that may be prepared or a subset; "" if they have none."""
-    while not isinstance(samples, Sounds) and hasattr(samples, "samples"):
-        samples = samples.samples
-    return samples.name if isinstance(samples, Sounds) else ""
+        return torch.from_numpy(made)
 
 
 def heard(path: Path, rate: int) -> NDArray[np.float32]:
@@ -150,14 +135,12 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
         what = f"{path} has sounds, but no folder for each class"
         raise OnnxgenError(what, help="lay it out as folder/class_name/*.wav, or give a table with a column of paths")
     refuse_nested(path, parts, SUFFIXES)
-    found: dict[str, tuple[list[tuple[Path, str]], Arrays]] = {}
+    found: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
     for part, root in parts.items():
         files = _sounds_in(root) if root.is_dir() else [root]
         files = [file for file in files if not classes or file.parent != root]
-        columns = {}
-        if classes:
-            columns["label"] = torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files])
-        others = Arrays(columns, {"label": classes} if classes else {}, torch.arange(len(files)))
+        labels = torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files]) if classes else None
+        others = Columns({} if labels is None else {"label": labels}, {"label": classes} if classes else {})
         found[part] = [(file, "") for file in files], others
     faults = Faults(path if path.is_dir() else path.parent, "sound")
     source = DataSource({}, path.name, "label" if classes else "", text=frozenset({"label"} if classes else ()))
@@ -172,21 +155,17 @@ def with_sounds(source: DataSource, folder: Path, settings: Settings, faults: Fa
     if len(named) != 1:
         return
     (name,) = named
-    found: dict[str, tuple[list[tuple[Path, str]], Arrays]] = {}
+    found: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
     for part, samples in source.parts.items():
-        assert isinstance(samples, Arrays)
         rows = source.files.get(part)
         lines = (
             [f"{faults.place(rows.path)}, line {line}: " for line in rows.lines]
             if rows is not None
             else [""] * len(samples)
         )
-        columns = {column: values for column, values in samples.columns.items() if column != name}
-        classes = {column: names for column, names in samples.classes.items() if column != name}
-        others = Arrays(columns, classes, samples.rows if samples.rows is not None else torch.arange(len(samples)))
         texts = list(source.raw[part][name])
         root = root_of(folder, texts)
-        found[part] = [(root / text, line) for text, line in zip(texts, lines)], others
+        found[part] = [(root / text, line) for text, line in zip(texts, lines)], samples
     source.raw = {part: {n: c for n, c in columns.items() if n != name} for part, columns in source.raw.items()}
     source.text, source.table = source.text - {name}, False
     _fill(source, found, name, faults, settings)
@@ -198,7 +177,7 @@ def _is_name(text: Any) -> bool:
 
 def _fill(
     source: DataSource,
-    found: Mapping[str, tuple[list[tuple[Path, str]], Arrays]],
+    found: Mapping[str, tuple[list[tuple[Path, str]], Samples]],
     name: str,
     faults: Faults,
     settings: Settings,
@@ -216,9 +195,8 @@ def _fill(
         left[part], skipped = len(kept), skipped + len(pairs) - len(kept)
         heard_of = [known for i in kept if not isinstance(known := seen[pairs[i][0]], str)]
         frames = tuple(math.ceil(count * rate / own) for own, count in heard_of)
-        some = subset(others, kept)
-        assert isinstance(some, Arrays)
-        made[part] = Sounds(tuple(pairs[i][0] for i in kept), frames, rate, some, name)
+        sounds = Sounds(tuple(pairs[i][0] for i in kept), frames, rate)
+        made[part] = in_files(others, {name: sounds}, name, kept)
         if part in rows:
             rows[part] = {column: rows_of(values, kept) for column, values in rows[part].items()}
     source.notes += faults.notes(left, settings.strict, skipped)
@@ -247,16 +225,15 @@ def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, setti
 
 def fit_sounds(source: DataSource, ports: Signature, feeding: Feeding) -> None:
     """Give all sounds the length of their input; if that is open, the length of the longest one. A note counts."""
-    parts = {part: samples for part, samples in source.parts.items() if isinstance(samples, Sounds)}
-    if not parts:
+    first = next(iter(source.parts.values()))
+    name = next((name for name in first.fields if isinstance(decoder_of(first, name), Sounds)), "")
+    if not name:
         return
-    name = next(iter(parts.values())).name
     dims = next((port.dims for port, column in zip(ports.inputs, feeding.inputs) if column == name), None)
-    frames = [count for samples in parts.values() for count in samples.frames]
+    frames = [count for samples in source.parts.values() for count in decoder_of(samples, name).frames]
     fixed = dims[-1] if dims is not None and len(dims) > 1 else None
     length = fixed if isinstance(fixed, int) else max(frames)
-    for part, samples in parts.items():
-        source.parts[part] = replace(samples, length=length)
+    source.parts |= {part: in_columns(samples).fitted(name, length=length) for part, samples in source.parts.items()}
     cut, filled = sum(count > length for count in frames), sum(count < length for count in frames)
     said = [f"{cut} of {len(frames)} are longer and are cut"] * bool(cut)
     said += [f"{filled} of {len(frames)} are shorter and end in zeros"] * bool(filled)

@@ -10,7 +10,7 @@ from onnxgen.training.data.arrays import column_of, subset
 from onnxgen.training.data.draw import bits
 from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.data.streaming.stream import Stream
+from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.runs.folder import HELD_BACK
 from onnxgen.training.settings import Settings
 
@@ -26,20 +26,21 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
     """
     shares = {"val": settings.val, "test": settings.test}
     train = source.parts.get("train")
+    stream = stream_of(train)
     missing = {part: share for part, share in shares.items() if train and share > 0 and part not in source.parts}
     if train is not None and missing:
         if len(train) <= len(missing) * batch:
             what = f"{source.name} has too few samples to split: {len(train)}"
             raise OnnxgenError(what, help="use all samples for training with --val 0")
-        if isinstance(train, Stream):
-            source.parts |= {p: train.of_spans(s) for p, s in train.spans.held_back(missing, settings.seed).items()}
+        if stream is not None:
+            source.parts |= stream.divided(missing, settings.seed)
         else:
             groups = _groups(source, target)
             for part, chosen in _drawn(groups, missing, settings.seed, batch).items():
                 source.parts[part] = subset(train, chosen)
     counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
     how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
-    if missing and not isinstance(train, Stream):
+    if missing and stream is None:
         how += f": {HELD_BACK} of the run lists them"
     source.notes.append(f"samples: {counts}{how}")
 

@@ -6,17 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems, counted
 from onnxgen.record.signature import Signature
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import stored
 from onnxgen.training.data.matching import no_target
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource, Gaps, target_called, text_input
-from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.settings import Settings
 
 
@@ -116,13 +114,5 @@ def _check(source: DataSource, members: Sequence[str], problems: Problems, optio
 def _with_columns(samples: Samples, joined: Mapping[str, list[str]], is_table: bool) -> Samples:
     """Return samples with the new columns; for a table zeros, in whose place `encode` puts its numbers."""
     for name, members in joined.items():
-        if isinstance(samples, Stream):
-            samples = samples.with_joined(name, members)
-            continue
-        assert isinstance(samples, Arrays)
-        columns = [torch.zeros(len(samples)) if is_table else samples.columns[member] for member in members]
-        whole = not any(c.is_floating_point() for c in columns)
-        made = torch.stack([c.to(torch.int64 if whole else torch.float32) for c in columns], 1)
-        classes = {column: names for column, names in samples.classes.items() if column != name}
-        samples = Arrays({**samples.columns, name: made}, classes, samples.rows)
+        samples = stored(samples).with_joined(name, members, is_table)
     return samples

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port, Signature
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files
+from onnxgen.training.data.folder import Images
 from onnxgen.training.data.layout import SUFFIXES
-from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.looking import looked_at
 from onnxgen.training.data.pairs import laid_out, paired
-from onnxgen.training.data.samples import Batch, Feeding, Field
+from onnxgen.training.data.samples import Feeding
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of, task_for
@@ -74,30 +71,6 @@ def _refuse_fixed_batch(ports: Sequence[Port]) -> None:
         raise OnnxgenError(what, help="generate it again with --dynamic-batch")
 
 
-@dataclass(frozen=True)
-class Together:
-    """Image files in a column for each member of a tuple."""
-
-    files: Mapping[str, Files]
-
-    @property
-    def fields(self) -> Mapping[str, Field]:
-        return {name: files.fields["image"] for name, files in self.files.items()}
-
-    def __len__(self) -> int:
-        return len(next(iter(self.files.values())))
-
-    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Together:
-        """See `Files.sized`."""
-        return Together({name: files.sized(channels, height, width, placing) for name, files in self.files.items()})
-
-    def take(self, indices: Sequence[int], seed: int) -> Batch:
-        return {name: files.take(indices, seed)["image"] for name, files in self.files.items()}
-
-    def column(self, name: str) -> Tensor | None:
-        return None
-
-
 def is_tuples(path: Path) -> bool:
     """Return True for a folder with images in `anchor/` beside `positive/`."""
     return path.is_dir() and bool(laid_out(path, POSITIVE, ANCHOR))
@@ -148,7 +121,7 @@ def _opened(
     size = sizes.pop() if len(sizes) == 1 else None
     assert not isinstance(size, str)
     made = {
-        part: Together({name: Files(tuple(row[name] for row in rows), None, (), size) for name in members})  # type: ignore[arg-type]
+        part: Columns({name: Images(tuple(row[name] for row in rows), size) for name in members})  # type: ignore[arg-type]
         for part, rows in kept.items()
     }
     return DataSource(

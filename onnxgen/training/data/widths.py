@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from onnxgen.errors import counted
-from onnxgen.training.data.arrays import Subset, subset
-from onnxgen.training.data.folder import Files, size_of
+from onnxgen.training.data.arrays import Columns, decoder_of, subset
+from onnxgen.training.data.folder import size_of
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.streaming.stream import stream_of
 
 Size = tuple[int, int]  # height and width
 
@@ -69,20 +70,18 @@ def _lines(samples: Samples) -> tuple[str, ToInput, list[Size]] | None:
         return None
     steps = samples.steps.items()
     column, step = next(((n, s) for n, s in steps if isinstance(s, ToInput) and s.placing.how == "line"), ("", None))
-    sizes = None if step is None else _sizes(samples.samples, range(len(samples)), column, step)
+    sizes = None if step is None else _sizes(samples.samples, column, step)
     return None if step is None or sizes is None else (column, step, sizes)
 
 
-def _sizes(samples: Samples, rows: Sequence[int], column: str, step: ToInput) -> list[Size] | None:
+def _sizes(samples: Samples, column: str, step: ToInput) -> list[Size] | None:
     """Return height and width of each image as it is stored; None if only reading all of it would tell."""
-    if isinstance(samples, Subset):
-        return _sizes(samples.samples, samples.indices[list(rows)].tolist(), column, step)
-    if isinstance(samples, Files):
-        return [size_of(samples.paths[row]) for row in rows]
-    if hasattr(samples, "sized"):  # a stream
+    if (files := decoder_of(samples, column)) is not None:
+        return [size_of(path) for path in files.paths]
+    if stream_of(samples) is not None:
         return None
     sides = dict(zip(step.axes, samples.fields[column].shape))
-    return [(sides["H"], sides["W"])] * len(rows)
+    return [(sides["H"], sides["W"])] * len(samples)
 
 
 def _widened(samples: Samples, column: str, width: int) -> Samples:
@@ -94,9 +93,7 @@ def _widened(samples: Samples, column: str, width: int) -> Samples:
 
 
 def _sized(samples: Samples, step: ToInput) -> Samples:
-    if isinstance(samples, Subset):
-        return replace(samples, samples=_sized(samples.samples, step))
     frame = step.frame
-    if isinstance(samples, Files):
+    if isinstance(samples, Columns):
         return samples.sized(frame.channels, frame.height, frame.width, step.placing)
     return samples

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted, typed
 from onnxgen.record.tail import tail_of
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import stored
 from onnxgen.training.data.asked import order_told
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.data.source import DataSource, target_called
-from onnxgen.training.data.streaming.stream import Stream
 from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import BOXES, Input, Part, Record, Target, read_record
@@ -76,13 +75,7 @@ def _order(source: DataSource, record: Record) -> None:
     kept = dict.fromkeys([*wanted, *(target.column for target in record.targets)])
     source.unfit = {name: problem for name, problem in source.unfit.items() if name in kept}
     for part, samples in source.parts.items():
-        if isinstance(samples, Stream):
-            source.parts[part] = samples.only(kept)
-            continue
-        assert isinstance(samples, Arrays)
-        columns = {name: samples.columns[name] for name in kept if name in samples.columns}
-        if columns:
-            source.parts[part] = replace(samples, columns=columns)
+        source.parts[part] = stored(samples).only(kept)
 
 
 def _whites(source: DataSource, record: Record) -> dict[str, float]:

@@ -32,11 +32,12 @@ from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
+from onnxgen.training.data.arrays import decoder_of
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
-from onnxgen.training.data.sounds import name_of_sounds
+from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.goal import Goal
@@ -279,7 +280,7 @@ def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
         at, order = placing.how if placing.how in ("corner", "line") else "middle", "BGR" if step.reversed else "RGB"
         sizes = frame.channels, frame.height, frame.width
         image = Image(*sizes, frame.axes, mean, std, step.white, beside, at, order, step.width_step)
-    rate = plan.data.rate if column == name_of_sounds(samples) else 0
+    rate = plan.data.rate if isinstance(decoder_of(samples, column), Sounds) else 0
     text, role, pad = plan.data.text, "", 0
     if text is not None and text.tokenizing is not None:
         role, pad = text.roles.get(name, ""), text.tokenizing.pad

@@ -15,16 +15,16 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
+from onnxgen.training.data.arrays import decoder_of
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import Files, open_images, size_of
+from onnxgen.training.data.folder import open_images, size_of
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.layout import SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
 from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Data
-from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
@@ -50,7 +50,7 @@ from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
 from onnxgen.training.runs.record import BOXES, Target, going_on, is_same, read_record
-from onnxgen.training.runs.seen import told_seen
+from onnxgen.training.runs.seen import files_of_each, told_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
 from onnxgen.training.tasks import card_of
@@ -294,7 +294,7 @@ class Learner:
         samples = next(iter(data.parts.values()))
         assert isinstance(samples, Prepared)
         column, step = next((name, s) for name, s in samples.steps.items() if isinstance(s, ToInput))
-        files = samples.samples.paths if isinstance(samples.samples, Files) else ()
+        files = getattr(decoder_of(samples, column), "paths", ())
         shape = dict(zip(step.axes, samples.samples.fields[column].shape))
         for row, name in enumerate(names):
             size = size_of(files[row]) if files else (shape["H"], shape["W"])
@@ -357,8 +357,8 @@ class Learner:
             else:
                 found = self._fitted(self._read(path))
                 samples = next(iter(found.parts.values()))
-                stored = samples.samples if isinstance(samples, Prepared) else samples
-                rows = stored.paths if isinstance(stored, (Files, Sounds)) else range(len(samples))
+                files = files_of_each(samples)
+                rows = range(len(samples)) if files is None else [file for file, *_ in files]
                 yield found, [str(row) if isinstance(row, Path) else f"{path}:{row}" for row in rows]
 
     def _read(self, path: Path) -> DataSource | Data:

@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from onnxgen.errors import counted
-from onnxgen.training.data.arrays import Subset
+from onnxgen.training.data.arrays import decoder_of
 from onnxgen.training.data.fitting import Plain
-from onnxgen.training.data.folder import Files
+from onnxgen.training.data.folder import Images, Targets
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.prepared import Prepared, Tuples
 from onnxgen.training.data.samples import Data, Samples
@@ -22,7 +22,6 @@ from onnxgen.training.data.sounds import Sounds
 from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.data.text.columns import Text
 from onnxgen.training.data.text.masking import Masked
-from onnxgen.training.data.tuples import Together
 
 SAMPLES = "samples.bin"  # in the folder of a run
 MOST = 1_000_000  # samples; of more, and of streamed ones, no digests are kept
@@ -53,16 +52,11 @@ def digests(samples: Samples, inputs: Sequence[str], text: Text | None = None) -
 
 def files_of_each(samples: Samples) -> Sequence[tuple[Path, ...]] | None:
     """Return the files of each sample, one for each input; None if samples are of no files."""
-    if isinstance(samples, Subset):
-        whole = files_of_each(samples.samples)
-        return None if whole is None else [whole[index] for index in samples.indices.tolist()]
     if isinstance(samples, Prepared):
-        return files_of_each(samples.samples)
-    if isinstance(samples, Together):
-        return list(zip(*(files.paths for files in samples.files.values())))
-    if isinstance(samples, (Files, Sounds)) and all(isinstance(path, Path) for path in samples.paths):
-        return [(path,) for path in samples.paths]  # type: ignore[misc]
-    return None
+        samples = samples.samples
+    decoders = [decoder_of(samples, name) for name in samples.fields]
+    paths = [d.paths for d in decoders if isinstance(d, (Images, Sounds)) and not isinstance(d, Targets)]
+    return [*zip(*paths)] if paths and all(isinstance(path, Path) for path in sum(paths, ())) else None
 
 
 def _undrawn(step: Any) -> Any:

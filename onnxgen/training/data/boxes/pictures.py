@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.folder import Files
-from onnxgen.training.data.letterbox import INNER, STRETCHED, WHOLE, Placing
+from onnxgen.training.data.folder import IMAGE, Images
+from onnxgen.training.data.letterbox import INNER, WHOLE, Placing
 from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
@@ -57,8 +58,8 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Boxed(Files):
-    """Image files with "boxes": float32 [most, 5] of class index and corners x1, y1, x2, y2 as shares of 0 to 1.
+class Boxes:
+    """A column of boxes: float32 [n, most, 5] of class index and corners x1, y1, x2, y2 as shares of 0 to 1.
 
     Rows of -1 fill up to the most boxes of any image. Of images that keep their proportions, corners are shares of the
     whole frame.
@@ -68,30 +69,39 @@ class Boxed(Files):
         inner: of images that keep their proportions, where each lies in the frame: float32 [n, 4], corners as shares.
     """
 
-    target: str = BOXES
-    sizes: tuple[tuple[int, int], ...] = ()
+    stored: Tensor
+    sizes: tuple[tuple[int, int], ...]
     inner: Tensor | None = None
+    dtype = torch.float32
 
-    def column(self, name: str) -> Tensor | None:
-        return self.inner if name == INNER else super().column(name)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stored.shape)
 
-    def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Boxed:
-        """See `Files.sized`."""
-        assert self.labels is not None and not self.placing.moves
-        labels, inner = self.labels.clone(), []
-        for rows, size in zip(labels, self.sizes) if placing.moves else ():
-            real, fit = rows[:, 0] >= 0, placing.fit(size, (height, width))
+    @property
+    def beside(self) -> Mapping[str, Tensor]:
+        return {} if self.inner is None else {INNER: self.inner}
+
+    def index_select(self, axis: int, which: Tensor) -> Boxes:
+        inner = None if self.inner is None else self.inner[which]
+        return Boxes(self.stored[which], tuple(self.sizes[index] for index in which.tolist()), inner)
+
+    def decoded(self, indices: Sequence[int]) -> Tensor:
+        return self.stored[torch.as_tensor(indices)]
+
+    def sized(self, size: tuple[int, int, int], placing: Placing) -> Boxes:
+        assert self.inner is None
+        stored, inner = self.stored.clone(), []
+        for rows, own in zip(stored, self.sizes) if placing.moves else ():
+            real, fit = rows[:, 0] >= 0, placing.fit(own, size[1:])
             rows[real, 1:] = fit.into_frame(rows[real, 1:].double()).float()
             inner.append(fit.into_frame(WHOLE))
-        lies = torch.stack(inner) if inner else None
-        return replace(self, size=(channels, height, width), labels=labels, placing=placing, inner=lies)
+        return replace(self, stored=stored, inner=torch.stack(inner) if inner else None)
 
-    def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Boxed:
-        """See `Arrays.renumbered`."""
-        assert column == self.target and self.labels is not None
-        labels, own = self.labels.clone(), self.labels[..., 0]
-        labels[..., 0] = torch.where(own < 0, own, places[own.clamp_min(0).long()].to(own.dtype))
-        return replace(self, labels=labels, classes=classes)
+    def renumbered(self, places: Tensor) -> Boxes:
+        stored, own = self.stored.clone(), self.stored[..., 0]
+        stored[..., 0] = torch.where(own < 0, own, places[own.clamp_min(0).long()].to(own.dtype))
+        return replace(self, stored=stored)
 
 
 def opened(
@@ -133,12 +143,13 @@ def opened(
     for part, pictures in kept.items():
         boxes = _stacked([rows[id(p)] for p in pictures], max(most, 1))
         shapes = tuple(seen[p.path][-2:] for p in pictures)
-        made[part] = Boxed(tuple(p.path for p in pictures), boxes, classes, size, sizes=shapes)  # type: ignore[arg-type]
+        images = Images(tuple(p.path for p in pictures), size)  # type: ignore[arg-type]
+        made[part] = Columns({IMAGE: images, BOXES: Boxes(boxes, shapes)}, {BOXES: classes})  # type: ignore[arg-type]
     return DataSource(
         made,
         faults.folder.name,
         BOXES,
-        {"image": 255.0},
+        {IMAGE: 255.0},
         text=frozenset({BOXES} if named else ()),
         placed=frozenset({BOXES}),
         sizes=frozenset(sizes),  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from onnxgen.training.data.folder import decoded
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.streaming.spans import Spans, spans_of
-from onnxgen.training.data.streaming.stream import Columns, Run
+from onnxgen.training.data.streaming.stream import Read, Run
 from onnxgen.training.data.streaming.tar import Member
 from onnxgen.training.data.table import arrow_column
 
@@ -84,7 +84,7 @@ class ParquetReader:
         path, _, first = self.groups[shard]
         return f"{path}, row {first + place}"
 
-    def read(self, runs: Sequence[Run]) -> Columns:
+    def read(self, runs: Sequence[Run]) -> Read:
         import pyarrow
 
         found = [table for run in runs for table in self._read(*run)]
@@ -151,7 +151,7 @@ class ParquetReader:
             raise OnnxgenError(what, help="add it to --classes or classes.txt, or remove the row")
         return classes.index(text)
 
-    def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
+    def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         which, faults = torch.tensor(places), {}
         made = {name: columns[name].index_select(0, which) for name in self.types}
         for name, members in self.joined.items():

@@ -21,7 +21,7 @@ HEAD = 512  # samples at the beginning that decide types, sizes and scales, and 
 _AT_ONCE = 64  # samples
 
 Run = tuple[int, int, int]  # shard, first sample in it, and the one after the last
-Columns = Mapping[str, Any]  # what was read of some samples, by name; values are taken from it by `Reader.batch`
+Read = Mapping[str, Any]  # what was read of some samples, by name; values are taken from it by `Reader.batch`
 
 
 class Reader(Protocol):
@@ -35,11 +35,11 @@ class Reader(Protocol):
         """True if reading is so fast that worker processes would not help."""
         ...
 
-    def read(self, runs: Sequence[Run]) -> Columns:
+    def read(self, runs: Sequence[Run]) -> Read:
         """Return what is stored of these samples, in this order. Raises `OnnxgenError` if a shard is damaged."""
         ...
 
-    def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
+    def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         """Return the samples at some places of what was read. If some can't be read, return why, by place.
 
         Raises:
@@ -69,8 +69,8 @@ class _Held:
     """What this process has in memory of a stream."""
 
     pid: int = 0
-    windows: dict[Window, tuple[dict[int, int], Columns]] = field(default_factory=dict)
-    ahead: tuple[Window, Future[tuple[dict[int, int], Columns]]] | None = None
+    windows: dict[Window, tuple[dict[int, int], Read]] = field(default_factory=dict)
+    ahead: tuple[Window, Future[tuple[dict[int, int], Read]]] | None = None
     reading: ThreadPoolExecutor | None = None
 
 
@@ -123,7 +123,7 @@ class Stream:
             held.reading = held.reading or ThreadPoolExecutor(1)
             held.ahead = ahead, held.reading.submit(self._read, ahead)
 
-    def _read(self, window: Window) -> tuple[dict[int, int], Columns]:
+    def _read(self, window: Window) -> tuple[dict[int, int], Read]:
         indices = [i for interval in window for i in range(*interval)]
         columns = self.reader.read([run for interval in window for run in self.spans.runs(interval)])
         return {index: place for place, index in enumerate(indices)}, columns
@@ -150,7 +150,7 @@ class Stream:
         self._check(batch, indices)
         return batch
 
-    def _grouped(self, indices: Sequence[int]) -> list[tuple[list[int], dict[int, int], Columns]] | None:
+    def _grouped(self, indices: Sequence[int]) -> list[tuple[list[int], dict[int, int], Read]] | None:
         """Return which of these samples are in each window that is held, with its places; None if one is in none."""
         found, left = [], list(range(len(indices)))
         for places, columns in self._held.windows.values() if self._held.pid == os.getpid() else ():
@@ -181,6 +181,10 @@ class Stream:
     def of_spans(self, spans: Spans) -> Stream:
         return replace(self, spans=spans, head=tuple(range(min(len(spans), HEAD))))
 
+    def divided(self, shares: Mapping[str, float], seed: int) -> dict[str, Stream]:
+        """Return the samples in parts: whole spans for each of the shares, and what is left as "train"."""
+        return {part: self.of_spans(spans) for part, spans in self.spans.held_back(shares, seed).items()}
+
     def changed(self, **changes: Any) -> Stream:
         """Return the same samples, read in another way."""
         return replace(self, reader=replace(self.reader, **changes))  # type: ignore[type-var]
@@ -190,8 +194,8 @@ class Stream:
         kept = getattr(self.reader, "only", None)
         return self if kept is None else replace(self, reader=kept([*names]))
 
-    def with_joined(self, name: str, members: Sequence[str]) -> Stream:
-        """Return the same samples with a column that is made of columns of single numbers."""
+    def with_joined(self, name: str, members: Sequence[str], empty: bool = False) -> Stream:
+        """Return the same samples with a column that is made of columns of single numbers; it is never `empty`."""
         joined: Mapping[str, tuple[str, ...]] = getattr(self.reader, "joined", {})
         return self.changed(joined={**joined, name: tuple(members)})
 
@@ -216,7 +220,7 @@ class Stream:
                     raise OnnxgenError(f"{self.name(indices[row])}: {name} has {found}, but {what}")
 
 
-def stream_of(samples: Samples) -> Stream | None:
+def stream_of(samples: Samples | None) -> Stream | None:
     """Return the stream that samples are made of; None if they are no stream."""
     found: Any = samples
     while found is not None and not isinstance(found, Stream):

@@ -23,7 +23,7 @@ from onnxgen.training.data.folder import decoded
 from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.streaming.stream import Columns, Run
+from onnxgen.training.data.streaming.stream import Read, Run
 
 SIZES = "sizes.json"  # beside the shards: {"train-000.tar": 1000, ...}, as WebDataset's tools write it
 PICTURE = "picture"  # in place of the ending of a picture
@@ -186,7 +186,7 @@ class TarReader:
     def name(self, shard: int, place: int) -> str:
         return f"{self.paths[shard]}, sample {place}"
 
-    def read(self, runs: Sequence[Run]) -> Columns:
+    def read(self, runs: Sequence[Run]) -> Read:
         return {"records": [record for shard, start, stop in runs for record in self._read(shard, start, stop)]}
 
     def _read(self, shard: int, start: int, stop: int) -> Iterator[Record]:
@@ -207,7 +207,7 @@ class TarReader:
         what = f"{at} has {has} samples, but {SIZES} tells {self.counts[shard]:,}"
         return OnnxgenError(what, help=f"correct {SIZES}, or remove it: then samples are counted")
 
-    def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
+    def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         made: dict[str, list[Any]] = {name: [] for name in self.made_of}
         faults: dict[int, str] = {}
         for place in places:

@@ -15,7 +15,7 @@ from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.spans import spans_of
-from onnxgen.training.data.streaming.stream import Columns, Run, Stream
+from onnxgen.training.data.streaming.stream import Read, Run, stream_of
 from onnxgen.training.data.text.roles import DECODER, IDS, MASK, PAST, POSITIONS, fixed_length, past_shape, roles_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import task_for
@@ -60,7 +60,7 @@ class TokenReader:
     def name(self, shard: int, place: int) -> str:
         return f"{self.files[shard].path}, tokens from {place * self.length:,}"
 
-    def read(self, runs: Sequence[Run]) -> Columns:
+    def read(self, runs: Sequence[Run]) -> Read:
         found = []
         for shard, start, stop in runs:
             file, count = self.files[shard], (stop - start) * self.length
@@ -71,7 +71,7 @@ class TokenReader:
             found.append(tokens.reshape(stop - start, self.length))
         return {LABELS: np.concatenate(found)}
 
-    def batch(self, columns: Columns, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
+    def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         ids, made = torch.from_numpy(columns[LABELS][places].astype(np.int64)), {}
         for name, role in (self.roles or {LABELS: IDS}).items():
             if isinstance(role, tuple):
@@ -122,13 +122,14 @@ def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None
         raise OnnxgenError(f"how long are the blocks that {source.name} is cut into?", help=way)
     columns = {port.name: _role(role, port) for role, port in roles.items()} | {LABELS: IDS}
     for part, samples in source.parts.items():
-        assert isinstance(samples, Stream) and isinstance(samples.reader, TokenReader)
-        reader = replace(samples.reader, length=length, roles=columns)
+        stream = stream_of(samples)
+        assert stream is not None and isinstance(stream.reader, TokenReader)
+        reader = replace(stream.reader, length=length, roles=columns)
         counts = [file.count // length for file in reader.files]
         if not sum(counts):
             raise OnnxgenError(f"the {part} part of {source.name} has less than {counted(length, 'token')}")
         pieces = [(i, first, min(_PIECE, n - first)) for i, n in enumerate(counts) for first in range(0, n, _PIECE)]
-        source.parts[part] = replace(samples, reader=reader).of_spans(spans_of(*zip(*pieces)))
+        source.parts[part] = replace(stream, reader=reader).of_spans(spans_of(*zip(*pieces)))
     name = legible(roles[IDS].name)
     source.notes.append(f"{name} is blocks of {counted(length, 'token')}; what is left at a file's end is not used")
 
@@ -138,4 +139,4 @@ def _role(role: str, port: Port) -> str | tuple[int, ...]:
 
 
 def is_tokens(samples: object) -> bool:
-    return isinstance(samples, Stream) and isinstance(samples.reader, TokenReader)
+    return isinstance(getattr(samples, "reader", None), TokenReader)

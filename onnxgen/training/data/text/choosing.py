@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import in_columns
 from onnxgen.training.data.source import DataSource, Gaps, Lists
 from onnxgen.training.data.stacking import aims_of
 from onnxgen.training.data.tuples import MEMBERS
@@ -210,6 +210,5 @@ def rename_text(source: DataSource, wanted: Sequence[str]) -> None:
     source.unfit = {names.get(n, n): problem for n, problem in source.unfit.items()}
     source.text = frozenset(names.get(n, n) for n in source.text)
     for part, samples in source.parts.items():
-        assert isinstance(samples, Arrays)
-        columns = {names.get(n, n): c for n, c in samples.columns.items()}
-        source.parts[part] = replace(samples, columns=columns)
+        columns = {names.get(n, n): c for n, c in in_columns(samples).columns.items()}
+        source.parts[part] = replace(in_columns(samples), columns=columns)

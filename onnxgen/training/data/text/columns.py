@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.arrays import Arrays
+from onnxgen.training.data.arrays import Columns, in_columns
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import Chosen, choose
@@ -134,10 +134,10 @@ def _labelled(source: DataSource, roles: Mapping[str, Port], settings: Settings,
     if labels != "next" or LABELS in next(iter(source.parts.values())).fields:
         return None
     for part, samples in source.parts.items():
-        if isinstance(samples, Arrays):
+        if isinstance(samples, Columns):
             made = samples.columns[ids].long()
             made = made.masked_fill(samples.columns[mask] == 0, IGNORED) if mask in samples.columns else made
-            source.parts[part] = replace(samples, columns={**samples.columns, LABELS: made})
+            source.parts[part] = samples.with_column(LABELS, made)
     return None
 
 
@@ -198,9 +198,8 @@ class _Fit:
         """Return what each column of texts is, if they are read apart."""
         return [found, *found.further] if self.chosen.apart else [found]
 
-    def _made(self, part: str, found: Encoded, length: int, start: int | None, running: bool) -> Arrays:
-        samples, chosen = self.source.parts[part], self.chosen
-        assert isinstance(samples, Arrays)
+    def _made(self, part: str, found: Encoded, length: int, start: int | None, running: bool) -> Columns:
+        samples, chosen = in_columns(self.source.parts[part]), self.chosen
         kept = torch.tensor(found.kept, dtype=torch.int64)
         drop = {*chosen.texts, *([chosen.target] if chosen.words or self.labels == "other" else [])}
         columns = {} if running else {n: c[kept] for n, c in samples.columns.items() if n not in drop}
@@ -217,7 +216,7 @@ class _Fit:
             if self.labels == "masked":
                 special = torch.tensor(sorted(self.tokenizing.specials), dtype=torch.int64)
                 columns[LABELS] = columns[LABELS].masked_fill(torch.isin(columns[LABELS], special), IGNORED)
-        return Arrays(columns, classes, rows)
+        return Columns(columns, classes, rows)
 
     def _inputs(self, found: Encoded, length: int, start: int | None) -> dict[str, Tensor]:
         pad, count = self.tokenizing.pad, len(found.ids)
