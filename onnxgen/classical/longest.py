@@ -7,12 +7,33 @@ follow all texts at once. The threads of `re` end where an earlier one has match
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from onnxgen.classical.ambiguity import MAX_STEPS, Pattern, Ranges, letter_kinds
+Ranges = list[tuple[int, int]]  # code points, sorted and disjoint
 
 MATCH = -1
+MAX_PARTS, MAX_STEPS = 5_000, 500_000  # of a program, and of following it
 Threads = tuple[int, ...]  # numbers of letters, or `MATCH`; what `re` tries first comes first
+
+
+class TooLarge(ValueError):
+    """It would take too long to follow the pattern."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern: a letter (`ranges`), or all `parts` one after the other, or `either` of them.
+
+    It is repeated `low` to `high` times (None: without limit). `asserts`: it tests the surrounding text.
+    """
+
+    ranges: Ranges | None = None
+    parts: tuple[Pattern, ...] = ()
+    either: bool = False
+    low: int = 1
+    high: int | None = 1
+    asserts: bool = False
 
 
 class _Program:
@@ -30,6 +51,7 @@ class _Program:
         self.after: list[int] = []
         self.branches: list[list[int]] = []
         self.asserts = self.loops = self.twice = False
+        self.parts = 0
         self.start = self.of(pattern, MATCH)
 
     def branch(self, *ways: int) -> int:
@@ -52,6 +74,9 @@ class _Program:
         return entry
 
     def once(self, pattern: Pattern, then: int) -> int:
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise TooLarge("the pattern is too large")
         if pattern.ranges is not None:
             self.letters.append(pattern.ranges)
             self.after.append(then)
@@ -83,6 +108,24 @@ class _Program:
     def behind(self, threads: Threads, kind: frozenset[int]) -> Threads:
         """Return what is reached after a letter of a kind."""
         return self.threads(self.after[t] for t in threads if t in kind)
+
+
+def letter_kinds(letters: Sequence[Ranges]) -> set[frozenset[int]]:
+    """Return the sets of positions that a single letter can match."""
+    where: dict[int, list[tuple[int, bool]]] = {}
+    for position, ranges in enumerate(letters):
+        for low, high in ranges:
+            where.setdefault(low, []).append((position, True))
+            where.setdefault(high + 1, []).append((position, False))
+    kinds: set[frozenset[int]] = set()
+    inside: set[int] = set()
+    for code in sorted(where):
+        for position, begins in sorted(where[code], key=lambda event: event[1]):  # ends first: ranges are disjoint
+            (inside.add if begins else inside.discard)(position)
+        kinds.add(frozenset(inside))
+    if sum(map(len, kinds)) > MAX_STEPS:
+        raise TooLarge("the pattern is too large")
+    return kinds
 
 
 def _may_be_empty(pattern: Pattern) -> bool:

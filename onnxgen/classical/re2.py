@@ -2,8 +2,7 @@
 
 If only whole strings are matched, groups, greed and the order of alternatives do not matter. In a search RE2 can be
 asked for the longest match, and `re` must find that one first (see `longest`). What has another meaning in `re` (`$`,
-`\\d`, `\\s`, `{,5}`, ignored case) is rewritten. RE2 takes linear time, while `re` tries one way after the other: a
-pattern with many ways is refused (see `ambiguity`).
+`\\d`, `\\s`, `{,5}`, ignored case) is rewritten. RE2 takes linear time, while `re` tries one way after the other.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxgen.classical.ambiguity import Pattern, Ranges, TooManyWays, check_linear
-from onnxgen.classical.longest import greedy_is_longest
+from onnxgen.classical.longest import Pattern, Ranges, TooLarge, greedy_is_longest
 
 MAX_LENGTH = 4_096  # characters of a pattern
 MAX_DEPTH, MAX_REPEATS = 100, 1000  # of nested groups; of counts, which is RE2's own limit
@@ -61,7 +59,10 @@ def as_searches(pattern: str) -> list[str]:
     """
     branches = _branches(pattern)
     whole = _either(branches)
-    found = next((made for made in ([whole], branches) if all(greedy_is_longest(m.meant) for m in made)), None)
+    try:
+        found = next((made for made in ([whole], branches) if all(greedy_is_longest(m.meant) for m in made)), None)
+    except TooLarge as error:
+        raise NotRe(str(error)) from None
     if found is None:
         raise NotRe("the longest match may not be the first that Python's `re` finds")
     return [made.text for made in found]
@@ -75,10 +76,6 @@ def _branches(pattern: str) -> list[_Made]:
     made = reader.alternatives(frozenset(), 0)
     if reader.rest():
         raise NotRe("a ) without its (")
-    try:
-        check_linear(_either(made).meant)
-    except TooManyWays as error:
-        raise NotRe(str(error)) from None
     return made
 
 

@@ -124,9 +124,9 @@ def test_any_pattern(pattern: str, texts: list[str], separates: bool, least: int
     assert split_words(x, "#", least=least, **given).tolist() == expected[0].tolist()
 
 
-@pytest.mark.parametrize("pattern", ["a?(ab)?", "(?:a|ab)$", "(|a)*", r"(a+)+$", r"\p{Greek}", "(a"])
+@pytest.mark.parametrize("pattern", ["a?(ab)?", "(?:a|ab)$", "(|a)*", r"\p{Greek}", "(a"])
 def test_refused_patterns(pattern: str) -> None:
-    """Where `re` may find a shorter match first, or needs too long, or RE2 knows what it does not."""
+    """Where `re` may find a shorter match first, or RE2 knows what it does not."""
     attrs = {"mincharnum": 1, "pad_value": "#", "mark": 0}
     for mode in ({"tokenexp": pattern}, {"separators": [" ", pattern]}):
         assert "the pattern can't be translated" in refusal(OP, [strings("a")], {**attrs, **mode}, domain=MICROSOFT)
