@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, expressions, members_of
@@ -46,37 +47,44 @@ class Around:
         uses: how often each value is used.
         lists: the lists that a value is an item of, by the value.
         parts: the statement that makes a value by dividing another, by the value.
-        ways: how statements use a value, by the value: what they do, and which operand it is.
-        calls: what statements do with an item of a list, by its path.
     """
 
     scope: Scope
     uses: Counter[str]
     lists: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
     parts: dict[str, Assign] = field(default_factory=dict)
-    ways: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
-    calls: dict[ModulePath, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         trees = [tree for statement in self.scope.body for tree in expressions(statement)]
-        lists = [node for tree in trees for node in walk(tree) if isinstance(node, ast.List)]
-        columns = [node for statement in self.scope.body for node in columns_of(statement)]
-        for names in map(names_in, (*lists, *columns)):
+        lists: list[ast.List | ast.Tuple] = [n for tree in trees for n in walk(tree) if isinstance(n, ast.List)]
+        lists += [column for statement in self.scope.body for column in columns_of(statement)]
+        for names in map(names_in, lists):
             for name in dict.fromkeys(names):
                 self.lists.setdefault(name, []).append(names)
-        for i, statement in enumerate(self.scope.body):
-            if isinstance(statement, Assign):
-                text = text_of(statement, i)
-                for at, name in enumerate(taken(statement.value)):
-                    self.ways.setdefault(name, set()).add((text, at))
-                for member in members_of(statement):
-                    self.calls.setdefault(member.path, set()).add(text)
         self.outputs = tuple(o.value if isinstance(o, Ref) else "" for o in self.scope.outputs)
         for statement in self.scope.body:
             if isinstance(statement, Assign) and len(statement.targets) > 1 and not statement.form:
                 value = statement.value
                 if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in PARTS:
                     self.parts.update(dict.fromkeys(statement.targets, statement))
+
+    @cached_property
+    def ways(self) -> dict[str, set[tuple[str, int]]]:
+        """How statements use a value, by the value: what they do, and which operand it is."""
+        found: dict[str, set[tuple[str, int]]] = {}
+        for i, statement in enumerate(self.scope.body):
+            for at, name in enumerate(taken(statement.value) if isinstance(statement, Assign) else ()):
+                found.setdefault(name, set()).add((text_of(statement, i), at))
+        return found
+
+    @cached_property
+    def calls(self) -> dict[ModulePath, set[str]]:
+        """What statements do with a module, by its path."""
+        found: dict[ModulePath, set[str]] = {}
+        for i, statement in enumerate(self.scope.body):
+            for member in members_of(statement):
+                found.setdefault(member.path, set()).add(text_of(statement, i))
+        return found
 
     def has_all(self, names: tuple[str, ...]) -> bool:
         """True if values are items of a list, or results of the scope, all in a row."""
