@@ -306,8 +306,8 @@ def depth(tree: ast.AST, is_flat: bool = False) -> int:
 
     Args:
         tree: the expression.
-        is_flat: the terms of a sum are on one level, as the factors of a product are, and a power of a name is no
-            deeper than the name.
+        is_flat: the terms of a sum are on one level, as the factors of a product are, and a power or an item of a name
+            is no deeper than the name.
     """
     if is_flat and isinstance(tree, ast.BinOp):
         left, right = depth(tree.left, True), depth(tree.right, True)
@@ -321,6 +321,8 @@ def depth(tree: ast.AST, is_flat: bool = False) -> int:
         for child in field if isinstance(field, list) else [field]:
             if isinstance(child, ast.AST):
                 inner = max(inner, depth(child, is_flat))
+    if is_flat and inner == 0 and isinstance(tree, ast.Subscript):
+        return 0
     return inner + isinstance(tree, (ast.Call, ast.BinOp, ast.Subscript))
 
 

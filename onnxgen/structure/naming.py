@@ -22,8 +22,6 @@ from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
 from onnxgen.structure.consumers import is_part, used_as
 from onnxgen.structure.makers import (
     ASIDE,
-    BOXES,
-    DISTANCE,
     EMBEDDINGS,
     GATE,
     NOUNS,
@@ -278,21 +276,17 @@ class Names:
         is_main = MAIN in ended.values() or self.main in ended
         if is_main and pools(statement.value, self.infos.get(value, Info()).rank):
             made.result, names = POOLED, [*names, POOLED]
-        if is_main and value not in self.carried:
-            stage = next(
-                (word for word in (kept, made.result, made.layer) if word in STAGES and word in (*names, *layer)), ""
-            )
+        begins = made.plain not in ASIDE and kept not in names and self._begins(needs)
+        if (is_main or begins) and value not in self.carried:
+            stage = next((w for w in (kept, made.result, made.layer) if w in STAGES and w in (*names, *layer)), "")
             if stage:
                 self.main = value
                 return [stage, *names, MAIN]
         apart = value in self.returned and len(self.returned) > 1  # one of several results
         if is_main and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
             return [MAIN]
-        if made.plain not in ASIDE and kept not in names and self._begins(needs):
-            if made.result not in (EMBEDDINGS, DISTANCE, BOXES) or made.result not in names or value in self.carried:
-                return [MAIN]
-            self.main = value
-            return [made.result, MAIN]
+        if begins:
+            return [MAIN]
         if is_named:
             self._fork(needs)
         if made.result and made.result in names:

@@ -17,13 +17,14 @@ from onnxgen.code.steps import chain
 from onnxgen.code.torch_api import ACTIVATIONS, NORMS, dotted
 from onnxgen.common.names import FileText
 from onnxgen.structure.clues import input_name, is_general, says_what
-from onnxgen.structure.makers import made_by
+from onnxgen.structure.makers import DISTANCE, STAGES, made_by
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 MAX_DEPTH = 3  # calls and operators nested in one expression
 MAX_LAYERS = 2  # layers with a weight matrix in one expression; only one is nested, but in a `return` and in a pair
 PAIR = 2  # calls in an expression that is nothing but two such layers
 STEP = 3  # calls in one another that `code/steps.py` leaves in one statement
+FEW_LETTERS = 64  # of an expression that may have so many calls, two of them of layers
 NO_NAMES: Mapping[str, str] = {}
 METHOD = -1  # stands for the layers that a method calls
 LINE = 88 - 8  # characters of a line of `forward`
@@ -64,6 +65,7 @@ class _Nesting:
     def __init__(self, scope: Scope, roles: Mapping[str, str], kept: Container[str]) -> None:
         self.scope, self.roles, self.kept = scope, roles, kept
         self.uses = scope.uses()
+        self.trees = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
         self.returned: Assign | None = None
         self.named: set[str] = set()
         for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
@@ -140,6 +142,8 @@ class _Nesting:
                 break
             if not self._fits(before.value, holder, name, self._room(statement, level), deepest, layers):
                 break
+            if statement is not self.returned and made_by(before.value, self.trees).result == DISTANCE:
+                break
             if deepest > PAIR and layers == MAX_LAYERS and _are_row([*made[-2:], statement]):
                 break
             _absorb(statement, before)
@@ -169,19 +173,29 @@ class _Nesting:
         deep, many = _layers(merged)
         if deep > layers or many > MAX_LAYERS:
             return False
-        if self._depth(merged, inner, name) - _is_behind(merged) > deepest:
+        letters = width(merged, self.roles, len(self.scope.path))
+        if deepest == PAIR and letters <= FEW_LETTERS and not self._is_named(inner, name):
+            most = STEP
+        else:
+            most = deepest
+        if self._depth(merged, inner, name) - _is_behind(merged) > most:
             return False
         if _norms(merged) > max(1, _norms(outer)):
             return False  # the norm is of the next layer
-        if deepest > PAIR and layers == MAX_LAYERS and deep > 1 and len(chain(merged)) > STEP:
+        if deep > 1 and len(chain(merged)) > STEP:
             return False  # it would be two statements again
         if deepest == PAIR and len({_family(member) for member in members(merged)}) == 1:
             return False  # one of a row of steps stays a statement, as the others do
-        return width(merged, self.roles, len(self.scope.path)) <= room
+        return letters <= room
+
+    def _is_named(self, tree: ast.expr, name: str) -> bool:
+        """True if a value has a name to keep, by its role or by the expression that makes it."""
+        made = made_by(tree, self.trees)
+        return name in self.roles or bool(made.result or made.plain) or made.layer in STAGES
 
     def _depth(self, merged: ast.expr, inner: ast.expr, name: str) -> int:
         """Return how deep an expression is; flat sums count as one level, unless the inner value has a name to keep."""
-        made = made_by(inner)
+        made = made_by(inner, self.trees)
         if name in self.roles or made.result or made.plain:
             return depth(merged)
         return depth(merged, is_flat=True) - _is_residual(merged)
@@ -286,7 +300,10 @@ def _is_behind(tree: ast.AST) -> bool:
 
 
 def _is_residual(tree: ast.AST) -> bool:
-    """True for a sum with a value as it is, `x + self.proj(attn)`."""
+    """True for a sum with a value as it is, `x + self.proj(attn)`, also with a norm behind it."""
+    layer = callee(tree)
+    if layer is not None and layer.layer in NORMS and isinstance(tree, ast.Call) and len(tree.args) == 1:
+        tree = tree.args[0]
     is_sum = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add)
     return is_sum and any(isinstance(side, Ref) for side in (tree.left, tree.right))
 

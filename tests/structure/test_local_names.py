@@ -532,3 +532,25 @@ def test_what_a_value_is_made_of_names_it(tmp_path: Path) -> None:
     text = forward(Near(), (VECTORS, VECTORS), tmp_path)
     for start in ("lt, rb = ", "dist = ", "boxes = "):
         assert f" {start}" in text, (start, text)
+
+
+class Postnorm(nn.Module):
+    """Three short calls, two of them of layers, are one statement, and so is a sum with the norm behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(16, 8)
+        self.proj, self.rnn, self.enc = nn.Linear(8, 8), nn.GRU(8, 8), nn.Linear(8, 8)
+
+    def forward(self, a: Tensor) -> Tensor:
+        x = self.enc(a)
+        x = self.norm(x + self.mix(torch.cat([x, a], dim=-1)))
+        output, _ = self.rnn(F.gelu(self.proj(x)))
+        return output * x
+
+
+def test_short_calls_and_sums_with_their_norm_are_one_statement(tmp_path: Path) -> None:
+    text = forward(Postnorm(), (torch.randn(3, 2, 8),), tmp_path, ["frames"])
+    assert "encoded = self.enc(frames)" in text, text
+    assert "x = self.norm(encoded + self.mix(torch.cat([encoded, frames], dim=-1)))" in text, text
+    assert "output, _ = self.rnn(F.gelu(self.proj(x)))" in text, text
