@@ -40,6 +40,7 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
     inferred.scope.update(_biased(nodes, inferred))
     inferred.scope.update(_looked_up(nodes, inferred))
     inferred.scope.update(_of_weights(nodes, inferred))
+    inferred.scope.update(_attending(nodes, inferred))
     inferred.look_ahead(nodes)
     for node in nodes:
         if node not in inferred.scope:
@@ -196,6 +197,38 @@ def _looked_up(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Modul
         if table is not None and node not in inferred.scope and _only_use(table) is node:
             if inferred.scope.get(table) in inferred.layers:
                 found[node] = inferred.scope[table]
+    return found
+
+
+def _attending(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
+    """Return the scopes of attention, with the nodes that move its operands and its result, by its projections.
+
+    Where one module makes q, k and v for nothing else, as BERT's `attention.self`, it attends. The module around it has
+    the layer behind the attention.
+    """
+    found: dict[ir.Node, ModulePath] = {}
+    for node in nodes:
+        if node.op_type != "Attention" or node in inferred.scope:
+            continue
+        moved, makers, waiting = [node], set[ir.Node](), [v.producer() for v in node.inputs[:3] if v is not None]
+        while waiting:
+            before = waiting.pop()
+            if before is None or _only_use(before) is None:
+                break
+            if before in inferred.scope:
+                makers.add(before)
+            else:
+                moved.append(before)
+                waiting += [*_producers(before)] or [None]
+        else:
+            after = _only_use(node)
+            while after is not None and after not in inferred.scope and is_a(after, VIEW):
+                moved.append(after)
+                after = _only_use(after)
+            scope = common_scope(inferred.scope[maker] for maker in makers) or ()
+            is_module = bool(scope) and scope not in inferred.lists | inferred.layers
+            if is_module and len({inferred.scope[maker] for maker in makers}) > 1:
+                found.update(dict.fromkeys(moved, scope))
     return found
 
 

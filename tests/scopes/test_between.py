@@ -59,6 +59,30 @@ def test_a_skip_connection_ends_where_it_began(write: Write) -> None:
         assert [found[f"{name}{i}"] for name in ("neg", "add", "relu")] == [f"blocks.{i}"] * 3
 
 
+@pytest.mark.parametrize(
+    ("where", "shown", "wanted"),
+    [("attn.self.k", False, "attn.self"), ("attn.self.k", True, "attn"), ("attn.k", False, "attn")],
+)
+def test_attention_is_where_its_projections_are(write: Write, where: str, shown: bool, wanted: str) -> None:
+    """As in BERT, whose `self` attends, and whose `output` stands beside it. Unless a projection is used elsewhere."""
+    names = {"q": "attn.self.q", "k": where, "v": "attn.self.v"}
+    moves = [node("Identity" if n == "v" else "Abs", [n], [f"{n}0"], name=f"move {n}") for n in names]
+    nodes = [
+        *(layer(path, "x", n) for n, path in names.items()),
+        *moves,
+        node("Attention", ["q0", "k0", "v0"], ["a"], name="attend", q_num_heads=2, kv_num_heads=2),
+        node("Flatten", ["a"], ["b"], name="merge"),
+        node("Neg", ["b"], ["c"], name="behind"),
+        layer("attn.output.dense", "c", "d"),
+        node("Sub", ["d", "k" if shown else "x"], ["y"], name="sub"),
+    ]
+    proto = model(nodes, [weight(f"{n.name}.weight", 4, 4) for n in nodes if n.op_type == "MatMul"], opsets={"": 23})
+    read_model = read(write(proto), Options())
+    infer_missing_scopes(read_model, Options())
+    found = {n.name or "": ".".join(SCOPE.get(n)) for n in read_model.graph}
+    assert [found[n] for n in ("move q", "attend", "merge", "behind")] == [wanted] * 3 + ["attn"]
+
+
 @pytest.mark.parametrize("outside", [False, True])
 def test_branches_of_a_block_meet_in_it(write: Write, outside: bool) -> None:
     """Unless something else takes one of them, too."""
