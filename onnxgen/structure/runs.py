@@ -286,15 +286,22 @@ class _Sequence:
         return found
 
     def _prepend(self, found: Chain) -> None:
-        """Add the functions before the first item whose scope says that they belong to the container."""
+        """Add the functions before the first item whose scope says that they belong to the container.
+
+        Without a number, what flattens is number 0 if only that is missing: a classifier often begins with it.
+        """
         while found[0][0] > 0:
             value = found[0][2].value
             given = value.args[0] if isinstance(value, ast.Call) and value.args else None
             maker = self.flow.makers.get(given.value) if isinstance(given, Ref) else None
             function = self._function(maker) if maker is not None and self.flow.after(maker) is found[0][2] else None
-            if maker is None or function is None or function[0] is None or function[0] >= found[0][0]:
+            if maker is None or function is None:
                 return
-            found.insert(0, (function[0], function[1], maker))
+            is_first = found[0][0] == 1 and function_of(function[1].build) == "nn.Flatten"
+            number = 0 if function[0] is None and is_first else function[0]
+            if number is None or number >= found[0][0]:
+                return
+            found.insert(0, (number, function[1], maker))
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """Return a functional layer as a module, and its number if its scope has one (`/features/features.1/Relu`)."""

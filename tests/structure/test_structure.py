@@ -355,6 +355,27 @@ def test_what_an_export_dropped_from_a_sequence_is_an_identity(case: Case, tmp_p
     assert "self.head(self.layers(x))" in source
 
 
+class Flat(nn.Module):
+    """What flattens before a sequence may be its module that lacks; not if two lack, nor with two users."""
+
+    def __init__(self, gap: int) -> None:
+        super().__init__()
+        self.one, self.two = (
+            nn.Sequential(*[nn.Dropout()] * gap, nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin().flatten(1)
+        return self.one(x.flatten(1)) * self.two(y) + y.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(("gap", "first"), [(0, 0), (1, 1), (2, 0)])
+def test_what_flattens_is_the_first_of_a_sequence_without_one(gap: int, first: int, tmp_path: Path) -> None:
+    source = made(lambda: Flat(gap), tmp_path)
+    assert source.count("nn.Flatten()") == first and source.count("flatten(1)") == 2 - first
+    assert source.count("nn.Identity()") == 2 * gap - first
+
+
 class Cached(nn.Module):
     """A layer that is given a mask and its own past, and gives back what the next step needs."""
 
