@@ -481,6 +481,41 @@ def test_newer_apis_are_found() -> None:
     assert newer("F.rms_norm(x, (8,))") == []
 
 
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+# Where tasks are named: cards, what the goals of each are made of, and what tells the purpose of a file. To rooms of
+# the generator, an embedding is a layer.
+CARDS = ("onnxgen/training/tasks/", "onnxgen/purpose/", "onnxgen/record/purpose.py")
+CARDS += tuple(f"onnxgen/{room}/" for room in GENERATOR.split())
+GOALS = {"image-to-image": "images", "masked-language-model": "language", "language-model": "language"}
+ELSEWHERE = 3  # files
+
+
+def test_tasks_are_named_by_their_cards() -> None:
+    """A task's name is a text of its own, or behind `--task`, or the name of a module that is imported."""
+    cards = [path for path in OURS if name(path).startswith(CARDS[0]) and path.stem not in ("__init__", "card")]
+    for task in (path.stem.replace("_", "-") for path in cards):
+        own = f"onnxgen/training/goals/{GOALS.get(task, task)}"
+        others = [path for path in OURS if not name(path).startswith((*CARDS, f"{own}.py", f"{own}/"))]
+        found = [name(path) for path in others if _names_task(path, task)]
+        assert len(found) <= ELSEWHERE, (task, found)
+
+
+def _names_task(path: Path, task: str) -> bool:
+    texts = [node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)]
+    told = re.compile(rf"--task {task}(?![\w-])")
+    if any(isinstance(text, str) and (text == task or told.search(text)) for text in texts):
+        return True
+    return any(f"training.goals.{task}." in f"{module}." for module in at_once(tree(path).body, late=True))
+
+
+@pytest.mark.parametrize("room", ["data/fitting.py", "prepare.py"])
+def test_data_is_fitted_and_runs_are_prepared_without_the_name_of_a_task(room: str) -> None:
+    path = ROOT / "onnxgen" / "training" / room
+    tasks = {path.stem.replace("_", "-") for path in (ROOT / "onnxgen" / "training" / "tasks").glob("*.py")}
+    assert {task for task in tasks if _names_task(path, task)} == set()
+
+
 # ---- size ------------------------------------------------------------------------------------------------------------
 
 

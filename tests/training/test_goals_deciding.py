@@ -23,8 +23,8 @@ from onnxgen.training.checkpoint.peek import KEY
 from onnxgen.training.config import read_config
 from onnxgen.training.data.columns import from_columns
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.goals import keypoints
 from onnxgen.training.goals.deciding import decide
+from onnxgen.training.goals.outputs import PLACES
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.tasks import CARDS
 from onnxgen.training.tasks.card import PLACE_LOSSES
@@ -131,7 +131,7 @@ def test_losses_of_a_task_are_no_reason_against_it() -> None:
         for loss in kind.losses:
             fitting = {"embedding": NAMES, "keypoints": KEYPOINTS, "image-to-image": np.zeros((6, 8, 8), np.uint8)}
             assert decided(network(name, VECTOR), {"x": X, "target": fitting[name]}, loss=loss)[0] == name
-    assert {*PLACE_LOSSES} == {*keypoints.NAMES}
+    assert {*PLACE_LOSSES} == {*PLACES}
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "segmentation", "multilabel", "of a later version"])

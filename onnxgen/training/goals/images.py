@@ -12,14 +12,12 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.image import PeakSignalNoiseRatio, StructuralSimilarityIndexMeasure
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.byname import by_name
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.data.scales import Scale, scale_text
 from onnxgen.training.endings import VIEWS
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
-from onnxgen.training.goals.keypoints import NAMES
-from onnxgen.training.goals.outputs import trained_output
+from onnxgen.training.goals.outputs import PLACES, asked_loss, trained_output
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:
@@ -69,9 +67,7 @@ class Images(Goal):
         if self.scale is not None:
             mean, deviation = self._by_channel(target)
             target = (target - mean) / deviation
-        measure: Any = NAMES[self.loss]
-        mean_loss: Tensor = measure(made, target)
-        return mean_loss
+        return PLACES[self.loss](made, target)
 
     def _by_channel(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of each channel, to be combined with images."""
@@ -129,11 +125,7 @@ def make(found: Situation) -> list[Goal]:
     """Return the goal of `--task image-to-image`. Raises `OnnxgenError` if output, target or loss do not fit."""
     (column,) = found.feeding.others
     step = getattr(found.samples, "steps", {}).get(column)
-    target, asked = found.batch[column], found.settings.loss
-    if not isinstance(asked, str):
-        raise OnnxgenError("--task image-to-image trains one output, so --loss is a name", help="--loss l1 or mse")
-    loss = "l1" if asked == "auto" else asked.strip().lower()
-    by_name(loss, NAMES, "loss of --task image-to-image")
+    target, loss = found.batch[column], asked_loss(found, "l1", "--loss l1 or mse")
     wanted = f"an output like column {column!r}, {list(target.shape)}"
     output = trained_output(found, lambda made: made.shape == target.shape, wanted)
     axes = step.frame.axes if isinstance(step, ToInput) else {3: "HW", 4: "CHW"}.get(target.ndim, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,13 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.byname import by_name
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, ending_of
 from onnxgen.training.goals.decoding import peaks
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
-from onnxgen.training.goals.outputs import refuse_augment, trained_output
+from onnxgen.training.goals.outputs import PLACES, asked_loss, refuse_augment, trained_output
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 NEAR = 0.05  # of the image's diagonal
 WIDEST = 32  # the deviation of a heatmap's peak is its longer side by this: 2 pixels of 64, as in the paper
 MOVES = ("flip", "vflip", "rotate", "shift", "crop")
-LOSSES = {"l1": F.l1_loss, "mse": F.mse_loss, "smooth_l1": F.smooth_l1_loss, "huber": F.huber_loss}
-NAMES = LOSSES | {f"{name}_loss": loss for name, loss in LOSSES.items()} | {"mae": F.l1_loss}
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Keypoints(Goal):
             made = outputs[self.output].float()
             each = F.mse_loss(made, gaussians(places, made.shape[2], made.shape[3]), reduction="none").mean((2, 3))
             return (each * visible).mean()
-        measure: Any = NAMES[self.loss]
+        measure = PLACES[self.loss]
         each = measure(self.places(outputs), places, reduction="none").mean(2) * visible
         if self.shape[-1] == 3 and len(self.shape) == 2:
             sure = outputs[self.output].float()[..., 2]
@@ -145,7 +142,7 @@ def make(found: Situation) -> list[Goal]:
     """Return the goal of `--task keypoints`. Raises `OnnxgenError` if output, places or loss do not fit."""
     refuse_augment(found, MOVES, "moves the image, but not its keypoints")
     (column,) = found.feeding.others
-    field, asked = found.samples.fields[column], found.settings.loss
+    field = found.samples.fields[column]
     if len(field.shape) != 2 or field.shape[1] not in (2, 3):
         what = f"column {column!r} has {list(field.shape)} for each sample"
         raise OnnxgenError(
@@ -161,7 +158,7 @@ def make(found: Situation) -> list[Goal]:
     made = found.outputs[output]
     size, stored = _sizes(found)
     pixels = stored if _pixels(found.samples, column, stored) else None
-    loss = _loss(asked, made.ndim == 4)
+    loss = _loss(found, made.ndim == 4)
     of_image = "" if pixels is None else f"pixels of an image of {pixels[0]:.0f}x{pixels[1]:.0f}"
     said = f"places in {column} are {of_image or 'shares of width and height'}"
     said += f"; trained with {loss} of " + ("heatmaps" if made.ndim == 4 else "shares, without keypoints not visible")
@@ -171,16 +168,11 @@ def make(found: Situation) -> list[Goal]:
     return [goal]
 
 
-def _loss(asked: Any, of_maps: bool) -> str:
-    if not isinstance(asked, str):
-        raise OnnxgenError("--task keypoints trains one output, so --loss is a name", help="--loss l1 or mse")
-    if of_maps:
-        if asked not in ("auto", "mse", "mse_loss"):
-            raise OnnxgenError(f"heatmaps are trained with mse, not {asked}", help="leave out --loss")
-        return "mse"
-    name = "l1" if asked == "auto" else asked
-    by_name(name, NAMES, "loss of --task keypoints")
-    return name.strip().lower()
+def _loss(found: Situation, of_maps: bool) -> str:
+    name = asked_loss(found, "mse" if of_maps else "l1", "--loss l1 or mse")
+    if of_maps and name not in ("mse", "mse_loss"):
+        raise OnnxgenError(f"heatmaps are trained with mse, not {found.settings.loss}", help="leave out --loss")
+    return "mse" if of_maps else name
 
 
 def _sizes(found: Situation) -> tuple[tuple[float, float], tuple[float, float] | None]:

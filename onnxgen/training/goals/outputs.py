@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
+from onnxgen.training.byname import by_name
 from onnxgen.training.data.fed import fed
 from onnxgen.training.data.recipes import FOR_PHOTOS, recipes
+from onnxgen.training.tasks import card_of
 
 if TYPE_CHECKING:
     from onnxgen.training.tasks.card import Situation
+
+# Losses of places and of images, by all their names.
+_NUMBERS: dict[str, Callable[..., Tensor]] = {
+    "l1": F.l1_loss,
+    "mse": F.mse_loss,
+    "smooth_l1": F.smooth_l1_loss,
+    "huber": F.huber_loss,
+}
+# of places and of images, by all names
+PLACES = _NUMBERS | {f"{name}_loss": loss for name, loss in _NUMBERS.items()} | {"mae": F.l1_loss}
 
 
 def trained_output(found: Situation, fits: Callable[[Tensor], bool], wanted: str) -> int:
@@ -39,6 +52,21 @@ def trained_output(found: Situation, fits: Callable[[Tensor], bool], wanted: str
         return fitting[0]
     what = f"--task {task} needs {wanted}, and the outputs are {shapes} for a batch of {_count(found)}"
     raise OnnxgenError(what, help="--target OUTPUT=COLUMN" if fitting else "train another output or task")
+
+
+def asked_loss(found: Situation, usual: str, way: str) -> str:
+    """Return the loss that the settings name, of those of the task; `usual` for "auto".
+
+    Raises:
+        OnnxgenError: there is no such loss, or one is named for each output. `way` is an example of what to do.
+    """
+    task, asked = found.settings.task, found.settings.loss
+    if not isinstance(asked, str):
+        raise OnnxgenError(f"--task {task} trains one output, so --loss is a name", help=way)
+    if asked == "auto":
+        return usual
+    by_name(asked, dict.fromkeys(card_of(task).losses), f"loss of --task {task}")
+    return asked.strip().lower()
 
 
 def batch_axis(found: Situation, output: int) -> int:

@@ -15,15 +15,13 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
-from onnxgen.training.data.arrays import decoder_of
 from onnxgen.training.data.columns import from_columns, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
-from onnxgen.training.data.folder import open_images, size_of
-from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.folder import open_images
 from onnxgen.training.data.layout import SUFFIXES, files_meant
 from onnxgen.training.data.objects import from_object
 from onnxgen.training.data.opening import open_source
-from onnxgen.training.data.prepared import Prepared, Tuples
+from onnxgen.training.data.prepared import Tuples
 from onnxgen.training.data.samples import Data
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
@@ -49,7 +47,7 @@ from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
 from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.files import readable
-from onnxgen.training.runs.record import BOXES, Target, going_on, is_same, read_record
+from onnxgen.training.runs.record import BOXES, going_on, is_same, read_record
 from onnxgen.training.runs.seen import files_of_each, told_seen
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
@@ -270,8 +268,9 @@ class Learner:
             self.notes += [f"each value is the cosine of the vectors of {first} and {', '.join(others)}"]
             yield from compared(names, dict(zip(output_names(self.model, len(made)), made)), self.settings.target)
             return
-        if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None:
-            yield from self._boxes(data, names, target, made, min_score)
+        parts = card_of(self.settings.task).parts
+        if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None and parts:
+            yield from parts.predicted(next(iter(data.parts.values())), names, target, made, min_score)
             return
         ports = output_names(self.model, len(made))
         by_output = {target.output: target for target in self.record.targets}
@@ -284,22 +283,6 @@ class Learner:
         for row, name in enumerate(names):
             of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
             yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n), soft) for n in shown})
-
-    def _boxes(
-        self, data: Data, names: Sequence[str], target: Target, outputs: Sequence[Tensor], min_score: float
-    ) -> Iterator[Prediction]:
-        """Yield the boxes of each image."""
-        from onnxgen.training.goals.detection.found import boxes_of  # imported here: it imports the whole pipeline
-
-        samples = next(iter(data.parts.values()))
-        assert isinstance(samples, Prepared)
-        column, step = next((name, s) for name, s in samples.steps.items() if isinstance(s, ToInput))
-        files = getattr(decoder_of(samples, column), "paths", ())
-        shape = dict(zip(step.axes, samples.samples.fields[column].shape))
-        for row, name in enumerate(names):
-            size = size_of(files[row]) if files else (shape["H"], shape["W"])
-            maps = [outputs[place][row : row + 1] for place in target.head["places"]]
-            yield Prediction(name, {BOXES: boxes_of(maps, target, step.fit(size), size, min_score)})
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
         """Return the continuations of texts."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from onnxgen.record.purpose import Purpose
     from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
     from onnxgen.training.goals.deciding import Given
     from onnxgen.training.goals.goal import Goal, Outputs
+    from onnxgen.training.runs.answers import Prediction
+    from onnxgen.training.runs.record import Target
     from onnxgen.training.settings import Settings
 
 # of numbers, with all names that they have
@@ -65,6 +67,7 @@ class Parts:
         ready: returns the module to train of a module and a size, and notes.
         refit: gives a model a head for the classes of the data. Returns it, its file, new layers, and notes.
         top: returns the layers that settings train as the head.
+        predicted: yields what the raw outputs say of each sample: samples, their names, target, outputs, least score.
     """
 
     is_there: Callable[[Path], bool]
@@ -72,6 +75,7 @@ class Parts:
     ready: Callable[[Path, str], tuple[Path | None, list[str]]]
     refit: Callable[[nn.Module, Path | None, Data, Settings], Refitted]
     top: Callable[[nn.Module], tuple[str, ...]]
+    predicted: Callable[[Samples, Sequence[str], Target, Sequence[Tensor], float], Iterator[Prediction]]
 
 
 @dataclass(frozen=True)

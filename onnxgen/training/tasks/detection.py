@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,13 @@ from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.tasks.card import Card, Parts, later
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from onnxgen.record.purpose import Purpose
-    from onnxgen.training.data.samples import Data
+    from onnxgen.training.data.samples import Data, Samples
     from onnxgen.training.goals.deciding import Given
+    from onnxgen.training.runs.answers import Prediction
+    from onnxgen.training.runs.record import Target
     from onnxgen.training.settings import Settings
     from onnxgen.training.tasks.card import Refitted
 
@@ -93,6 +95,14 @@ def _top(model: nn.Module) -> tuple[str, ...]:
     return class_layers(model)
 
 
+def _predicted(
+    samples: Samples, names: Sequence[str], target: Target, outputs: Sequence[Tensor], least: float
+) -> Iterator[Prediction]:
+    from onnxgen.training.goals.detection.found import predicted
+
+    return predicted(samples, names, target, outputs, least)
+
+
 CARD = Card(
     "detection",
     later("detection.goal.make"),
@@ -109,7 +119,7 @@ CARD = Card(
             "leave out --keep",
         )
     },
-    parts=Parts(_is_there, _refuse, _ready, _refit, _top),
+    parts=Parts(_is_there, _refuse, _ready, _refit, _top, _predicted),
     kinds=("detection",),
     has=_has,
 )
