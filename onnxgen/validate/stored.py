@@ -78,7 +78,8 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         if node.domain not in DOMAINS or reached.isdisjoint(node.outputs):
             continue
         if _is_smooth(node) and (not is_a(node, SELECTS) or node.outputs[0] in reached):
-            reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in known(node).still)
+            barred = {*known(node).still, *known(node).chosen}
+            reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in barred)
         for branch in _taken(node):
             reached.update(output for output in branch.outputs if output.dtype in FLOATS)
             _reach(branch, reached)
