@@ -240,8 +240,13 @@ def torch_path(name: str, known: set[ModulePath]) -> ModulePath | None:
 
 
 def _slash_path(name: str) -> ModulePath | None:
-    """Return the scope in a name such as TensorFlow's `model/block_3/conv/Conv2D`; None for other names."""
-    parts = name.split(";")[0].split("/")[:-1]
+    """Return the scope in a name such as TensorFlow's `model/block_3/conv/Conv2D`; None for other names.
+
+    TFLite joins the names of what it fused, the last first: `act/Relu;norm/FusedBatchNormV3;conv/BiasAdd;conv/Conv2D`.
+    The one that has a bias is the layer.
+    """
+    fused = name.split(";")
+    parts = next((one for one in fused if re.search(r"/BiasAdd\d*$", one)), fused[0]).split("/")[:-1]
     while parts and re.fullmatch(r"(Stateful)?PartitionedCall(_\d+)?(:\d+)?", parts[0]):
         parts = parts[1:]  # TensorFlow's name for a whole function
     if not 1 <= len(parts) <= _MAX_PARTS or not all(re.fullmatch(r"[A-Za-z0-9_.\-]+", part) for part in parts):

@@ -196,6 +196,7 @@ def test_what_calls_the_parts_of_one_module_is_its_forward(
         ("model/block_3/conv/Conv2D", "model.block_3.conv"),
         ("StatefulPartitionedCall/model/dense/MatMul", "model.dense"),
         ("dense/Relu;dense/BiasAdd", "dense"),
+        ("re_lu/Relu;batch_norm/FusedBatchNormV3;conv2d/BiasAdd;conv2d/BiasAdd;other/Conv2D", "conv2d"),
         ("Transpose__12", ""),
         ("a b/Conv", ""),
         ("a//Conv", ""),
