@@ -28,6 +28,7 @@ from onnxgen.code.torch_api import SIGNATURES, dotted
 MIN_ITEMS = 3
 MAX_COLUMNS = 3  # in which the items of a list may differ
 MAX_PERIOD = 6
+SEQUENTIAL = "nn.Sequential"
 LAYER = "layer"  # the variable of an item
 BEGIN = len(INDENT) * 2  # where a statement of a method begins
 
@@ -42,10 +43,10 @@ Whole = Callable[[list[ast.expr]], ast.expr]
 def written_once(classes: Sequence[ClassTree], reserved: frozenset[str]) -> list[ClassTree]:
     """Return the classes with shorter lists. `reserved`: names that no variable may have."""
     known = SIGNATURES | {tree.name: tuple(p.name for p in tree.parameters) for tree in classes}
-    return [_Lists(tree, known, reserved).changed() for tree in classes]
+    return [Lists(tree, known, reserved).changed() for tree in classes]
 
 
-class _Lists:
+class Lists:
     """Shortens the lists that one class makes. `taken`: names that no variable may have."""
 
     def __init__(self, tree: ClassTree, known: Mapping[str, tuple[str, ...]], reserved: Collection[str]) -> None:
@@ -68,26 +69,18 @@ class _Lists:
 
     def _value(self, tree: ast.expr, column: int, before: int = 0) -> ast.expr:
         """Shorten the list that a call of a container is given, and those of the containers in it."""
-        name = dotted(tree.func) if isinstance(tree, ast.Call) else ""
-        if not isinstance(tree, ast.Call) or name not in ("nn.Sequential", "nn.ModuleList") or not tree.args:
+        items = items_of(tree)
+        if items is None or not isinstance(tree, ast.Call):
             return tree
-        function = tree.func
-        if name == "nn.Sequential":
-            return ast.Call(
-                function, self._items(tree.args, lambda found: ast.Call(function, found, []), column, before), []
-            )
-        if not isinstance(tree.args[0], ast.List):
-            return tree
-        found = self._items(tree.args[0].elts, lambda found: _list_of(function, found), column, before)
-        return _list_of(function, found)
+        return filled(tree, self._items(items, lambda found: filled(tree, found), column, before))
 
     def _items(self, items: list[ast.expr], whole: Whole, column: int, before: int) -> list[ast.expr]:
         """Return the items of a container, perhaps fewer of them. `whole` makes the container."""
         inner = column + len(INDENT)
-        least = _height(whole(items), column, before) if len(items) >= MIN_ITEMS else 0
+        least = height(whole(items), column, before) if len(items) >= MIN_ITEMS else 0
         if least > SHORT:  # each item has lines of its own
-            row = self._row(items) if len(set(map(self._outline, items))) == 1 else None
-            if row is not None and _height(whole([row]), column, before) < least:
+            row = self._row(items) if len(set(map(self.outline, items))) == 1 else None
+            if row is not None and height(whole([row]), column, before) < least:
                 return [row]
             items = self._periods(self._rows(items, inner), inner)
         return [self._value(item, inner) for item in items]
@@ -95,10 +88,10 @@ class _Lists:
     def _rows(self, items: list[ast.expr], column: int) -> list[ast.expr]:
         """Write items in a row that differ in a few numbers as one comprehension over these numbers."""
         found: list[ast.expr] = []
-        for _, group in groupby(items, self._outline):
+        for _, group in groupby(items, self.outline):
             alike = list(group)
             row = self._row(alike) if len(alike) >= MIN_ITEMS else None
-            is_shorter = row is not None and _height(row, column) < sum(_height(item, column) for item in alike)
+            is_shorter = row is not None and height(row, column) < sum(height(item, column) for item in alike)
             found += [row] if row is not None and is_shorter else alike
         return found
 
@@ -106,14 +99,14 @@ class _Lists:
         """Return a comprehension for items of one outline; None if they differ in too much or in nothing."""
         if not isinstance(items[0], ast.Call):
             return None
-        values = [[leaf for leaf, _ in self._leaves(item)] for item in items]
+        values = [[leaf for leaf, _ in self.leaves(item)] for item in items]
         if (indexed := self._indexed(items[0], values)) is not None:
             return indexed
         columns = [tuple(map(ast.unparse, column)) for column in zip(*values)]
         varying = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
         if not 0 < len(varying) <= MAX_COLUMNS:
             return None
-        wanted = [name for _, name in self._leaves(items[0])]
+        wanted = [name for _, name in self.leaves(items[0])]
         names = dict(zip(varying, self._names([wanted[columns.index(column)] for column in varying])))
         at = iter(columns)
 
@@ -121,7 +114,7 @@ class _Lists:
             column = next(at)
             return ast.Name(names[column], ast.Load()) if column in names else tree
 
-        made = self._rebuilt(items[0], "", named)
+        made = self.rebuilt(items[0], "", named)
         places = [columns.index(column) for column in varying]
         rows = [[own[place] for place in places] for own in values]
         singles = [row[0] if len(row) == 1 else ast.Tuple(row, ast.Load()) for row in rows]
@@ -142,7 +135,7 @@ class _Lists:
         if steps not in ({1}, {-1}) or len(moved) > 1:
             return None
         at = iter(varies)
-        made = self._rebuilt(first, "", lambda leaf, _: _moved(leaf, name, begins[0]) if next(at) else leaf)
+        made = self.rebuilt(first, "", lambda leaf, _: _moved(leaf, name, begins[0]) if next(at) else leaf)
         turns = call("range", *([min(begins)] if min(begins) else []), max(begins) + 1)
         source = turns if steps == {1} else call("reversed", turns)
         return _starred(made, [ast.comprehension(ast.Name(name, ast.Store()), source, [], 0)])
@@ -157,11 +150,11 @@ class _Lists:
             made.append(name if is_plain and free else next(letters))
         return made
 
-    def _outline(self, item: ast.expr) -> str:
+    def outline(self, item: ast.expr) -> str:
         """Return a text that is equal for items that differ only in simple arguments of calls."""
-        return ast.dump(self._rebuilt(item, "", lambda tree, name: ast.Constant(None)))
+        return ast.dump(self.rebuilt(item, "", lambda tree, name: ast.Constant(None)))
 
-    def _leaves(self, item: ast.expr) -> list[tuple[ast.expr, str]]:
+    def leaves(self, item: ast.expr) -> list[tuple[ast.expr, str]]:
         """Return the simple arguments of an item and of the calls in it, in order, each with its name."""
         found: list[tuple[ast.expr, str]] = []
 
@@ -169,28 +162,28 @@ class _Lists:
             found.append((tree, name))
             return tree
 
-        self._rebuilt(item, "", see)
+        self.rebuilt(item, "", see)
         return found
 
-    def _rebuilt(self, tree: ast.expr, name: str, leaf: Leaf) -> ast.expr:
+    def rebuilt(self, tree: ast.expr, name: str, leaf: Leaf) -> ast.expr:
         """Copy an argument with what `leaf` returns for the simple arguments in it."""
         if _is_simple(tree):
             return leaf(tree, name)
         if isinstance(tree, ast.Starred):
-            return ast.Starred(self._rebuilt(tree.value, name, leaf), ast.Load())
+            return ast.Starred(self.rebuilt(tree.value, name, leaf), ast.Load())
         if isinstance(tree, ast.List):
-            return ast.List([self._rebuilt(item, "", leaf) for item in tree.elts], ast.Load())
+            return ast.List([self.rebuilt(item, "", leaf) for item in tree.elts], ast.Load())
         if isinstance(tree, ast.ListComp):
             loops = [
-                ast.comprehension(loop.target, self._rebuilt(loop.iter, "", leaf), loop.ifs, loop.is_async)
+                ast.comprehension(loop.target, self.rebuilt(loop.iter, "", leaf), loop.ifs, loop.is_async)
                 for loop in tree.generators
             ]
-            return ast.ListComp(self._rebuilt(tree.elt, "", leaf), loops)
+            return ast.ListComp(self.rebuilt(tree.elt, "", leaf), loops)
         if not isinstance(tree, ast.Call):
             return tree
         known = [*self.known.get(dotted(tree.func), ()), *[""] * len(tree.args)]
-        args = [self._rebuilt(argument, name, leaf) for argument, name in zip(tree.args, known)]
-        given = [ast.keyword(k.arg, self._rebuilt(k.value, k.arg or "", leaf)) for k in tree.keywords]
+        args = [self.rebuilt(argument, name, leaf) for argument, name in zip(tree.args, known)]
+        given = [ast.keyword(k.arg, self.rebuilt(k.value, k.arg or "", leaf)) for k in tree.keywords]
         return ast.Call(tree.func, args, given)
 
     def _periods(self, items: list[ast.expr], column: int) -> list[ast.expr]:
@@ -202,11 +195,11 @@ class _Lists:
             made, step, saved = items[i], 1, 0
             for period, count in _repeats(texts, i):
                 after = i + period * count
-                if not _has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
+                if not has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
                     continue  # a group does not begin with the activation of the layer before it
                 other = self._repeated(items[i : i + period], count)
-                then = count * sum(_height(item, column) for item in items[i : i + period])
-                now = _height(other, column)
+                then = count * sum(height(item, column) for item in items[i : i + period])
+                now = height(other, column)
                 if now <= MUCH * then and then - now > saved:
                     made, step, saved = other, period * count, then - now
             found.append(made)
@@ -220,10 +213,23 @@ class _Lists:
         return _starred(ast.Name(name, ast.Load()), [again, each])
 
 
-def _list_of(function: ast.expr, items: list[ast.expr]) -> ast.expr:
-    """Return the call of a container with a list of these items."""
+def items_of(tree: ast.expr) -> list[ast.expr] | None:
+    """Return the items of a container that a call makes of them; None for other expressions."""
+    name = dotted(tree.func) if isinstance(tree, ast.Call) else ""
+    if not isinstance(tree, ast.Call) or name not in (SEQUENTIAL, "nn.ModuleList") or not tree.args:
+        return None
+    if name == SEQUENTIAL:
+        return tree.args
+    return tree.args[0].elts if isinstance(tree.args[0], ast.List) else None
+
+
+def filled(container: ast.expr, items: list[ast.expr]) -> ast.expr:
+    """Return the call of a container with other items."""
+    assert isinstance(container, ast.Call)
+    if dotted(container.func) == SEQUENTIAL:
+        return ast.Call(container.func, items, [])
     only = items[0].value if len(items) == 1 and isinstance(items[0], ast.Starred) else None
-    return ast.Call(function, [only if only is not None else ast.List(items, ast.Load())], [])
+    return ast.Call(container.func, [only if only is not None else ast.List(items, ast.Load())], [])
 
 
 def _starred(made: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
@@ -252,7 +258,7 @@ def _repeats(texts: list[str], start: int) -> Iterator[tuple[int, int]]:
             yield period, count
 
 
-def _has_arguments(item: ast.expr) -> bool:
+def has_arguments(item: ast.expr) -> bool:
     return not isinstance(item, ast.Call) or bool(item.args or item.keywords)
 
 
@@ -288,17 +294,22 @@ def _is_simple(tree: ast.expr) -> bool:
     return isinstance(tree, (ast.Constant, ast.Name)) or entry(tree) is not None
 
 
-def _height(tree: ast.expr, column: int, before: int = 0) -> int:
-    """Return how many lines an item of a list takes, as black breaks it. `before`: characters in front of it."""
-    if column + before + len(ast.unparse(tree)) < GLANCE:
+def height(tree: ast.expr, column: int, before: int = 0, room: int = GLANCE) -> int:
+    """Return how many lines an item of a list takes, as black breaks it.
+
+    Args:
+        before: how many characters stand in front of it.
+        room: how many a line has.
+    """
+    if column + before + len(ast.unparse(tree)) < room:
         return 1
     inner = column + len(INDENT)
     if isinstance(tree, ast.Starred):
-        return _height(tree.value, column, before + 1)
+        return height(tree.value, column, before + 1, room)
     if isinstance(tree, ast.ListComp):
         loops = [len(f"for {ast.unparse(loop.target)} in ") for loop in tree.generators]
-        sources = sum(_height(loop.iter, inner, length) for loop, length in zip(tree.generators, loops))
-        return 2 + _height(tree.elt, inner) + sources
+        sources = sum(height(loop.iter, inner, length, room) for loop, length in zip(tree.generators, loops))
+        return 2 + height(tree.elt, inner, room=room) + sources
     parts: list[ast.expr] = []
     if isinstance(tree, (ast.List, ast.Tuple)):
         parts = tree.elts
@@ -307,6 +318,6 @@ def _height(tree: ast.expr, column: int, before: int = 0) -> int:
     if not parts:
         return 1
     line = sum(len(ast.unparse(part)) + 2 for part in parts)
-    if inner + line <= GLANCE:
+    if inner + line <= room:
         return 3
-    return 2 + sum(_height(part, inner) for part in parts)
+    return 2 + sum(height(part, inner, room=room) for part in parts)

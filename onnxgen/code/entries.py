@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxgen.code.alike import entry, written_once
+from onnxgen.code.chains import chained
 from onnxgen.code.class_source import length
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import rewrite, walk
@@ -29,11 +30,11 @@ def written_short(classes: Sequence[ClassTree], reserved: frozenset[str]) -> lis
         classes: those of a file, the network last.
         reserved: names that no variable may have.
     """
-    once = written_once(classes, reserved)
+    once = written_once(chained(classes, reserved), reserved)
     apart = _taken_apart(classes[-1], reserved)
     if apart is None or not all(entry(node) is not None for node in _of_table(once[-1])):
         return once
-    short = written_once([*classes[:-1], apart], reserved)
+    short = written_once(chained([*classes[:-1], apart], reserved), reserved)
     return short if length(short[-1].source) <= length(once[-1].source) else once
 
 

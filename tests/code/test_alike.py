@@ -7,7 +7,7 @@ import ast
 import black
 from torch import nn
 
-from onnxgen.code.alike import _height, written_once
+from onnxgen.code.alike import height, written_once
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.printer import GLANCE
 
@@ -75,4 +75,4 @@ def test_lines_are_counted_as_black_breaks_them() -> None:
             mode=black.Mode(line_length=GLANCE, magic_trailing_comma=False),
         )
         tree = ast.parse(text, mode="eval").body
-        assert _height(tree, 8, len("self.layers = ")) == source.count("\n") - 2, source
+        assert height(tree, 8, len("self.layers = ")) == source.count("\n") - 2, source
