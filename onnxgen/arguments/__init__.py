@@ -72,9 +72,10 @@ def _arguments(
             made.append(Argument(name, number, numbers, len(slots) + len(shares)))
             first[related.find(sizes[0])] = min(spots)
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
+    mapped = {spot for place, spot in spot_of.items() if roles.is_of_map(place)}
     written = [
         {
-            spot: int(reader.spots[spot].value)  # type: ignore[arg-type]
+            spot: (spot in mapped, int(reader.spots[spot].value))  # type: ignore[arg-type]
             for spot in text
             if spot in widths and first.keys().isdisjoint(sums.get(spot, ()))
         }

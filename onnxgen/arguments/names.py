@@ -46,6 +46,7 @@ VOCABULARY = re.compile("^(word|tok|char|wte|emb|encoder|text|src|input)")
 NAMELESS = re.compile(r"embedding\d+")  # one of several tables whose names tell nothing
 POSITIONS = re.compile("pos|wpe")
 
+Width = tuple[bool, int]  # whether it is of maps, and its number
 Sums = dict[int, list[tuple[int, int]]]  # by the spot of a sum, a spot of each part (0: a number), and its share
 
 
@@ -95,6 +96,11 @@ class Roles:
     def is_width(self, place: Size) -> bool:
         """Return True if a place has the size of a layer's inputs or outputs."""
         return self.layers.get(str(place[0])) in SIZED and place[2:] in ((0,), (1,), ("groups",))
+
+    def is_of_map(self, place: Size) -> bool:
+        """Return True if a place has the channels of a map. The widths of vectors are others, even of equal number."""
+        layer = self.layers.get(str(place[0]), "")
+        return layer in CONVOLUTIONS | TRANSPOSED or (layer in NORMS and layer.endswith(("2d", "3d")))
 
     def is_taken(self, size: Size) -> bool:
         """Return True for an axis of an input of the network."""
@@ -178,7 +184,7 @@ def _of_rows(path: list[str]) -> str:
     return f"num_{stem}" if len(stem) > 2 else ""
 
 
-def choose(found: list[Argument], written: Iterable[Mapping[int, int]], inner: Mapping[int, int]) -> list[Argument]:
+def choose(found: list[Argument], written: Iterable[Mapping[int, Width]], inner: Mapping[int, int]) -> list[Argument]:
     """Return the arguments. `found`: one for each class of sizes. `written`: for each class of the file, the sizes of
     layers in its text, by spot.
 
@@ -228,7 +234,7 @@ def _one_of_two(made: list[Argument], names: Collection[str], others: Collection
     return kept
 
 
-def _rest(text: Mapping[int, int], reached: set[int]) -> set[int]:
+def _rest(text: Mapping[int, Width], reached: set[int]) -> set[Width]:
     """Return the numbers of a class that no argument reaches."""
     return {number for spot, number in text.items() if spot not in reached}
 

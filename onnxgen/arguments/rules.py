@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from onnxgen.arguments.parts import part_of
+from onnxgen.arguments.parts import is_map, part_of
 from onnxgen.arguments.shapes import Operands, Shapes, Unknown
 from onnxgen.arguments.sizes import Related, Size, Sizes, is_integer, number, slot
 from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, expressions
@@ -307,6 +307,9 @@ class Rules(Shapes):
         if name == "flatten":
             start, end = numbers[0] % len(x), (numbers[1] if numbers[1:] else -1) % len(x) + 1
             return (*x[:start], self.product(x[start:end]), *x[end:])
+        if name == "reshape" and len(x) == 2 and is_map(numbers):
+            channels = self.related.add_tied(part_of(numbers, 0), numbers[1], x[1])
+            return (x[0], channels, *map(self.fixed, numbers[2:]))
         if name == "unflatten":
             at = numbers[0] % len(x)
             rest = [n for n in numbers[1] if n != -1]

@@ -571,3 +571,28 @@ def test_a_cell_has_the_width_of_its_state(case: str) -> None:
     changed, original = type(ran.model)(**{name: 5}), Cells(5).eval()
     changed.load_state_dict(original.state_dict())
     torch.testing.assert_close(changed.eval()(x), original(x))
+
+
+class Coder(nn.Module):
+    """A map becomes a vector, half of which becomes a map again. `latent` is as many as the map has channels."""
+
+    def __init__(self, widths: tuple[int, ...] = (8, 16), latent: int = 16) -> None:
+        super().__init__()
+        (a, b), self.width, self.latent = widths, widths[1], latent
+        self.conv1, self.conv2 = nn.Conv2d(3, a, 4, 2, 1), nn.Conv2d(a, b, 4, 2, 1)
+        self.stats, self.decode = nn.Linear(b * 4 * 4, 2 * latent), nn.Linear(latent, b * 4 * 4)
+        self.conv3, self.conv4 = nn.ConvTranspose2d(b, a, 4, 2, 1), nn.ConvTranspose2d(a, 3, 4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stats(torch.relu(self.conv2(torch.relu(self.conv1(x)))).flatten(1))
+        x = self.decode(x[:, : self.latent] - x[:, self.latent :])
+        return self.conv4(torch.relu(self.conv3(x.reshape(-1, self.width, 4, 4))))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_class_stores_the_channels_of_a_map_that_it_makes(case: str) -> None:
+    ran = held(Coder().eval(), [IMAGES], case)
+    changed, original = type(ran.model)(widths=(5, 12)), Coder((5, 12)).eval()
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(IMAGES), original(IMAGES))
+    assert ".reshape(-1, self.channels, 4, 4)" in ran.source
