@@ -6,8 +6,9 @@ Goes in: a scope. Comes out: `Used`: what a value is joined with, an index of, a
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -31,6 +32,8 @@ PROBABILITIES = frozenset(("softmax", "log_softmax", "sigmoid"))
 ACTIVATED = {name.rpartition(".")[2] for name in ACTIVATIONS}
 LINEAR = "nn.Linear"
 CORNERS = ("lt", "rb")
+WORD_IDS = ("word_ids", "token_ids", "tok_ids")
+PLAIN_IDS = ("ids", "input_ids")  # what a table without a name of its own is looked up with; of sequences
 INTEGERS = frozenset((ir.DataType.INT32, ir.DataType.INT64))
 
 
@@ -47,6 +50,7 @@ class Used:
         places: the statements that use each value.
         fed: the arguments that are the only operand of a layer.
         hidden: what one linear layer makes, and an activation behind it, for another one alone.
+        given: names of arguments by what all their uses are: `input_ids`, `edge_index`, `attention_mask`.
     """
 
     joined: dict[str, str] = field(default_factory=dict)
@@ -57,6 +61,7 @@ class Used:
     places: dict[str, list[int]] = field(default_factory=dict)
     fed: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
+    given: dict[str, str] = field(default_factory=dict)
 
 
 def used_as(scope: Scope, infos: Mapping[str, Info], roles: Mapping[str, str]) -> Used:
@@ -81,6 +86,9 @@ class _Reader:
         self.rows: list[list[str]] = []  # concatenated arguments
         self.products: list[tuple[str, str]] = []
         self.factors: list[tuple[ast.expr, ast.expr]] = []
+        self.tables: dict[str, list[str]] = {}  # by argument, the tables of embeddings that it is looked up in
+        self.compared: Counter[str] = Counter()  # how often an argument is compared with a number
+        self.picked: Counter[str] = Counter()  # how often rows of an argument are picked that an index says
 
     def run(self) -> Used:
         made: set[str] = set()
@@ -103,6 +111,7 @@ class _Reader:
         self._gates()
         self._scales()
         self._number_parts()
+        self._given()
         return self.found
 
     def _see(self, node: ast.AST) -> None:
@@ -113,12 +122,18 @@ class _Reader:
         elif isinstance(node, ast.Subscript):
             name, operands = called(node.slice)
             self._give(operands[0] if name == "unbind" else node.slice, "index")
+            if isinstance(node.value, Ref) and self.found.roles.get(self._base(node.slice)) == "index":
+                self.picked[node.value.value] += 1
+        elif isinstance(node, ast.Compare) and all(isinstance(one, ast.Constant) for one in node.comparators):
+            self.compared[self._base(node.left)] += 1
 
     def _call(self, node: ast.Call) -> None:
         name, operands = called(node)
         member = callee(node)
         if member is not None and len(node.args) == 1:
             self.found.fed.update({self._base(node.args[0])} & self.arguments)
+            if member.layer == "nn.Embedding":
+                self.tables.setdefault(self._base(node.args[0]), []).append(member.path[-1] if member.path else "")
             if member.layer == LINEAR and isinstance(node.args[0], Ref) and self._is_activated(node.args[0].value):
                 self.found.hidden.add(node.args[0].value)
         if name == "cat":
@@ -295,6 +310,43 @@ class _Reader:
             return mine is not None and len(mine) > 2
         return mine is not None and other is not None and len(mine) > 2 and mine[2:] != other[2:]
 
+    def _given(self) -> None:
+        """Name the arguments that are integers, or picked by them, if all their uses say the same."""
+        uses = self.scope.uses()
+        for value in self.arguments:
+            facts = self.infos.get(value, Info())
+            is_whole = facts.dtype in INTEGERS
+            if is_whole and len(tables := self.tables.get(value, [])) + self.compared[value] == uses[value] and tables:
+                self.found.given[value] = _ids_of(tables, facts.rank)
+            elif is_whole and self._is_of_edges(value, facts.shape):
+                self.found.given[value] = "edge_index"
+            elif is_whole and self.compared[value] and self._is_mask(value, uses[value]):
+                self.found.given[value] = "attention_mask"
+        ids = [value for value, name in self.found.given.items() if name.endswith("ids")]
+        if len(ids) == 1 and self.found.given[ids[0]] in WORD_IDS:
+            self.found.given[ids[0]] = PLAIN_IDS[1]
+        plain = [value for value, name in self.found.given.items() if name in PLAIN_IDS]
+        several = Counter("" if value in plain else name for value, name in self.found.given.items())
+        is_graph = "edge_index" in several
+        self.found.given = {v: n for v, n in self.found.given.items() if several["" if v in plain else n] == 1}
+        for value in self.arguments if is_graph else ():
+            shape = self.infos.get(value, Info()).shape
+            if shape is not None and shape[-1:] in ((2,), (3,)) and self.picked[value] == uses[value]:
+                self.found.given[value] = "pos"
+
+    def _is_of_edges(self, value: str, shape: Sequence[object] | None) -> bool:
+        """True for two rows of integers that are only indices: where each edge of a graph begins and ends."""
+        ends = [s.targets for s in self.scope.body if isinstance(s, Assign) and value in refs(s.value)]
+        if shape is None or len(shape) != 2 or shape[0] != 2 or len(self.found.places.get(value, ())) != 1 or not ends:
+            return False
+        return len(ends[0]) == 2 and all(self.found.roles.get(end) in ("i", "j") for end in ends[0])
+
+    def _is_mask(self, value: str, uses: int) -> bool:
+        """True if an argument is compared with a number, and is else the mask of a mean."""
+        views = [name for name, tree in self.made.items() if set(refs(tree)) == {value}]
+        masks = [name for name in views if self.found.roles.get(name) == "mask"]
+        return bool(masks) and len(masks) + self.compared[value] == uses
+
     def _number_parts(self) -> None:
         """Name arguments that are only concatenated with each other: `x1`, `x2`, `x3`."""
         uses = self.scope.uses() if any(len(row) > 1 for row in self.rows) else Counter[str]()
@@ -303,6 +355,15 @@ class _Reader:
             if len(found) > 1:
                 self.found.parts = {value: f"x{i}" for i, value in enumerate(found, 1)}
                 return
+
+
+def _ids_of(tables: Sequence[str], rank: int | None) -> str:
+    """Return the name of what tables of embeddings are looked up with: `word_ids` for `word_embeddings`."""
+    words = {re.sub(r"_?(embedding|embed|emb)s?$", "", table) for table in tables}
+    word = words.pop() if len(words) == 1 else ""
+    if len(word) > 2 and word != tables[0] and word.isidentifier():
+        return f"{word}_ids"
+    return PLAIN_IDS[rank == 2]
 
 
 def _unary(tree: ast.AST) -> tuple[set[str], ast.AST]:

@@ -107,9 +107,12 @@ class Names:
         """Return the name of an argument that has one from the file, by its role or by its use, else ""."""
         value = argument.value
         sure = input_name(argument, self.scope.is_root, self.infos, self.clues.roles, self.clues.hints)
+        name = self.clues.hint(value)
+        given = self.uses.given.get(value, "")
+        if given and (name.word() == "input" or (not sure and is_made_up(name))):
+            return given
         if sure:
             return sure
-        name = self.clues.hint(value)
         hint = name.identifier()
         several = len(self.clues.given & self.arguments) > 1  # inputs of the graph
         beside = len(self.arguments) > 1 and value in self.clues.own and value not in self.uses.roles
@@ -296,7 +299,7 @@ class Names:
         names += plain if made.plain in ASIDE else []
         names += [HIDDEN] if value in self.uses.hidden else []
         names += [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
-        if layer:
+        if layer and (layer[0] not in STAGES or value not in self.carried or MAIN in self.busy):
             return [*names, *layer]
         is_free = self.busy.get(self.names.get(self.main, "")) != self.main  # the main chain is nowhere else
         names += [MAIN] if self.has_main and is_free and needs and made.plain not in ASIDE else []

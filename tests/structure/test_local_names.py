@@ -554,3 +554,60 @@ def test_short_calls_and_sums_with_their_norm_are_one_statement(tmp_path: Path) 
     assert "encoded = self.enc(frames)" in text, text
     assert "x = self.norm(encoded + self.mix(torch.cat([encoded, frames], dim=-1)))" in text, text
     assert "output, _ = self.rnn(F.gelu(self.proj(x)))" in text, text
+
+
+class Looked(nn.Module):
+    """Integers that are looked up in a table are ids of what the table is called after."""
+
+    def __init__(self, tables: dict[str, int]) -> None:
+        super().__init__()
+        self.tables = list(tables)
+        for name in tables:
+            setattr(self, name, nn.Embedding(9, 4))
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        x = getattr(self, self.tables[0])(a)
+        keep = (b > 0).float() if len(self.tables) == 1 else getattr(self, self.tables[1])(b).mean(-1)
+        return x * keep.unsqueeze(-1)
+
+
+class Padded(nn.Module):
+    """Integers that are compared with a number and are the weights of a mean are a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word_embeddings, self.attn = nn.Embedding(9, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        x = self.word_embeddings(a)
+        x = x + self.attn(x, x, x, key_padding_mask=b == 0, need_weights=False)[0]
+        keep = b.unsqueeze(-1).float()
+        return (x * keep).sum(1) / keep.sum(1).clamp(min=1e-9)
+
+
+class Graph(nn.Module):
+    """Two rows of indices are the edges of a graph; what they pick and subtract are places."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.sqrt(((a[b[0]] - a[b[1]]) ** 2).sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("net", "given", "expected"),
+    [
+        (Looked({"src_embedding": 9, "tgt_emb": 9}), (IDS, IDS), "src_ids: Tensor, tgt_ids: Tensor"),
+        (Looked({"P": 9, "Q": 9}), (IDS, IDS), "x: Tensor, input_: Tensor"),
+        (Looked({"embed": 9}), (IDS, VECTORS[:, :3]), "input_ids: Tensor, "),
+        (Looked({"embed": 9}), (IDS[0], VECTORS[0, :3]), "ids: Tensor, "),
+        (Padded(), (IDS, IDS), "input_ids: Tensor, attention_mask: Tensor"),
+        (Graph(), (torch.randn(3, 3), IDS[:, :2]), "pos: Tensor, edge_index: Tensor"),
+    ],
+    ids=lambda one: "",
+)
+def test_inputs_without_a_name_are_called_after_their_use(
+    net: nn.Module, given: tuple[Tensor, ...], expected: str, tmp_path: Path
+) -> None:
+    """PyTorch's legacy exporter names inputs `onnx::Gather_0` if nobody else does."""
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(net.eval(), given, path, dynamo=False, opset_version=17)
+    assert f"def forward(self, {expected}" in generate(path, tmp_path / "net.py").source
