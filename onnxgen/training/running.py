@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -271,13 +270,9 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
         decay = {} if settings.weight_decay is None else {"weight_decay": settings.weight_decay}
         groups.append({"name": "goal", "params": own, "lr": rate, **decay})
     optimizer = make_optimizer(groups, settings, plan.device)
-    steps = max(1, math.ceil(total / settings.epochs))
     watched = "train_loss" if plan.data.val is None else "val_loss"
-    warmup, schedule = (
-        make_warmup(optimizer, settings, total),
-        make_schedule(optimizer, settings, total, steps, watched),
-    )
-    return [optimizer], [made for made in (warmup, schedule) if made is not None]
+    made = make_warmup(optimizer, settings, total), make_schedule(optimizer, settings, total, watched)
+    return [optimizer], [one for one in made if one is not None]
 
 
 def _check_optimization(plan: Plan, network: nn.Module) -> None:

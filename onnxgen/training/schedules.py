@@ -19,25 +19,23 @@ from onnxgen.training.settings import Settings
 _LENGTH_ARGUMENTS = {"CosineAnnealingLR": "T_max", "LinearLR": "total_iters", "PolynomialLR": "total_iters"}
 _STEPPED_BY_BATCH = ("OneCycleLR", "CyclicLR")  # whatever arguments they are given
 # These set the rate itself. All others change the rate that is there, so that a warm-up may go before them.
-_ABSOLUTE = (*_STEPPED_BY_BATCH, "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler")
+_ABSOLUTE = (*_STEPPED_BY_BATCH, "CosineAnnealingWarmRestarts")
+_OF_OTHERS = ("SequentialLR", "ChainedScheduler")  # they take schedules, which no option can give
 
 
 def make_schedule(
     optimizer: torch.optim.Optimizer,
     settings: Settings,
     total_steps: int,
-    steps_per_epoch: int,
     monitor: str = "val_loss",
 ) -> dict[str, Any] | None:
     """Return Lightning's configuration of the schedule that `settings` name, or None if they name none.
 
     These arguments are filled in if they are not given: the length of CosineAnnealingLR, LinearLR and PolynomialLR and
     the steps of OneCycleLR (the whole run), and `max_lr` of OneCycleLR and CyclicLR (the optimizer's rates).
-    `SequentialLR` and `ChainedScheduler` take `schedulers` as a list of dicts, each with a `name` and its arguments.
 
     Args:
         total_steps: optimizer steps in the whole run.
-        steps_per_epoch: optimizer steps in an epoch.
         monitor: the metric for ReduceLROnPlateau. It should fall if `lower_is_better`, else rise.
 
     Raises:
@@ -48,17 +46,18 @@ def make_schedule(
     chosen = schedule_class(settings.schedule)
     arguments = dict(settings.schedule_args)
     by_step = chosen.__name__ in _STEPPED_BY_BATCH
-    if chosen.__name__ in ("SequentialLR", "ChainedScheduler"):
-        epochs = math.ceil(total_steps / max(steps_per_epoch, 1))
-        arguments["schedulers"] = [_part(optimizer, part, epochs) for part in _parts(chosen, arguments)]
-    else:
-        by_step |= _LENGTH_ARGUMENTS.get(chosen.__name__, "") not in {"", *arguments}
-        _fill_in(chosen, arguments, optimizer, total_steps)
+    by_step |= _LENGTH_ARGUMENTS.get(chosen.__name__, "") not in {"", *arguments}
+    _fill_in(chosen, arguments, optimizer, total_steps)
     configuration: dict[str, Any] = {"interval": "step" if by_step else "epoch", "frequency": 1}
     if issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
         arguments.setdefault("mode", "min" if lower_is_better(monitor) else "max")
         configuration["monitor"] = monitor
-    return {"scheduler": _made(chosen, optimizer, arguments), **configuration}
+    check_arguments(chosen, arguments, given=("optimizer",))
+    try:
+        made = chosen(optimizer, **arguments)
+    except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
+        raise OnnxgenError(f"{chosen.__name__}: {one_line(error)}", help="use other arguments") from None
+    return {"scheduler": made, **configuration}
 
 
 def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_steps: int) -> dict[str, Any] | None:
@@ -83,7 +82,8 @@ def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_step
 
 def schedule_class(name: str) -> type[LRScheduler]:
     """Return the class of `torch.optim.lr_scheduler` with this name. Raises `OnnxgenError` if there is none."""
-    known = subclasses_in(lr_scheduler, LRScheduler)
+    found = subclasses_in(lr_scheduler, LRScheduler)
+    known = {key: one for key, one in found.items() if key not in _OF_OTHERS}
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
 
@@ -98,28 +98,3 @@ def _fill_in(chosen: type, arguments: dict[str, Any], optimizer: torch.optim.Opt
         arguments.setdefault("max_lr", [group["lr"] for group in optimizer.param_groups])
         if not {"momentum", "betas"} & set(optimizer.defaults):  # there is no momentum to cycle
             arguments.setdefault("cycle_momentum", False)
-
-
-def _parts(chosen: type, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = arguments.get("schedulers")
-    if not isinstance(parts, list | tuple) or not all(isinstance(part, dict) and "name" in part for part in parts):
-        example = "[{name = 'LinearLR', total_iters = 3}, {name = 'CosineAnnealingLR', T_max = 7}]"
-        raise OnnxgenError(f"{chosen.__name__} needs a list of schedules", help=f"schedulers={example}")
-    return [dict(part) for part in parts]
-
-
-def _part(optimizer: torch.optim.Optimizer, part: dict[str, Any], epochs: int) -> LRScheduler:
-    chosen = schedule_class(part.pop("name"))
-    if chosen.__name__ in _STEPPED_BY_BATCH or issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
-        raise OnnxgenError(f"{chosen.__name__} can't be part of a schedule that steps once an epoch")
-    _fill_in(chosen, part, optimizer, epochs)
-    return _made(chosen, optimizer, part)
-
-
-def _made(chosen: type[LRScheduler], optimizer: torch.optim.Optimizer, arguments: dict[str, Any]) -> LRScheduler:
-    check_arguments(chosen, arguments, given=("optimizer",))
-    given: dict[str, Any] = {} if chosen is lr_scheduler.ChainedScheduler else {"optimizer": optimizer}
-    try:
-        return chosen(**given, **arguments)
-    except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
-        raise OnnxgenError(f"{chosen.__name__}: {one_line(error)}", help="use other arguments") from None
