@@ -82,7 +82,7 @@ class Member:
 
 
 def is_statistic(key: str) -> bool:
-    """Return True if a key of a layer is no weight: a statistic, a vector of spectral norm, or of a quantiser."""
+    """Return True if a key of a layer is no weight: a statistic, or of a quantiser."""
     return key.startswith("running_") or key.endswith(("._u", "._v")) or is_rounding(key)
 
 

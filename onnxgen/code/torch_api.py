@@ -72,7 +72,6 @@ _CALLED = {
         f"d_model nhead num_encoder_layers num_decoder_layers {_ACTIVATION} custom_encoder custom_decoder {_NORMS}"
     ),
     "nn.utils.parametrizations.weight_norm": "module name dim=0",
-    "nn.utils.parametrizations.spectral_norm": "module name n_power_iterations eps dim",
     "nn.Upsample": "size scale_factor mode align_corners recompute_scale_factor",
     "F.affine_grid": "theta size align_corners",
     "F.avg_pool1d": f"input {_POOL} ceil_mode=False count_include_pad=True",
@@ -143,7 +142,7 @@ PURE = (
     CONVOLUTIONS | TRANSPOSED | {"nn.Linear", "nn.LayerNorm", "nn.RMSNorm", "nn.GroupNorm", "nn.Embedding", "nn.PReLU"}
 )
 # functions that take a layer, and let it compute its weight from other tensors
-PARAMETRISATIONS = frozenset(f"nn.utils.parametrizations.{name}" for name in ("weight_norm", "spectral_norm"))
+PARAMETRISATIONS = frozenset(["nn.utils.parametrizations.weight_norm"])
 NUMBERS = frozenset("alpha beta eps momentum negative_slope p scale threshold".split())  # never None
 
 # Functions and methods, by their last names, that return a view, a tuple of parts, or named fields.

@@ -16,7 +16,7 @@ from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import VIEWS, folded_from, stored
 
 _MAX_DIGITS = 10  # of a count
-PASSING = {*VIEWS, "FakeQuantize", "WeightNorm", "SpectralNorm"}
+PASSING = {*VIEWS, "FakeQuantize", "WeightNorm"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # names that exporters give to unnamed tensors
 
 

@@ -64,7 +64,7 @@ def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> Quant
     while node is not None and _transposes(node):
         value, flips = node.inputs[0], not flips
         node = None if value is None else value.producer()
-    made_by = parametrised(b, node, name, weight) if node is not None and not flips else None
+    made_by = parametrised(b, node, weight) if node is not None and not flips else None
     if made_by is not None:
         return QuantizedLayer(f"nn.{name}", made_by.weight, keys=made_by.tensors, around=made_by.function)
     if node is None or node.op_type != FAKE or node.domain != DOMAIN:

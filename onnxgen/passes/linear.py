@@ -22,7 +22,7 @@ from onnxgen.passes.steps import insert, known_ints
 from onnxgen.shapes.info import Info, info
 from onnxgen.weights.stored import Views
 
-COMPUTED = ("FakeQuantize", "WeightNorm", "SpectralNorm")  # a weight that is computed of a stored tensor
+COMPUTED = ("FakeQuantize", "WeightNorm")  # a weight that is computed of a stored tensor
 
 
 def linear(model: ir.Model, options: Options) -> None:

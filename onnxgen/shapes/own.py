@@ -47,10 +47,6 @@ def WeightNorm(v: Array, g: Array, *, dim: int) -> Array:
     return v * (g / np.sqrt((v * v).sum(axes, keepdims=bool(g.ndim))))
 
 
-def SpectralNorm(w: Array, u: Array, v: Array, *, dim: int) -> Array:
-    return w / (u @ np.moveaxis(w, dim, 0).reshape(w.shape[dim], -1) @ v)
-
-
 def Standardize(
     x: Array, scale: Array | None = None, bias: Array | None = None, *, epsilon: float, shape: Sequence[int] = ()
 ) -> Array:

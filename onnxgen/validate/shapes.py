@@ -69,7 +69,7 @@ def registered(build: ast.expr) -> Shapes:
     """Return the tensors that a layer registers; none if it is not in the table or its sizes are unknown."""
     name = function_of(build)
     if name in PARAMETRISATIONS and isinstance(build, ast.Call):
-        return _parametrised(name, build)
+        return _weight_normed(build)
     rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):
         return {}
@@ -77,20 +77,15 @@ def registered(build: ast.expr) -> Shapes:
     return {} if given is None else rule(name, given)
 
 
-def _parametrised(name: str, build: ast.Call) -> Shapes:
-    """Return the tensors of a layer whose weight is made of others."""
+def _weight_normed(build: ast.Call) -> Shapes:
+    """Return the tensors of a layer whose weight is made of its length and its direction."""
     layer = registered(build.args[0])
     given = {k.arg: ast.literal_eval(k.value) for k in build.keywords}
     if "weight" not in layer:
         return layer
-    shape, place = layer.pop("weight"), "parametrizations.weight"
-    if name.endswith("weight_norm"):
-        dim = given.get("dim", 0)
-        length = () if dim is None else tuple(n if axis == dim else 1 for axis, n in enumerate(shape))
-        return layer | {f"{place}.original0": length, f"{place}.original1": shape}
-    dim = given.get("dim", 1 if "Transpose" in function_of(build.args[0]) else 0)
-    rows, size = shape[dim], math.prod(shape)
-    return layer | {f"{place}.original": shape, f"{place}.0._u": (rows,), f"{place}.0._v": (size // max(rows, 1),)}
+    shape, place, dim = layer.pop("weight"), "parametrizations.weight", given.get("dim", 0)
+    length = () if dim is None else tuple(n if axis == dim else 1 for axis, n in enumerate(shape))
+    return layer | {f"{place}.original0": length, f"{place}.original1": shape}
 
 
 def _with_bias(weight: tuple[int, ...], size: int, given: Mapping[str, Any]) -> Shapes:

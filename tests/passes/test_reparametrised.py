@@ -141,22 +141,14 @@ def test_weight_norm(
     goes_back(path, ours)
 
 
-@pytest.mark.parametrize("build", [Dense, Maps])
-def test_spectral_norm(build: type[Dense] | type[Maps], tmp_path: Path) -> None:
-    net, x = made(build, spectral_norm)
+def test_spectral_norm_stays_written_out(tmp_path: Path) -> None:
+    net, x = made(Dense, spectral_norm)
     path = exported(net, x, tmp_path / "net.onnx", dynamo=True, training=False)
     source = generate(path, tmp_path / "made.py", Options(paranoid=True)).source
-    assert source.count(f"{PLACE}.spectral_norm(") == 2 and "dim=" not in source and "requires_grad" not in source
+    assert PLACE not in source
     ours = load(path)
-    trains_alike(path, net, x, ours)
+    torch.testing.assert_close(ours.eval()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
     goes_back(path, ours)
-
-
-def test_spectral_norm_in_training_stays_written_out(tmp_path: Path) -> None:
-    net, x = made(Dense, spectral_norm)
-    path = exported(net, x, tmp_path / "net.onnx", dynamo=True, training=True)
-    source = generate(path, tmp_path / "made.py", Options(paranoid=True)).source
-    assert PLACE not in source and "F.normalize(" in source  # only one of the two vectors is in the file
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -186,17 +178,6 @@ def test_vectors_of_the_older_spectral_norm_are_buffers(dynamo: bool, tmp_path: 
     goes_back(path, ours)
 
 
-def _renamed(path: Path, name: str, other: str) -> None:
-    model = onnx.load(path)
-    for tensor in model.graph.initializer:
-        tensor.name = other if tensor.name == name else tensor.name
-    for node in model.graph.node:
-        for i, value in enumerate(node.input):
-            node.input[i] = other if value == name else value
-    onnx.save(model, path)
-
-
-VECTOR = "fc1.parametrizations.weight.0._u"
 NORMED = ("parametrizations.weight.original0", "parametrizations.weight.original1")
 
 
@@ -208,16 +189,13 @@ def test_a_frozen_layer_is_one_of_them(tmp_path: Path) -> None:
     torch.testing.assert_close(ours(x), net(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("what", ["another name", "another axis"])
-def test_what_is_nearly_one_of_them_stays_written_out(what: str, tmp_path: Path) -> None:
-    net, x = made(Dense, spectral_norm if what == "another name" else weight_norm)
-    path = exported(net, x, tmp_path / "net.onnx", what == "another name", training=False)
-    if what == "another name":
-        _renamed(path, VECTOR, "fc1.parametrizations.weight.0.other")
-    if what == "another axis":  # a length of each row, but norms of the columns
-        model = onnx.load(path)
-        norm = next(node for node in model.graph.node if node.op_type == "ReduceL2")
-        norm.attribute[0].ints[0] = 0
-        onnx.save(model, path)
+def test_a_norm_along_another_axis_stays_written_out(tmp_path: Path) -> None:
+    """A length of each row, but norms of the columns."""
+    net, x = made(Dense, weight_norm)
+    path = exported(net, x, tmp_path / "net.onnx", dynamo=False, training=False)
+    model = onnx.load(path)
+    norm = next(node for node in model.graph.node if node.op_type == "ReduceL2")
+    norm.attribute[0].ints[0] = 0
+    onnx.save(model, path)
     source = generate(path, tmp_path / "made.py", Options(paranoid=True)).source
     assert source.count(PLACE) == 1  # that of fc2

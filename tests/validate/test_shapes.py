@@ -27,8 +27,6 @@ LAYERS = [
     *(f"nn.utils.parametrizations.{text}" for text in (
         "weight_norm(nn.Linear(3, 4))", "weight_norm(nn.Linear(3, 4, bias=False), dim=1)",
         "weight_norm(nn.Conv2d(4, 6, 3), dim=None)", "weight_norm(nn.ConvTranspose1d(4, 6, 3))",
-        "spectral_norm(nn.Conv2d(4, 6, 3, groups=2))", "spectral_norm(nn.ConvTranspose2d(4, 6, 3))",
-        "spectral_norm(nn.Embedding(4, 6), dim=1)",
     )),
     "nn.RNN(3, 4, nonlinearity='relu')", "nn.LSTMCell(3, 4)", "nn.GRUCell(3, 4, bias=False)", "nn.RNNCell(3, 4)",
 ]  # fmt: skip
