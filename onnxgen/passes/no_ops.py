@@ -1,8 +1,9 @@
 """Remove nodes that change nothing: they only hide patterns from the idioms.
 
 These are Identity, casts to the type that a value already has or had, products with 1, sums with 0, the greater of a
-value and -inf and the like for truth values, Slices of everything, and Where with a condition that is known to be the
-same everywhere. The only element along an axis that was just added is what the axis was added to.
+value and -inf and the like for truth values, Slices of everything, Reshapes to the shape that a value has, and Where
+with a condition that is known to be the same everywhere. The only element along an axis that was just added is what the
+axis was added to.
 
 A CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's elements.
 
@@ -106,6 +107,8 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
         return chosen if _same(chosen, output) else None
     if node.op_type == "Slice":
         return source if _same(source, output) and all(cut.step == 1 for cut in cuts(node) or (NO_CUT,)) else None
+    if node.op_type == "Reshape":
+        return source if stored(source) is None and _same(source, output) else None
     if node.op_type == "Gather":
         return _of_one(node)
     neutral = known(node).rules.neutral

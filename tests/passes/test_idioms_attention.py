@@ -63,6 +63,10 @@ PLAIN: dict[str, tuple[Attend, str]] = {
     "div": (lambda m, q, k, v: scores(q, k).softmax(-1) @ v, ""),
     "mul": (lambda m, q, k, v: (q @ k.transpose(-2, -1) * 0.5).softmax(-1) @ v, ""),
     "on q": (lambda m, q, k, v: ((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v, ""),
+    "on q, as Paddle exports it": (
+        lambda m, q, k, v: ((q * 0.5).reshape(q.shape) @ k.transpose(-2, -1)).softmax(-1) @ v,
+        "",
+    ),
     "on k": (lambda m, q, k, v: (q @ (k / 2).transpose(-2, -1)).softmax(-1) @ v, ""),
     "on both": (lambda m, q, k, v: ((q * 0.5**0.5) @ (k.transpose(-2, -1) * 0.5**0.5)).softmax(-1) @ v, ""),
     "other scale": (lambda m, q, k, v: ((q * 0.3) @ k.transpose(-2, -1)).softmax(-1) @ v, ", scale=0.3"),
