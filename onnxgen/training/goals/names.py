@@ -12,11 +12,10 @@ from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training.byname import FUNCTION, by_name
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import AUTO, CARDS, OUTPUTS, known
+from onnxgen.training.tasks.card import LOSS_SETTINGS
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss", "multi_margin_loss")  # their target is a class index
 BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-# Settings that a task with a loss of its own does not read.
-LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
 # All losses of torch.nn.functional that need only an output and a target.
 LOSSES = (
     *CLASS_LOSSES,

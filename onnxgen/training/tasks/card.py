@@ -6,19 +6,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from onnxgen.record.purpose import Purpose
+from onnxgen.record.signature import Port, Signature
+from onnxgen.training.data.source import DataSource, target_called
+from onnxgen.training.data.text.roles import roles_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
-    from onnxgen.training.goals.deciding import Given
+    from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
     from onnxgen.training.goals.goal import Goal, Outputs
     from onnxgen.training.runs.answers import Prediction
     from onnxgen.training.runs.record import Target
     from onnxgen.training.settings import Settings
 
+# Settings that a task with a loss of its own does not read, and that only a loss of each output reads.
+LOSS_SETTINGS = ("loss", "loss_weights", "class_weights", "label_smoothing", "metric", "teacher")
+OF_SINGLE_OUTPUTS = (*LOSS_SETTINGS, "mixup", "cutmix", "sampler")
 # of numbers, with all names that they have
 PLACE_LOSSES = ("l1", "mse", "smooth_l1", "huber", "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "mae")
 Refitted: TypeAlias = "tuple[nn.Module, Path | None, tuple[str, ...], list[str]]"
@@ -46,15 +52,72 @@ class Situation:
     training: bool = True
 
 
-def later(place: str) -> Callable[[Situation], Sequence[Goal]]:
+def later(place: str) -> Callable[..., Any]:
     """Return a function of `goals/`, named like "ctc.make", that is imported when it is called."""
+    module, _, function = place.rpartition(".")
+    return lambda *given: getattr(import_module(f"onnxgen.training.goals.{module}"), function)(*given)
 
-    def make(found: Situation) -> Sequence[Goal]:
-        module, _, function = place.rpartition(".")
-        made: Sequence[Goal] = getattr(import_module(f"onnxgen.training.goals.{module}"), function)(found)
-        return made
 
-    return make
+@dataclass(frozen=True)
+class Given:
+    """The data and the settings of a run, before columns are matched, and what the network is for."""
+
+    source: DataSource
+    ports: Signature
+    settings: Settings
+    purpose: Purpose
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        return next(iter(self.source.parts.values())).fields
+
+    def aim(self, *usual: str) -> str:
+        """Return the column that is the target: the one that the settings name, or that has a `usual` name; or ""."""
+        said = self.settings.target
+        said = next(iter(said.values()), "") if isinstance(said, Mapping) else said
+        named = next((column for column in usual if column in self.fields), "")
+        found = said or self.source.target or named or target_called(self.fields)
+        return found if found in self.fields else ""
+
+    def aims(self) -> list[str]:
+        """Return the columns that are targets."""
+        from onnxgen.training.data.stacking import aims_of
+
+        return aims_of(self.source, self.ports, self.settings, [*self.fields])
+
+    def roles(self) -> dict[str, Port]:
+        """Return what each input of a network that reads tokens is."""
+        return roles_of(self.ports, [*self.fields])
+
+    def classes(self) -> str:
+        """Return that there is a class for each sample, as a sentence; "" if there is none."""
+        name = self.aim()
+        if not name or self.fields[name].shape or self.fields[name].dtype.is_floating_point:
+            return ""
+        return f"column {name!r} has a class for each sample"
+
+    def has_a_score_of_each_class(self) -> bool:
+        name, dims = self.aim(), self.ports.outputs[0].dims if len(self.ports.outputs) == 1 else None
+        return bool(name and dims) and len(self.fields[name].classes) == dims[-1]  # type: ignore[index]
+
+    def plain_text(self) -> str:
+        """Return that there is text without a target, for a network with scores of each token; "" if there is none."""
+        from onnxgen.training.data.text.choosing import text_columns
+
+        if not text_columns(self.source) or not self.roles() or self.aims() or self.purpose.facts.get("axis", 2) != 2:
+            return ""
+        return "the data is text without a target"
+
+    def speaks_against(self, losses: tuple[str, ...] = ()) -> str:
+        """Return the option that only a loss of each output reads, or another task's loss; "" if there is none."""
+        default = type(self.settings)()
+        for name in OF_SINGLE_OUTPUTS:
+            value = getattr(self.settings, name)
+            if name == "loss" and isinstance(value, str) and value.lower() in losses:
+                continue
+            if value != getattr(default, name):
+                return f"--{name.replace('_', '-')}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +191,7 @@ class Card:
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Parts | None = None
     kinds: tuple[str, ...] = ()
-    has: Callable[[Given, Purpose], str] = lambda given, purpose: ""
+    has: Callable[[Given], str] = lambda given: ""
     needs: str = ""
     alone: tuple[str, ...] | bool = ()
     new_head: bool = False

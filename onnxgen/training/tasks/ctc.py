@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onnxgen.training.tasks.card import Card, later
-
-if TYPE_CHECKING:
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.goals.deciding import Given
+from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given, purpose: Purpose) -> str:
+def _has(given: Given) -> str:
     """Texts; names of folders are none."""
     name = given.aim(*CARD.columns)
     if not name or not given.source.raw:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxgen.errors import OnnxgenError, Problems
-from onnxgen.training.tasks.card import Card, Parts, later
+from onnxgen.training.tasks.card import Card, Given, Parts, later
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.data.samples import Data, Samples
-    from onnxgen.training.goals.deciding import Given
-    from onnxgen.training.runs.answers import Prediction
-    from onnxgen.training.runs.record import Target
+    from onnxgen.training.data.samples import Data
     from onnxgen.training.settings import Settings
     from onnxgen.training.tasks.card import Refitted
 
@@ -32,11 +28,11 @@ def _divides(model: nn.Module, notes: list[str]) -> bool:
     return True
 
 
-def _has(given: Given, purpose: Purpose) -> str:
+def _has(given: Given) -> str:
     """Boxes are for this task whatever the network is for. Raises `OnnxgenError` if there are classes instead."""
     said = isinstance(given.settings.target, Mapping) or given.speaks_against()
-    if purpose.kind and not said and (classes := given.classes()):
-        what = f"the network finds boxes ({purpose.evidence[0]}), but {classes}, and no boxes"
+    if given.purpose.kind and not said and (classes := given.classes()):
+        what = f"the network finds boxes ({given.purpose.evidence[0]}), but {classes}, and no boxes"
         way = "name a folder with labels of YOLO, COCO or Pascal VOC; for a loss of each output, --task outputs"
         raise OnnxgenError(what, help=way)
     return ""
@@ -89,20 +85,6 @@ def _refit(model: nn.Module, file: Path | None, opened: Data, settings: Settings
     return model, file, head, notes + more
 
 
-def _top(model: nn.Module) -> tuple[str, ...]:
-    from onnxgen.training.goals.detection.head import class_layers
-
-    return class_layers(model)
-
-
-def _predicted(
-    samples: Samples, names: Sequence[str], target: Target, outputs: Sequence[Tensor], least: float
-) -> Iterator[Prediction]:
-    from onnxgen.training.goals.detection.found import predicted
-
-    return predicted(samples, names, target, outputs, least)
-
-
 CARD = Card(
     "detection",
     later("detection.goal.make"),
@@ -119,7 +101,9 @@ CARD = Card(
             "leave out --keep",
         )
     },
-    parts=Parts(_is_there, _refuse, _ready, _refit, _top, _predicted),
+    parts=Parts(
+        _is_there, _refuse, _ready, _refit, later("detection.head.class_layers"), later("detection.found.predicted")
+    ),
     kinds=("detection",),
     has=_has,
 )

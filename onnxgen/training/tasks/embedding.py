@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.tasks.card import Card, later
-
-if TYPE_CHECKING:
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.goals.deciding import Given
+from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given, purpose: Purpose) -> str:
+def _has(given: Given) -> str:
     """Pairs, or classes; of a network that may be for something else no classes that each output has a score for."""
     from onnxgen.training.data.tuples import member_columns
 
-    if not purpose.kind and given.has_a_score_of_each_class():
+    if not given.purpose.kind and given.has_a_score_of_each_class():
         return ""
     members = member_columns(given.source, given.ports, given.settings) or _pairs_of_texts(given)
     if members:
         return f"columns {' and '.join(members)} belong together"
-    output = purpose.facts.get("output")
+    output = given.purpose.facts.get("output")
     dims = next((port.dims for port in given.ports.outputs if port.name == output), None)
-    vectors = not purpose.kind or dims is None or len(dims) == 2
+    vectors = not given.purpose.kind or dims is None or len(dims) == 2
     return given.classes() if vectors else ""
 
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onnxgen.training.tasks.card import PLACE_LOSSES, Card, later
-
-if TYPE_CHECKING:
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.goals.deciding import Given
+from onnxgen.training.tasks.card import PLACE_LOSSES, Card, Given, later
 
 
-def _has(given: Given, purpose: Purpose) -> str:
+def _has(given: Given) -> str:
     """Images, or numbers of each pixel. If it is unsure what the network is for, bytes [H, W] may be classes."""
     import torch
 
@@ -22,7 +16,7 @@ def _has(given: Given, purpose: Purpose) -> str:
     if field is None or axes_of(field.shape) is None:
         return ""
     floats = field.dtype.is_floating_point
-    fits = floats or (field.dtype == torch.uint8 and (bool(purpose.kind) or len(field.shape) == 3))
+    fits = floats or (field.dtype == torch.uint8 and (bool(given.purpose.kind) or len(field.shape) == 3))
     return f"column {name!r} has {'numbers of each pixel' if floats else 'an image for each sample'}" if fits else ""
 
 

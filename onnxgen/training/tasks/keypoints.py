@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onnxgen.training.tasks.card import PLACE_LOSSES, Card, later
-
-if TYPE_CHECKING:
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.goals.deciding import Given
+from onnxgen.training.tasks.card import PLACE_LOSSES, Card, Given, later
 
 
-def _has(given: Given, purpose: Purpose) -> str:
+def _has(given: Given) -> str:
     name = given.aim(*CARD.columns)
     shape = given.fields[name].shape if name else ()
     return f"column {name!r} has {shape[0]} places" if len(shape) == 2 and shape[1] in (2, 3) else ""

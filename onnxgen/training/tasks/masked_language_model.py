@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from onnxgen.training.tasks.card import Card, later
-
-if TYPE_CHECKING:
-    from onnxgen.record.purpose import Purpose
-    from onnxgen.training.goals.deciding import Given
+from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given, purpose: Purpose) -> str:
-    return given.plain_text(purpose) if purpose.kind and not purpose.facts.get("causal") else ""
+def _has(given: Given) -> str:
+    return given.plain_text() if given.purpose.kind and not given.purpose.facts.get("causal") else ""
 
 
 CARD = Card(
