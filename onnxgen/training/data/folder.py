@@ -46,8 +46,7 @@ class Images:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        channels, *sides = self.size or (0,)
-        return (len(self.paths), *sides, *([channels] if channels > 1 else []))
+        return (len(self.paths), *stored_shape(self.size))
 
     def index_select(self, axis: int, which: Tensor) -> Images:
         return replace(self, paths=tuple(self.paths[index] for index in which.tolist()))
@@ -69,6 +68,12 @@ class Targets(Images):
 
     def sized(self, size: tuple[int, int, int], placing: Placing) -> Targets:
         return self
+
+
+def stored_shape(size: tuple[int, int, int] | None) -> tuple[int, ...]:
+    """Return the shape of a decoded image of a size (channels, height, width); () without one."""
+    channels, *sides = size or (0,)
+    return (*sides, channels) if channels > 1 else tuple(sides)
 
 
 def decoded(

@@ -15,7 +15,7 @@ import torch
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problem, one_line
 from onnxgen.training.data.columns import tensor_of
-from onnxgen.training.data.folder import decoded
+from onnxgen.training.data.folder import decoded, stored_shape
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.streaming.spans import Spans, spans_of
@@ -45,7 +45,7 @@ class ParquetReader:
     types: the columns, without the shape of pictures.
     pictures: the columns of pictures as files, of which there is at most one.
     joined: columns that are made of columns of single numbers.
-    size, placing: of pictures; see `Files`.
+    size, placing: of pictures; see `Images`.
     """
 
     groups: tuple[tuple[Path, int, int], ...]
@@ -65,8 +65,7 @@ class ParquetReader:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        channels, *sides = self.size or (0,)
-        shape = () if self.size is None else (*sides, channels) if channels > 1 else tuple(sides)
+        shape = stored_shape(self.size)
         made = {}
         for name, members in self.joined.items():
             whole = not any(self.types[member].dtype.is_floating_point for member in members)

@@ -200,7 +200,7 @@ class Stream:
         return self.changed(joined={**joined, name: tuple(members)})
 
     def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Stream:
-        """See `Files.sized`."""
+        """See `Columns.sized`."""
         return self.changed(size=(channels, height, width), placing=placing)
 
     def renumbered(self, column: str, places: Tensor, classes: tuple[str, ...]) -> Stream:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxgen.common.cache import Cache
 from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.training.data.folder import decoded
+from onnxgen.training.data.folder import decoded, stored_shape
 from onnxgen.training.data.layout import SUFFIXES
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
@@ -160,7 +160,7 @@ class TarReader:
     made_of: by column, the ending that it is made of, and of JSON the entry.
     types: the columns that are no pictures.
     named: the columns that hold class names.
-    size, placing: of pictures; see `Files`.
+    size, placing: of pictures; see `Images`.
     """
 
     paths: tuple[Path, ...]
@@ -178,8 +178,7 @@ class TarReader:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        channels, *sides = self.size or (0,)
-        shape = () if self.size is None else (*sides, channels) if channels > 1 else tuple(sides)
+        shape = stored_shape(self.size)
         pictures = {name: Field(torch.uint8, shape) for name, (ending, _) in self.made_of.items() if ending == PICTURE}
         return {**self.types, **pictures}
 
