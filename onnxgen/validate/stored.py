@@ -27,7 +27,8 @@ from onnxgen.validate.shapes import hold_shapes
 from onnxgen.weights.stored import is_uniform, peaks_in_order
 from onnxgen.weights.stored import stored as tensor_of
 
-DOMAINS = ("", "ai.onnx", "com.microsoft")
+MICROSOFT = "com.microsoft"
+DOMAINS = ("", "ai.onnx", MICROSOFT)
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # names that torch's exporters give to unnamed tensors
 FEW_DIGITS, SEVERAL = 5, 3  # of a number that a person types; places whose numbers differ
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
@@ -77,7 +78,9 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(graph):
         if node.domain not in DOMAINS or reached.isdisjoint(node.outputs):
             continue
-        if _is_smooth(node) and (not is_a(node, SELECTS) or node.outputs[0] in reached):
+        # places that are chosen have no gradient, and a cache that onnxruntime's operators return has none of the query
+        first = is_a(node, SELECTS) or node.domain == MICROSOFT
+        if _is_smooth(node) and (not first or node.outputs[0] in reached):
             barred = {*known(node).still, *known(node).chosen}
             reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in barred)
         for branch in _taken(node):
