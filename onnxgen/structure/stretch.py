@@ -100,6 +100,10 @@ class Around:
         alike = len({self.uses[name] for name in names}) == 1
         return alike and any(position(names, items) is not None for items in self.lists.get(names[0], ()))
 
+    def returns_or_holds_all(self, names: tuple[str, ...]) -> bool:
+        """The same, or true if they are results of the scope, all in a row."""
+        return self.holds_all(names) or position(names, self.outputs) is not None
+
 
 class Stretch(Run):
     """The turns of a stretch.
@@ -132,12 +136,14 @@ class Stretch(Run):
             users.setdefault(result, set()).add(turn)
         self.left = sorted(r for r, turns in users.items() if r not in self.starts and turns == {last})
         self.kept = [result for result in self.kept if result not in self.left]
-        if not all(self._is_list(names) for names in self.own if names[0].startswith(ITEM)):
+        if not self._takes_lists():
             return False
         if not self.starts:
-            is_whole = self.goes_over_lists and [later[r] for r in self.kept] == [len(self.turns)]
-            held = all(self.around.holds_all(self._names(result)) for result in self.kept)
-            return bool(self.kept) and not self.left and (is_whole or held)
+            of_all = all(later[r] == len(self.turns) for r in self.kept) and len({at for at, _ in self.kept}) == 1
+            is_many = last > 1 or all(self._will_be_taken(r) for r in self.kept)
+            is_whole = self.goes_over_lists and of_all and is_many
+            held = self.around.returns_or_holds_all if self.goes_over_lists else self.around.holds_all
+            return bool(self.kept) and not self.left and (is_whole or all(held(self._names(r)) for r in self.kept))
         least = last if self.goes_over_lists else max(2, last)
         return all(later[r] >= least and self._will_be_taken(r) for r in self.kept)
 
@@ -258,16 +264,41 @@ class Stretch(Run):
         paths = [tree.member.path for name in names if isinstance(tree := self.numbers[name], MemberRef)]
         return paths[0][:-1], [int(path[-1]) for path in paths]
 
+    def _takes_lists(self) -> bool:
+        """True if the items that the turns call are those of whole lists, or turns of a chain."""
+        lists = [names for names in self.own if names[0].startswith(ITEM)]
+        if not all(map(self._is_list, lists)):
+            return False
+        short = [] if self.is_part else [names for names in lists if self._is_short(names)]
+        chained = len(short) < len(lists) or any(self._feeds(names, names) for names in short)
+        return not short or (len(self.turns) > 2 and chained and all(map(self._feeds, short)))
+
     def _is_list(self, names: tuple[str, ...]) -> bool:
-        """True for all items of a list, upwards or downwards. One at an end may be called in another way."""
+        """True for all items of a list, upwards or downwards, or all but one at an end."""
         path, numbers = self._items(names)
         below = self._below(path)
-        if not is_row(numbers) or self.is_part:
-            return self.is_part and is_row(numbers)
-        rest = below - {(*path, str(n)) for n in numbers}
+        is_most = below == {(*path, str(n)) for n in range(len(below))} and len(numbers) >= len(below) - 1
+        return is_row(numbers) and (is_most or self.is_part)
+
+    def _is_short(self, names: tuple[str, ...]) -> bool:
+        """True if an item is left that is called as those of the turns are."""
+        path, numbers = self._items(names)
+        rest = self._below(path) - {(*path, str(n)) for n in numbers}
         alike = self.around.calls.get((*path, str(numbers[0])), set())
-        is_whole = below == {(*path, str(n)) for n in range(len(below))} and len(rest) < 2
-        return is_whole and all(alike.isdisjoint(self.around.calls.get(item, set())) for item in rest)
+        return any(not alike.isdisjoint(self.around.calls.get(item, set())) for item in rest)
+
+    def _feeds(self, names: tuple[str, ...], others: tuple[str, ...] = ()) -> bool:
+        """True if the turns use what an item makes, to make what an item of `others` takes in the next turn."""
+        made = set[str]()
+        for statement in (*self.turns[0], *self.turns[1]):
+            takes = refs(statement.value)
+            if not made.isdisjoint(takes):
+                if not others or others[1] in takes:
+                    return True
+                made.update(statement.targets)
+            elif names[0] in takes:
+                made.update(statement.targets)
+        return False
 
     def _below(self, path: ModulePath) -> set[ModulePath]:
         return {m.path[: len(path) + 1] for m in self.scope.members if m.path[: len(path)] == path}

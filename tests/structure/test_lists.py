@@ -140,3 +140,85 @@ def test_results_of_many_heads_are_one_expression(case: Case, tmp_path: Path) ->
     (x,), model = rows(), onnx.load(path)
     source = held_graph(model, {model.graph.input[0].name: x.numpy()}).source
     assert "self.heads[" not in source and "for head in self.heads]" in source
+
+
+class Dilated(nn.Module):
+    """Gated convolutions (van den Oord et al. 2016, arXiv 1609.03499): what the last adds to its input is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dilated = nn.ModuleList(nn.Conv1d(5, 8, 3, padding=2**n, dilation=2**n) for n in range(4))
+        self.skips = nn.ModuleList(nn.Conv1d(4, 6, 1) for _ in range(4))
+        self.adds = nn.ModuleList(nn.Conv1d(4, 5, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for n, (dilated, skip) in enumerate(zip(self.dilated, self.skips)):
+            a, b = dilated(x).chunk(2, dim=1)
+            y = torch.tanh(a) * torch.sigmoid(b)
+            total = total + skip(y) if n else skip(y)
+            x = x + self.adds[n](y) if n < 3 else x
+        return torch.relu(total)
+
+
+class Neck(nn.Module):
+    """Each layer takes what the one before made, and a value is added to that of all but the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.neck = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = []
+        for down in self.down:
+            found.append(x)
+            x = torch.tanh(down(x))
+        for neck, y in zip(self.neck, reversed(found)):
+            x = torch.relu(neck(x)) + y
+        return torch.sigmoid(self.neck[3](x))
+
+
+@CASES
+def test_turns_of_a_chain_go_over_lists_without_an_item_at_an_end(case: Case, tmp_path: Path) -> None:
+    for network, lists in ((Dilated, "(self.adds, self.dilated[1:], self.skips[1:])"), (Neck, "(self.neck[:-1], ")):
+        (folder := tmp_path / network.__name__).mkdir()
+        forward = made(network, folder, rows, case).rpartition("def forward")[2]
+        assert f"in zip{lists}" in forward
+
+
+class Pairs(Maps):
+    """Two results of each level, one kind after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = convolutions(1, [(4, 9)] * 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = [head(torch.tanh(x)).split((4, 5), dim=1) for head, x in zip(self.heads, self.maps(x))]
+        return *(torch.sigmoid(a) for a, _ in found), *(b.flatten(2) for _, b in found)
+
+
+@CASES
+def test_several_results_of_each_turn_are_lists(case: Case, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(Pairs().eval(), images(), str(path), dynamo=case.exporter == "dynamo")
+    (x,), model = images(), onnx.load(path)
+    source = held_graph(model, {model.graph.input[0].name: x.numpy()}).source
+    assert source.count("torch.sigmoid(") == 1 and "self.heads[" not in source and "return *outputs" in source
+
+
+class Two(nn.Module):
+    """Two results that are used in two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (layer(x) for layer in self.layers)
+        return torch.sin(a) * b - b / 2
+
+
+def test_two_results_of_different_use_have_names(tmp_path: Path) -> None:
+    assert "self.layers[1](x)" in made(Two, tmp_path, rows)

@@ -144,14 +144,14 @@ def test_all_that_is_not_used_has_one_name(tmp_path: Path) -> None:
 class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.multi_level_scores = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
-        self.multi_level_boxes = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+        self.scores_of_the_small, self.boxes_of_the_small = nn.Linear(4, 1), nn.Linear(4, 2)
+        self.scores_of_the_large, self.boxes_of_the_large = nn.Linear(4, 1), nn.Linear(4, 2)
+        self.scores_of_the_rest, self.boxes_of_the_rest = nn.Linear(4, 1), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        maps = (x, torch.sin(x), torch.cos(x))
-        return tuple(
-            fc(of) for heads in (self.multi_level_scores, self.multi_level_boxes) for fc, of in zip(heads, maps)
-        )
+        y, z = torch.sin(x), torch.cos(x)
+        scores = self.scores_of_the_small(x), self.scores_of_the_large(y), self.scores_of_the_rest(z)
+        return *scores, self.boxes_of_the_small(x), self.boxes_of_the_large(y), self.boxes_of_the_rest(z)
 
 
 class Detector(nn.Module):
@@ -166,7 +166,7 @@ class Detector(nn.Module):
 def test_results_that_take_a_line_each_are_computed_in_it(tmp_path: Path) -> None:
     source = forward(Detector(), (torch.randn(3, 4),), tmp_path)
     for name in ("scores", "boxes"):
-        assert f"            self.multi_level_{name}[0](x),\n            self.multi_level_{name}[1](" in source
+        assert f"            self.{name}_of_the_small(x),\n            self.{name}_of_the_large(" in source
 
 
 @pytest.mark.parametrize(
