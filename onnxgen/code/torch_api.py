@@ -125,6 +125,7 @@ LAYER_OF = {
     "F.log_softmax": "nn.LogSoftmax",
     "F.interpolate": "nn.Upsample",
     "F.pixel_shuffle": "nn.PixelShuffle",
+    "F.glu": "nn.GLU",
     **{f"F.max_pool{n}d": f"nn.MaxPool{n}d" for n in _RANKS},
     **{f"F.avg_pool{n}d": f"nn.AvgPool{n}d" for n in _RANKS},
     **{f"F.adaptive_avg_pool{n}d": f"nn.AdaptiveAvgPool{n}d" for n in _RANKS},

@@ -222,3 +222,36 @@ class Two(nn.Module):
 
 def test_two_results_of_different_use_have_names(tmp_path: Path) -> None:
     assert "self.layers[1](x)" in made(Two, tmp_path, rows)
+
+
+class Gated(nn.Module):
+    """An autoencoder of gated layers with skips (Défossez et al. 2019, arXiv 1909.01174)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [(5, 4), (4, 6), (6, 8)]
+        self.encoder = nn.ModuleList(
+            nn.Sequential(nn.Conv1d(a, b, 3, padding=1), nn.ReLU(), nn.Conv1d(b, 2 * b, 1), nn.GLU(dim=1))
+            for a, b in pairs
+        )
+        self.decoder = nn.ModuleList(
+            nn.Sequential(nn.Conv1d(b, 2 * b, 3, padding=1), nn.GLU(dim=1), nn.Conv1d(b, a, 3, padding=1), nn.ReLU())
+            for a, b in reversed(pairs)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for encoder in self.encoder:
+            x = encoder(x)
+            skips.append(x)
+        x = torch.sin(x)
+        for decoder in self.decoder:
+            x = decoder(x + skips.pop())
+        return x
+
+
+@CASES
+def test_gated_linear_units_are_layers_of_their_row(case: Case, tmp_path: Path) -> None:
+    source = made(Gated, tmp_path, rows, case)
+    assert "nn.GLU(dim=1)" in source and "F.glu" not in source
+    assert "for decoder, hidden_state in zip(self.decoder, reversed(hidden_states)):" in source
