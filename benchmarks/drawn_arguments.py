@@ -38,6 +38,8 @@ from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
 
 MOST_AXES = 6
+TAKEN = ("in_", "input_", "hidden_size")
+TOLD = (*TAKEN, "out_")  # what the network tells may be beside an input
 COUNTS = re.compile("num_layers|num_blocks|depth")
 Inputs = tuple[Any, ...]
 
@@ -105,12 +107,12 @@ def rows_of(path: Path, draws: int, rng: random.Random, folder: Path) -> Iterato
         for name in [*([n] for n in defaults), [*defaults]]:
             for _ in range(draws):
                 values = {n: drawn(n, defaults[n], unit, rng) for n in name}
-                sizes = {defaults[n]: values[n] for n in name if n.startswith(("in_", "input_", "hidden_size", "out_"))}
+                given = [{defaults[n]: values[n] for n in name if n.startswith(kinds)} for kinds in (TAKEN, TOLD)]
                 row = {"file": path.stem[:40], "values": str(values)[:100], "built": 0, "trained": 0, "why": ""}
                 try:
                     network = build(**values).eval()
                     row["built"] = 1
-                    said = [works(network, given) for given in candidates(inputs, sizes)]
+                    said = [works(network, fed) for sizes in given for fed in candidates(inputs, sizes)]
                     row["trained"] = int("trained" in said)
                     row["why"] = "" if row["trained"] else said[-1]
                 except Exception as error:
