@@ -2,8 +2,8 @@
 
 Goes in: classes with spots. Comes out: classes in which rows of equal blocks are written with their number, and the
 arguments that give it. A row may have any number of blocks if each takes what the one before it returns, and the shapes
-in all of them are the same. A block that also stands outside of its row is left: who changes the number would change
-half.
+in all of them are the same. The first of a row may be another: `[Block(3, dim), *[Block(dim, dim) for _ in
+range(num_blocks - 1)]]`. A block that also stands outside of its row is left: who changes the number would change half.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from onnxgen.arguments.names import Argument
+from onnxgen.arguments.names import DEPTHS, Argument
 from onnxgen.arguments.written import Spot
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import Assign, ModuleDef, flattened
@@ -28,17 +28,25 @@ SEQUENTIAL = "nn.Sequential"
 
 @dataclass(frozen=True)
 class _Row:
-    """`self.name = nn.ModuleList([block for _ in range(count)])`; `written`: how often the block is in the text."""
+    """`self.name = nn.ModuleList([block for _ in range(count)])`; `written`: how often the block is in the text.
+
+    `first` stands before the row, if the first layer is another.
+    """
 
     name: str
     kind: str
     block: ast.Call
     count: Spot
     written: int
+    first: ast.Call | None = None
 
     @property
     def argument(self) -> str:
         return "num_blocks" if "block" in self.name else "num_layers"
+
+    @property
+    def maker(self) -> str:
+        return dotted(self.block.func)
 
     @property
     def number(self) -> int:
@@ -47,37 +55,64 @@ class _Row:
 
     @property
     def tree(self) -> ast.expr:
-        made = quote("[block for _ in range(n)]", block=self.block, n=self.count)
-        return call(self.kind, ast.Starred(made, ast.Load()) if self.kind == SEQUENTIAL else made)
+        count = self.count if self.first is None else ast.BinOp(self.count, ast.Sub(), ast.Constant(1))
+        made: ast.expr = quote("[block for _ in range(n)]", block=self.block, n=count)
+        row = ast.Starred(made, ast.Load())
+        if self.first is not None:
+            made = ast.List([self.first, row], ast.Load())
+            return call(self.kind, *([self.first, row] if self.kind == SEQUENTIAL else [made]))
+        return call(self.kind, row if self.kind == SEQUENTIAL else made)
 
 
 def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:
     """Return the classes, and an argument for each name that all rows of one number can have."""
-    made = Counter(name for tree in classes for part in (*tree.setup, *tree.items) for name in _made(part))
-    rows = {
-        id(statement): row
+    calls = [node for tree in classes for part in (*tree.setup, *tree.items) for node in _calls(part)]
+    made = Counter(map(ast.dump, calls))
+    found = [
+        (tree, statement, row)
         for tree in classes
         for statement in tree.setup
-        if (row := _row(statement)) is not None and made[dotted(row.block.func)] == row.written
+        if (row := _row(statement)) is not None and made[ast.dump(row.block)] == row.written
         if _hands_on(tree, row.name) and all(_are_equal(module, path, row) for path in tree.paths)
-    }
-    numbers = Counter(name for name, _ in {(row.argument, row.number) for row in rows.values()})
-    rows = {statement: row for statement, row in rows.items() if numbers[row.argument] == 1}
+    ]
+    makers = Counter(dotted(node.func) for node in calls)
+    makers.subtract(dotted(s.value.func) for t in classes for s in t.setup if isinstance(s, ast.Assign) and _is_call(s))
+    rows: dict[int, _Row] = {}
     arguments: dict[str, Argument] = {}
-    for row in rows.values():
-        argument = arguments.setdefault(row.argument, Argument(row.argument, row.number, {}, 0))
-        argument.join(Argument(row.argument, row.number, {id(row.count): row.number}, 1))
+    for maker in dict.fromkeys(row.maker for _, _, row in found):
+        alike = [one for one in found if one[2].maker == maker]
+        if makers[maker] > sum(row.written + (row.first is not None) for _, _, row in alike):
+            continue  # another row has blocks of this class
+        if len(alike) == 1 and alike[0][2].first is not None and alike[0][2].number == LEAST:
+            continue  # two blocks, of which each is another
+        paths = {path for tree, _, _ in alike for path in tree.paths}
+        if len(alike) > 1 and (len(paths) > 1 or DEPTHS in {argument.table for argument in arguments.values()}):
+            continue
+        for i, (_, statement, row) in enumerate(alike):
+            rows[id(statement)] = row
+            name = f"{DEPTHS} {i}" if len(alike) > 1 else row.argument
+            entry, table = (i, DEPTHS) if len(alike) > 1 else (None, "")
+            argument = Argument(name, row.number, {id(row.count): row.number}, 1, entry, table)
+            arguments.setdefault(f"{name} {row.number}", Argument(name, row.number, {}, 0, entry, table)).join(argument)
+    numbers = Counter(argument.name for argument in arguments.values())
+    kept = [argument for argument in arguments.values() if numbers[argument.name] == 1]
+    given = {spot for argument in kept for spot in argument.spots}
 
     def final(statement: ast.stmt) -> ast.stmt:
         row = rows.get(id(statement))
-        return ast.Assign(statement.targets, row.tree) if row and isinstance(statement, ast.Assign) else statement
+        is_given = row is not None and id(row.count) in given
+        return ast.Assign(statement.targets, row.tree) if is_given and isinstance(statement, ast.Assign) else statement  # type: ignore[union-attr]
 
-    return [replace(tree, setup=[*map(final, tree.setup)]) for tree in classes], [*arguments.values()]
+    return [replace(tree, setup=[*map(final, tree.setup)]) for tree in classes], kept
 
 
-def _made(tree: ast.AST) -> Iterator[str]:
-    """Yield the classes of the file that a tree makes instances of, and functions by their names."""
-    return (dotted(node.func) for node in walk(tree) if isinstance(node, ast.Call))
+def _is_call(statement: ast.Assign) -> bool:
+    """True for `self.first = Block(3, 8)`, which is no row."""
+    return isinstance(statement.value, ast.Call)
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in walk(tree) if isinstance(node, ast.Call))
 
 
 def _row(statement: ast.stmt) -> _Row | None:
@@ -98,8 +133,21 @@ def _row(statement: ast.stmt) -> _Row | None:
         return _Row(target.attr, kind, first.elt, count, 1) if count and is_block else None  # type: ignore[arg-type]
     if len(items) < LEAST or not isinstance(first, ast.Call) or not isinstance(first.func, ast.Name):
         return None
-    alike = {ast.dump(item) for item in items}
-    return _Row(target.attr, kind, first, Spot(len(items)), len(items)) if len(alike) == 1 else None
+    if len({ast.dump(item) for item in items}) == 1:
+        return _Row(target.attr, kind, first, Spot(len(items)), len(items))
+    return _behind_first(target.attr, kind, first, items[1:])
+
+
+def _behind_first(name: str, kind: str, first: ast.Call, others: list[ast.expr]) -> _Row | None:
+    """Return the row whose first block is of the class of the others, and takes something else."""
+    block, number, written = others[0], len(others), len(others)
+    if isinstance(block, ast.Starred) and isinstance(block.value, ast.ListComp) and number == 1:
+        count = _counted(block.value)
+        block, number, written = block.value.elt, int(count.value) if count else 0, 1  # type: ignore[arg-type]
+    is_row = number and isinstance(block, ast.Call) and all(ast.dump(other) == ast.dump(block) for other in others[1:])
+    if not is_row or not isinstance(block, ast.Call) or dotted(first.func) != dotted(block.func):
+        return None
+    return _Row(name, kind, block, Spot(1 + number), written, first)
 
 
 def _counted(tree: ast.ListComp) -> Spot | None:
@@ -142,6 +190,10 @@ def _are_equal(module: ModuleDef, path: str, row: _Row) -> bool:
         paths = [member.path for member in members(statement.value)]
         for number in {at[len(around)] for at in (*paths, statement.scope) if at[: len(around)] == around != at}:
             infos = [module.infos.get(target) for target in statement.targets]
-            shapes.setdefault(number, []).extend(info.shape if info else None for info in infos)
+            shapes.get(number, []).extend(info.shape if info else None for info in infos)
+    if row.first is not None:
+        before = shapes.pop("0")
+        if not before or not shapes["1"] or before[-1] != shapes["1"][-1]:
+            return False  # the second block makes another shape of what it takes
     first, *others = shapes.values()
     return bool(first) and None not in first and all(other == first for other in others)

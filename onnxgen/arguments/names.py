@@ -23,7 +23,7 @@ from onnxgen.code.torch_api import CELLS, CONVOLUTIONS, NORMS, RECURRENT, TRANSP
 from onnxgen.lowering.roles import called
 
 MAX_ARGUMENTS = 8
-HEADS = "num_heads"
+HEADS, DEPTHS = "num_heads", "depths"
 LAYERS = 3  # of a network with arguments
 MOST = 1 / 3  # what part of the widths the arguments must give
 LEAST = 4  # a smaller size is hardly one that somebody would choose
@@ -65,7 +65,7 @@ class Argument:
     def is_worth(self) -> bool:
         """True if several layers have the size, or the network is known by it."""
         is_one = self.number == 1 and self.name.startswith("out_")  # what the network tells is one number
-        return (self.name in PLAIN and not is_one) or (self.uses > 1 and self.number >= LEAST)
+        return (self.name in PLAIN and not is_one) or self.table == DEPTHS or (self.uses > 1 and self.number >= LEAST)
 
     def join(self, other: Argument) -> None:
         self.spots.update(other.spots)
@@ -74,7 +74,8 @@ class Argument:
     @property
     def rank(self) -> int:
         """Its place among the arguments."""
-        return ORDER.index(self.name) if self.name in ORDER else len(ORDER)
+        name = "num_layers" if self.table == DEPTHS else self.name
+        return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 class Roles:

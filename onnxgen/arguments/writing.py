@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onnxgen.arguments.names import HEADS, WIDTHS, Argument, Sums, total
+from onnxgen.arguments.names import DEPTHS, HEADS, WIDTHS, Argument, Sums, total
 from onnxgen.arguments.written import Spot, spotted
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import quote, rewrite, walk
@@ -117,7 +117,7 @@ def _entry(argument: Argument) -> int:
 
 def _is_count(argument: Argument) -> bool:
     """True for numbers of heads and of blocks, which stand behind all sizes."""
-    return argument.name in (HEADS, "num_layers", "num_blocks")
+    return argument.table == DEPTHS or argument.name in (HEADS, "num_layers", "num_blocks")
 
 
 def _is_store(part: ast.AST) -> bool:

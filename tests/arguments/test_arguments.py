@@ -596,3 +596,41 @@ def test_a_class_stores_the_channels_of_a_map_that_it_makes(case: str) -> None:
     changed.load_state_dict(original.state_dict())
     torch.testing.assert_close(changed.eval()(IMAGES), original(IMAGES))
     assert ".reshape(-1, self.channels, 4, 4)" in ran.source
+
+
+class Deep(nn.Module):
+    """Stages of a ResNet. `stride`: of the blocks behind the first of a stage; `more`: a block that is in no stage."""
+
+    def __init__(self, depths: tuple[int, ...] = (1, 3, 2), stride: int = 1, more: bool = False) -> None:
+        super().__init__()
+        layers, width = list[nn.Module](), 4
+        for i, depth in enumerate(depths):
+            first = Inverted(width, 8 * 2**i, 2, 2)
+            layers.append(nn.Sequential(first, *[Inverted(8 * 2**i, 8 * 2**i, stride, 2) for _ in range(depth)]))
+            width = 8 * 2**i
+        self.stem, self.layer1, self.layer2, self.layer3 = nn.Conv2d(3, 4, 1), *layers
+        self.tail = nn.Sequential(Inverted(width, 12, 1, 2), nn.Tanh()) if more else nn.Tanh()
+        self.head = nn.Linear(12 if more else width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.stem(x))))
+        return self.head(self.tail(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stages_have_depths(case: str) -> None:
+    ran = held(Deep().eval(), [IMAGES], case)
+    changed, original = type(ran.model)(depths=(3, 2, 4)), Deep((2, 1, 3)).eval()  # with the first of each
+    changed.load_state_dict(original.state_dict())
+    torch.testing.assert_close(changed.eval()(IMAGES), original(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (Deep((1, 1, 1), stride=2), "each block halves the map"),
+        (Deep(more=True), "a block of the class stands in no stage"),
+    ],
+)
+def test_stages_of_set_depths(network: nn.Module, why: str) -> None:
+    assert "depths" not in defaults(held(network.eval(), [IMAGES], "legacy-17")), why

@@ -38,15 +38,15 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    def __init__(self, in_channels=3, widths=(64, 128, 256, 512), num_classes=1000):
+    def __init__(self, in_channels=3, widths=(64, 128, 256, 512), depths=(2, 2, 2, 2), num_classes=1000):
         super().__init__()
         c1, c2, c3, c4 = widths
         self.conv1 = nn.Conv2d(in_channels, c1, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(c1)
-        self.layer1 = nn.Sequential(*[BasicBlock(c1, c1) for _ in range(2)])
-        self.layer2 = nn.Sequential(BasicBlock(c1, c2, stride=2), BasicBlock(c2, c2))
-        self.layer3 = nn.Sequential(BasicBlock(c2, c3, stride=2), BasicBlock(c3, c3))
-        self.layer4 = nn.Sequential(BasicBlock(c3, c4, stride=2), BasicBlock(c4, c4))
+        self.layer1 = nn.Sequential(*[BasicBlock(c1, c1) for _ in range(depths[0])])
+        self.layer2 = nn.Sequential(BasicBlock(c1, c2, stride=2), *[BasicBlock(c2, c2) for _ in range(depths[1] - 1)])
+        self.layer3 = nn.Sequential(BasicBlock(c2, c3, stride=2), *[BasicBlock(c3, c3) for _ in range(depths[2] - 1)])
+        self.layer4 = nn.Sequential(BasicBlock(c3, c4, stride=2), *[BasicBlock(c4, c4) for _ in range(depths[3] - 1)])
         self.fc = nn.Linear(c4, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class ResNet18(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("resnet18.safetensors")
-FINGERPRINT = "f4eca68d1d15307801bf1ab6e7649990"
+FINGERPRINT = "adef901fcdab622401bf1ab6e7649990"
 
 
 def resnet18(pretrained=True, **kwargs):
