@@ -76,7 +76,7 @@ def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[C
         if _hands_on(tree, row.name) and all(_are_equal(module, path, row) for path in tree.paths)
     ]
     makers = Counter(dotted(node.func) for node in calls)
-    makers.subtract(dotted(s.value.func) for t in classes for s in t.setup if isinstance(s, ast.Assign) and _is_call(s))
+    makers.subtract(name for tree in classes for statement in tree.setup if (name := _alone(statement)))
     rows: dict[int, _Row] = {}
     arguments: dict[str, Argument] = {}
     for maker in dict.fromkeys(row.maker for _, _, row in found):
@@ -106,9 +106,10 @@ def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[C
     return [replace(tree, setup=[*map(final, tree.setup)]) for tree in classes], kept
 
 
-def _is_call(statement: ast.Assign) -> bool:
-    """True for `self.first = Block(3, 8)`, which is no row."""
-    return isinstance(statement.value, ast.Call)
+def _alone(statement: ast.stmt) -> str:
+    """Return the class of a block that is no part of a row, `self.first = Block(3, 8)`; "" for other statements."""
+    made = statement.value if isinstance(statement, ast.Assign) else None
+    return dotted(made.func) if isinstance(made, ast.Call) else ""
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

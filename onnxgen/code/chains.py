@@ -194,7 +194,8 @@ class _Chains(Lists):
         if len(run.group) > 1:
             loop = ast.For(target, source, self._appended(run, names), [])
             return [*first, _list_of(begin), loop, _made_of(statement, behind)]
-        row = ast.ListComp(*self._made(run, names), [ast.comprehension(target, source, [], 0)])
+        (item,) = self._made(run, names)
+        row = ast.ListComp(item, [ast.comprehension(target, source, [], 0)])
         return [*first, _made_of(statement, [*begin, ast.Starred(row, ast.Load()), *behind], [])]
 
     def _over_rows(
@@ -352,4 +353,4 @@ def _lines(statement: ast.stmt, room: int, column: int = 2 * len(INDENT)) -> int
         inner = sum(_lines(one, room, column + len(INDENT)) for one in statement.body)
         return height(statement.iter, column, head, room) + inner
     before = len(f"{ast.unparse(statement.targets[0])} = ") if isinstance(statement, ast.Assign) else 0
-    return height(statement.value, column, before, room)  # type: ignore[attr-defined, no-any-return]
+    return height(statement.value, column, before, room)  # type: ignore[attr-defined]
