@@ -10,7 +10,8 @@ Lines: the network's classes and the functions that they use, without comments, 
 weights, formatted alike by black's default settings. `missing` counts keys of the original's `state_dict` that the
 generated module lacks, `more` those that only the generated one has; a key whose shape differs counts in both. Every
 parameter of a network is moved a little, as training would move it; `--fresh` leaves initial values such as zeros,
-which exporters fold. Outputs are compared with the original's.
+which exporters fold. Outputs are compared with the original's. Names that say nothing are counted over all that
+`forward` assigns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import random
 import re
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -48,6 +50,7 @@ TELLS = {
     "device='cpu'": r"device=.cpu.",
     "a helper": r"constant\(|nonnegative_index",
 }
+VAGUE = re.compile(r"x|h|out|.*\d")
 AUTHORS = (vision, language, science)
 OPSETS = {"legacy": 17, "dynamo": 18}
 LOADING = {"from_pretrained", "SkipInit"}  # code beside the network
@@ -179,6 +182,12 @@ def print_tells(pairs: list[tuple[str, str, str]]) -> None:
         print(f"{what}: {theirs} originals, {ours} generated")
 
 
+def vague(texts: Iterable[str]) -> str:
+    """The share of the names that `forward` assigns, loops and unpackings too, which are x, h, out or have a number."""
+    assigned = [name for text in texts for name in classifier.Text(text).locals]
+    return f"{100 * classifier.share(assigned, VAGUE.fullmatch):.1f} % of {len(assigned)}"
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--networks", help="which (default: all)")
@@ -211,6 +220,9 @@ def main() -> None:
     finish(rows, given.json)
     ratios = [row["lines"] for row in rows]
     print(f"lines: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}")
+    for who in ("", *given.exporters.split(",")):
+        texts = [text for key, (_, text, _) in examples.items() if key[1] == who]
+        print(f"locals x, h, out or numbered: {who or 'originals'} {vague(texts)}")
     print(f"every key: {sum(row['missing'] + row['more'] == 0 for row in rows)} of {len(rows)}")
     if given.tells:
         print_tells(pairs)
