@@ -15,10 +15,11 @@ import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, expressions, flattened
 from onnxgen.code.quote import Ref, refs, walk
-from onnxgen.code.torch_api import ACTIVATIONS
+from onnxgen.code.torch_api import ACTIVATIONS, NORMS
+from onnxgen.common.names import singular
 from onnxgen.lowering.roles import called, scaled, seen_through
 from onnxgen.shapes.info import Info
-from onnxgen.structure.makers import weights_of
+from onnxgen.structure.makers import NOUNS, weights_of
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 # operands of functions by their place, as what they are used
@@ -31,6 +32,7 @@ BOUNDED = frozenset(("sigmoid", "hardsigmoid", "softmax", "tanh", "clamp"))
 PROBABILITIES = frozenset(("softmax", "log_softmax", "sigmoid"))
 ACTIVATED = {name.rpartition(".")[2] for name in ACTIVATIONS}
 LINEAR = "nn.Linear"
+HEADS = ("nn.Linear", "nn.Conv1d", "nn.Conv2d")
 CORNERS = ("lt", "rb")
 WORD_IDS = ("word_ids", "token_ids", "tok_ids")
 PLAIN_IDS = ("ids", "input_ids")  # what a table without a name of its own is looked up with; of sequences
@@ -50,6 +52,7 @@ class Used:
         places: the statements that use each value.
         fed: the arguments that are the only operand of a layer.
         hidden: what one linear layer makes, and an activation behind it, for another one alone.
+        features: what a part of a network makes for its last layers.
         given: names of arguments by what all their uses are: `input_ids`, `edge_index`, `attention_mask`.
     """
 
@@ -61,6 +64,7 @@ class Used:
     places: dict[str, list[int]] = field(default_factory=dict)
     fed: set[str] = field(default_factory=set)
     hidden: set[str] = field(default_factory=set)
+    features: set[str] = field(default_factory=set)
     given: dict[str, str] = field(default_factory=dict)
 
 
@@ -104,6 +108,7 @@ class _Reader:
                 self.found.places.setdefault(name, []).append(i)
             joins.append(self.joins)
         self._heads()
+        self._features()
         self._join(made, joins)
         self._past()
         self._look_back()
@@ -239,6 +244,26 @@ class _Reader:
             base = self._base(operands[0]) if name in PROBABILITIES else ""
             if base not in ("", *self.arguments, *results) and len(self.found.places[base]) == 1:
                 self.found.roles.setdefault(base, "logits")
+
+    def _features(self) -> None:
+        """Find that of which the last layers of a network make its only result, if a part of the network makes it."""
+        tree: ast.AST = self.scope.outputs[0] if self.scope.is_root and len(self.scope.outputs) == 1 else ast.Tuple([])
+        tree = self.made.get(tree.value, tree) if isinstance(tree, Ref) else tree
+        layers = 0
+        while not isinstance(tree := seen_through(tree), Ref):
+            member, (name, operands) = callee(tree), called(tree)
+            is_layer = member is not None and member.layer in HEADS and isinstance(tree, ast.Call)
+            if not is_layer and name not in ACTIVATED | PROBABILITIES:
+                return
+            layers += is_layer
+            tree = tree.args[0] if is_layer and isinstance(tree, ast.Call) else operands[0]
+        maker = seen_through(self.made.get(tree.value, tree))
+        if (norm := callee(maker)) is not None and norm.layer in NORMS and isinstance(maker, ast.Call):
+            maker = seen_through(maker.args[0])
+        member = callee(maker)
+        is_part = member is not None and (isinstance(member.build, ClassRef) or member.layer == "nn.Sequential")
+        if layers and is_part and member is not None and singular(member.path[-1]) not in NOUNS:
+            self.found.features.add(tree.value)
 
     def _past(self) -> None:
         """Name the keys and values of earlier calls, to which new ones are joined."""

@@ -42,6 +42,7 @@ CHAINS = frozenset((*SPARE, BRANCH))  # names of what comes next in a chain, wha
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 LETTERS = "abcd"  # of a few parts of something without a name
 ATTN = "attn"  # the result of attention, of which `code/steps.py` splits what follows
+FEATURES = "features"
 HIDDEN = "hidden"  # what two layers of a branch have between them
 WIDE = 120 - 8  # characters of the longest line of `forward`
 SHORT = 10  # characters of a name that its parts can have with a number
@@ -282,6 +283,8 @@ class Names:
         begins = made.plain not in ASIDE and kept not in names and self._begins(needs)
         if (is_main or begins) and value not in self.carried:
             stage = next((w for w in (kept, made.result, made.layer) if w in STAGES and w in (*names, *layer)), "")
+            if not stage and value in self.uses.features:
+                stage = "".join(self._fitting([FEATURES], statement))
             if stage:
                 self.main = value
                 return [stage, *names, MAIN]

@@ -611,3 +611,21 @@ def test_inputs_without_a_name_are_called_after_their_use(
     path = tmp_path / "net.onnx"
     torch.onnx.export(net.eval(), given, path, dynamo=False, opset_version=17)
     assert f"def forward(self, {expected}" in generate(path, tmp_path / "net.py").source
+
+
+class Headed(nn.Module):
+    """What the last layer gets from a part of the network are features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv1d(4, 4, 1), nn.Linear(4, 2)
+        self.network = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Tanh(), nn.Conv1d(4, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = self.network(x * x.mean()).transpose(1, 2)
+        return self.head(x).squeeze(-1)
+
+
+def test_what_a_head_gets_are_features(tmp_path: Path) -> None:
+    assert "features = self.network(" in forward(Headed(), (torch.randn(2, 4, 5),), tmp_path, "x")
