@@ -53,6 +53,7 @@ from onnxgen.passes.reductions import reductions
 from onnxgen.passes.repeats import repeats
 from onnxgen.passes.retype import retype
 from onnxgen.passes.roll import roll
+from onnxgen.passes.sequences import sequences
 from onnxgen.passes.shared_nodes import shared_nodes
 from onnxgen.passes.slices import slices
 from onnxgen.passes.softmax import softmax
@@ -103,6 +104,7 @@ PASSES: list[Pass] = [
     text,  # text becomes numbers, so that the passes below meet nothing unusual
     known,  # shapes computed beside the data would count as users of it
     dynamic_batch,  # sizes are numbers now, and operators are still the exporter's: it has a rule for each
+    sequences,
     no_ops,  # casts and identities would hide a pattern
     equal_nodes,  # when what changes nothing is gone, and before patterns ask who alone uses a value
     filled,

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgen.options import Options
 from onnxgen.passes.paddings import paddings
+from onnxgen.passes.sequences import sequences
 from onnxgen.shapes import propagate
 from tests.support.exported import held_graph
 
@@ -41,15 +42,26 @@ def test_few_parts_are_unpacked_in_one_line() -> None:
         assert ("unbind(" in ran.forward) == is_one, (sizes, used)
 
 
+DEAD = {
+    "the padding of a layer": (
+        paddings, "p = Pad (x, around) y = MaxPool <kernel_shape = [2, 2]> (p)", ["MaxPool"],
+    ),
+    "the items of a list": (
+        sequences, "s = SplitToSequence <axis = 3> (x) a = SequenceAt (s, zero) y = Neg (a)", ["Split", "Neg"],
+    ),
+}  # fmt: skip
+
+
 def test_what_a_pass_replaced_is_no_use_of_anything() -> None:
     """Later passes ask whether a value has another use."""
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 2, 4, 5] x) => (float[a, b, c, d] y)
-        <int64[8] around = {0, 0, 1, 1, 0, 0, 1, 1}, float low = {-inf}>
-        { p = Pad (x, around) y = MaxPool <kernel_shape = [2, 2]> (p) }"""
-    )
-    proto.graph.node[0].input.append("low")
-    model = ir.from_proto(proto)
-    propagate(model.graph, Options())
-    paddings(model, Options())
-    assert [node.op_type for node in model.graph if node.op_type != "Constant"] == ["MaxPool"]
+    for what, (rewrite, body, left) in DEAD.items():
+        proto = onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1, 2, 4, 5] x) => (float[a, b, c, d] y)
+            <int64[8] around = {{0, 0, 1, 1, 0, 0, 1, 1}}, float low = {{-inf}}, int64 zero = {{0}}> {{ {body} }}"""
+        )
+        if rewrite is paddings:
+            proto.graph.node[0].input.append("low")
+        model = ir.from_proto(proto)
+        propagate(model.graph, Options())
+        rewrite(model, Options())
+        assert [node.op_type for node in model.graph if node.op_type != "Constant"] == left, what
