@@ -68,9 +68,6 @@ _CALLED = {
     "nn.TransformerEncoderLayer nn.TransformerDecoderLayer": f"d_model nhead {_ACTIVATION} {_NORMS}",
     "nn.TransformerEncoder": "encoder_layer num_layers norm enable_nested_tensor=True",
     "nn.TransformerDecoder": "decoder_layer num_layers norm",
-    "nn.Transformer": (
-        f"d_model nhead num_encoder_layers num_decoder_layers {_ACTIVATION} custom_encoder custom_decoder {_NORMS}"
-    ),
     "nn.utils.parametrizations.weight_norm": "module name dim=0",
     "nn.Upsample": "size scale_factor mode align_corners recompute_scale_factor",
     "F.affine_grid": "theta size align_corners",

@@ -1,4 +1,4 @@
-"""`nn.TransformerEncoderLayer`, `nn.Transformer` and the modules between, where `passes.transformer` found one."""
+"""`nn.TransformerEncoderLayer`, `nn.TransformerEncoder` and those of decoders, where `passes.transformer` found one."""
 
 from __future__ import annotations
 
@@ -30,17 +30,15 @@ def transformer(
     norm_first: int, dropout: float, activation: str, epsilon: float, norm_epsilon: float, starts: list[int],
     transposed: list[int],
 ) -> ast.expr:  # fmt: skip
-    """`self.encoder(source, mask)`, `self.decoder(source, memory)` or `self.transformer(source, target)`.
+    """`self.encoder(source, mask)` or `self.decoder(source, memory)`.
 
     `tensors`: those of each layer: of its attentions, of both linear layers, of its norms; then of the stack's norm.
     """
     given, keys = _Tensors(tensors, starts, transposed), Keys()
-    for kind, count in (("encoder", encoders), ("decoder", decoders)):
-        prefix = f"{kind}." if encoders and decoders else ""
-        for i in range(count):
-            given.layer(keys, f"{prefix}layers.{i}." if stacked else prefix, ATTENTIONS[kind])
-        if count and norms:
-            given.pair(keys, f"{prefix}norm")
+    for i in range(encoders or decoders):
+        given.layer(keys, f"layers.{i}." if stacked else "", ATTENTIONS["encoder" if encoders else "decoder"])
+    if norms:
+        given.pair(keys, "norm")
     linear, size = tensors[8 if encoders else 16], None if source.shape is None else source.shape[-1]
     assert linear is not None and linear.shape is not None
     dtype, bias = unless(source.dtype, ir.DataType.FLOAT), unless(tensors[7] is not None, True)
@@ -54,14 +52,11 @@ def transformer(
         "dtype": dtype,
     }
     inner = unless(linear.shape[-1], 2048)
-    if encoders and decoders:
-        build = b.call("nn.Transformer", size, heads, encoders, decoders, inner, **options)
-    else:
-        build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
-        if stacked:
-            norm = _norm(b, size, norm_epsilon, tensors[-1] is not None, dtype) if norms else OMIT
-            is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
-            build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
+    build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
+    if stacked:
+        norm = _norm(b, size, norm_epsilon, tensors[-1] is not None, dtype) if norms else OMIT
+        is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
+        build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
     module = b.module_at(b.scope, "transformer", build, keys)
     if module is None:
         raise b.error("the weights of the transformer belong to other modules", BUG)
@@ -87,11 +82,7 @@ def _masks(
     b: Builder, stacked: int, encoders: int, src_mask: Arg | None, tgt_mask: Arg | None, memory_mask: Arg | None
 ) -> dict[str, Any]:
     """Return the masks as keywords. Stacks look at the numbers of a mask unless they are told that it is causal."""
-    names = (
-        "mask" if stacked and encoders and tgt_mask is memory_mask is None else "src_mask",
-        "tgt_mask",
-        "memory_mask",
-    )
+    names = "mask" if stacked and encoders else "src_mask", "tgt_mask", "memory_mask"
     made: dict[str, Any] = {}
     for name, mask in zip(names, (src_mask, tgt_mask, memory_mask)):
         if mask is None:

@@ -1,8 +1,7 @@
-"""Stacks of transformer layers become `nn.TransformerEncoder`, `nn.TransformerDecoder` and `nn.Transformer`.
+"""Stacks of transformer layers become `nn.TransformerEncoder` and `nn.TransformerDecoder`.
 
 A stack is `layers.0`, `layers.1`, ... of one module, each with the result of the last, and perhaps a norm behind them.
-All layers have one form, the same masks and, in a decoder, the same memory. An encoder and a decoder in one module,
-both with a norm, are `nn.Transformer`.
+All layers have one form, the same masks and, in a decoder, the same memory.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ class Layer:
 
 
 def join(model: ir.Model, layers: list[Layer], views: Views, finder: Finder, classes: Mapping[ModulePath, str]) -> None:
-    """Join the layers of each stack, and the stacks of each `nn.Transformer`."""
+    """Join the layers of each stack."""
     by_scope = {layer.scope: layer for layer in layers}
     listed, takers = _all_listed(layers), Takers(model, views)
-    stacks = []
     for layer in layers:
         if len(layer.scope) > 2 and layer.scope[-2:] == ("layers", "0"):
             kind = "TransformerDecoder" if layer.node.attributes["decoders"].as_int() else "TransformerEncoder"
@@ -51,15 +49,7 @@ def join(model: ir.Model, layers: list[Layer], views: Views, finder: Finder, cla
             if classes.get(module, kind) == kind and len(listed[module]) == len(chain):
                 norm = _norm(chain[-1], module, views)
                 if takers.are_alone([*chain, *([] if norm is None else [norm])], module):
-                    stacks.append(_stacked(chain, norm, module, views, finder))
-    decoders = {s.scope: s for s in stacks if s.scope[1:][-1:] == ("decoder",)}
-    takers = Takers(model, views) if decoders else takers
-    for encoder in stacks:
-        module = encoder.scope[:-1]
-        decoder = decoders.get((*module, "decoder")) if encoder.scope[1:][-1:] == ("encoder",) else None
-        if decoder is not None and classes.get(module, "Transformer") == "Transformer":
-            if takers.are_alone([encoder.node, decoder.node], module):
-                _whole(encoder.node, decoder.node, module)
+                    _stacked(chain, norm, module, views, finder)
 
 
 def _all_listed(layers: Sequence[Layer]) -> Mapping[ModulePath, Set[str]]:
@@ -112,7 +102,7 @@ def _norm(last: ir.Node, module: ModulePath, views: Views) -> ir.Node | None:
     return norm if axis in (-1, rank - 1) and is_stored else None
 
 
-def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath, views: Views, finder: Finder) -> Layer:
+def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath, views: Views, finder: Finder) -> None:
     """Replace the layers of a stack by one node, with the norm behind them."""
     first, y = chain[0], chain[-1].outputs[0]
     nodes = list(chain)
@@ -131,7 +121,6 @@ def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath,
     finder.note(new, places)
     SITES.set(new, {**SITES.get(new), **noted})
     put(new, nodes[-1], y, module, nodes)
-    return Layer(new, module)
 
 
 def _listed(chain: Sequence[ir.Node], name: str) -> list[int]:
@@ -146,34 +135,6 @@ def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], Noted]:
         noted |= {len(tensors) + i: sites for i, sites in SITES.get(node).items()}
         tensors += node.inputs[FIRST:]
     return tensors, noted
-
-
-def _whole(encoder: ir.Node, decoder: ir.Node, module: ModulePath) -> None:
-    """Replace an encoder and a decoder that takes its result by one node, if they have one form."""
-    memory = encoder.outputs[0]
-    options = [name for name in ALIKE if name not in ("encoders", "decoders")]
-    if any(encoder.attributes[n].value != decoder.attributes[n].value for n in options):
-        return
-    ends = {n.attributes["norm_epsilon"].as_float() for n in (encoder, decoder)}
-    biased = {node.inputs[i] is not None for node in (encoder, decoder) for i in (FIRST + 7, -1)}  # out_proj, norm
-    is_usual = ends == {encoder.attributes["epsilon"].as_float()} and memory is decoder.inputs[1]
-    if not is_usual or len(biased) > 1 or only_user(memory) is not decoder or _width(encoder) != _width(decoder):
-        return
-    tensors, noted = _tensors([encoder, decoder])
-    attributes = {name: a.value for name, a in encoder.attributes.items()}
-    attributes |= {"starts": _listed([encoder, decoder], "starts"), "norms": 2}
-    attributes |= {"transposed": _listed([encoder, decoder], "transposed")}
-    attributes |= {"decoders": decoder.attributes["decoders"].as_int()}
-    masks = [encoder.inputs[2], *decoder.inputs[3:FIRST]]
-    new = own("Transformer", [encoder.inputs[0], decoder.inputs[0], *masks, *tensors], **attributes)
-    SITES.set(new, noted)
-    put(new, decoder, decoder.outputs[0], module, [encoder, decoder])
-
-
-def _width(node: ir.Node) -> object:
-    """Return the shape of the first layer's `linear1.weight`."""
-    attentions = 2 if node.attributes["decoders"].as_int() else 1
-    return info(node.inputs[FIRST + 8 * attentions]).shape
 
 
 def put(new: ir.Node, at: ir.Node, last: ir.Value, scope: ModulePath, nodes: Sequence[ir.Node]) -> None:

@@ -124,13 +124,9 @@ def Transformer(
     *tensors: Array | None, stacked: int, encoders: int, decoders: int, norms: int, norm_epsilon: float, **options: Any,
 ) -> Array:  # fmt: skip
     module = _Module(tensors, **options)
-    x, memory = source, target
+    x = source
     for _ in range(encoders):
         x = module.layer(x, None, [src_mask])
-    if encoders and norms:
-        x = module.norm(x, module.take(2), norm_epsilon)
-    if encoders and decoders:
-        x, memory = target, x
     for _ in range(decoders):
-        x = module.layer(x, memory, [tgt_mask, memory_mask])
-    return module.norm(x, module.take(2), norm_epsilon) if decoders and norms else x
+        x = module.layer(x, target, [tgt_mask, memory_mask])
+    return module.norm(x, module.take(2), norm_epsilon) if norms else x

@@ -22,7 +22,6 @@ LAYERS = {
     "nn.Linear": LINEAR,
     "nn.Embedding": "embedding",
     "nn.MultiheadAttention": "multi-head attention",
-    "nn.Transformer": "transformer",
     "nn.TransformerEncoder": "transformer encoder",
     "nn.TransformerDecoder": "transformer decoder",
     "nn.TransformerEncoderLayer": "transformer encoder layer",

@@ -102,7 +102,7 @@ def test_trained_values_go_back(draw: Any, seed: int, tmp_path: Path) -> None:
 def test_initial_values_that_are_stored_once_part(tmp_path: Path) -> None:
     """An untrained module's biases are zeros, and its norms ones: the file has one tensor for all of them."""
     model = Whole(nn.Transformer(WIDTH, 2, 1, 2, 20, batch_first=True), {})
-    hold_back(Drawn(model, [X, X[:, 1:]], "legacy-17", "nn.Transformer("), tmp_path)
+    hold_back(Drawn(model, [X, X[:, 1:]], "legacy-17", "nn.TransformerDecoder("), tmp_path)
 
 
 @pytest.mark.parametrize("form", ["attention", "encoder", "decoder"])

@@ -120,7 +120,7 @@ def _mask(shape: tuple[int, ...], is_bool: bool) -> Tensor:
 
 
 def transformer(seed: int) -> Drawn:
-    """Draw a layer, a stack or an `nn.Transformer`."""
+    """Draw a layer, a stack, or the two stacks of an `nn.Transformer`."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     case = CASES[seed % 4]
@@ -150,7 +150,9 @@ def transformer(seed: int) -> Drawn:
     if not kind.startswith("Encoder"):
         inputs.append(torch.randn(BATCH, KEYS, WIDTH))
     inputs = inputs if options["batch_first"] else [x.transpose(0, 1).contiguous() for x in inputs]
-    return Drawn(trained(Whole(net, masks)), inputs, case, f"nn.Transformer{kind}(", {}, f"{options} {list(masks)}")
+    return Drawn(
+        trained(Whole(net, masks)), inputs, case, f"nn.Transformer{kind or 'Decoder'}(", {}, f"{options} {list(masks)}"
+    )
 
 
 def hold(drawn: Drawn) -> Ran:
@@ -158,7 +160,8 @@ def hold(drawn: Drawn) -> Ran:
     ran = held(drawn.model, drawn.inputs, drawn.case, drawn.axes)
     ran.model.load_state_dict(drawn.model.state_dict(), strict=True)
     drawn.model.load_state_dict(ran.model.state_dict(), strict=True)
-    assert ran.source.count(drawn.wanted) == 1 and ran.source.count("(nn.Module)") == 1, ran.source
+    classes = 2 if isinstance(getattr(drawn.model, "net", None), nn.Transformer) else 1  # an encoder and a decoder
+    assert ran.source.count(drawn.wanted) == 1 and ran.source.count("(nn.Module)") == classes, ran.source
     ran.model.eval()
     with torch.no_grad():  # torch's kernels for evaluation
         fast = ran.model(*drawn.inputs)
