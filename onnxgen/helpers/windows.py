@@ -1,4 +1,4 @@
-"""Windows of tokens, as vision transformers have them."""
+"""Which tokens attend to which: windows of vision transformers, and masks of decoders."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def relative_positions(height: int, width: int) -> Tensor:
     token = torch.arange(height * width, device="cpu")
     y, x = token // width, token % width
     return (y[:, None] - y + height - 1) * (2 * width - 1) + x[:, None] - x + width - 1
+
+
+def causal_mask(length: int, device: torch.device) -> Tensor:
+    """Return True where a position must not attend to another, a later one: bool [length, length]."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)

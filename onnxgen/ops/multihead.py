@@ -14,6 +14,8 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
+from onnxgen.passes.causal import causal
+from onnxgen.passes.multihead_masks import HIDES
 from onnxgen.shapes import own_transformer
 from onnxgen.weights.provenance import Source, concat
 
@@ -50,14 +52,28 @@ def multihead_attention(
     if q_bias is not None and out_bias is None:  # the file has no place for it, so it stays zeros
         module.member.extra["out_proj.bias"] = np.zeros(width, (out_weight.dtype or ir.DataType.FLOAT).numpy())
         module.member.frozen.add("out_proj.bias")
+    mask = with_length(b, attn_mask, query, batch_first, key_padding_mask)
     made = b.call(
         module, query, key, value,
         key_padding_mask=unless(key_padding_mask, None),
         need_weights=unless(bool(need_weights), True),
-        attn_mask=unless(attn_mask, None),
+        attn_mask=unless(mask, None),
         average_attn_weights=unless(bool(average), True),
     )  # fmt: skip
     return b.unpack(made, 2) if len(b.node.outputs) > 1 else b("x[0]", x=made)
+
+
+def with_length(b: Builder, mask: Arg | None, query: Arg, batch_first: int, padding: Arg | None = None) -> Any:
+    """Return a mask, or a new one of the query's length: if it is stored, and hides later positions and no others."""
+    found = None if mask is None or mask.constant is None else causal(mask.value)
+    length = query.shape[batch_first] if query.shape else None
+    if found is None or found.kept or found.inside != 0 or not found.rows == found.columns == length:
+        return mask
+    # torch takes masks of one type
+    is_bool = mask is not None and mask.dtype == ir.DataType.BOOL
+    if not is_bool and (found.outside > HIDES or (padding is not None and padding.dtype != ir.DataType.BOOL)):
+        return mask
+    return b.let(b("causal_mask(x.shape[i], x.device)", x=query, i=batch_first), "mask")
 
 
 def tensors_of(

@@ -15,7 +15,7 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
-from onnxgen.ops.multihead import Keys, tensors_of
+from onnxgen.ops.multihead import Keys, tensors_of, with_length
 from onnxgen.passes.causal import causal
 from onnxgen.passes.transformer_stacks import FIRST
 from onnxgen.shapes import own_transformer
@@ -60,7 +60,11 @@ def transformer(
     module = b.module_at(b.scope, "transformer", build, keys)
     if module is None:
         raise b.error("the weights of the transformer belong to other modules", BUG)
-    return b.call(module, source, unless(target, None), **_masks(b, stacked, encoders, src_mask, tgt_mask, memory_mask))
+    masks = _masks(b, stacked, encoders, src_mask, tgt_mask, memory_mask)
+    for name in masks.keys() & {"mask", "src_mask", "tgt_mask"}:
+        query = target if name == "tgt_mask" and encoders else source
+        masks[name] = masks[name] if query is None else with_length(b, masks[name], query, batch_first)
+    return b.call(module, source, unless(target, None), **masks)
 
 
 def _norm(b: Builder, size: Any, epsilon: float, has_bias: bool, dtype: Any) -> ast.expr:

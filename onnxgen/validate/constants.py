@@ -134,7 +134,7 @@ def _limit(tree: ast.Attribute) -> float:
 
 
 def _call(tree: ast.Call) -> Any:
-    given = {k.arg: _value(k.value) for k in tree.keywords if k.arg != "device"}
+    given = {k.arg or "": _value(k.value) for k in tree.keywords if k.arg != "device"}
     dtype, args = given.pop("dtype", None), [_value(a) for a in tree.args]
     name = function_of(tree)
     if isinstance(tree.func, ast.Attribute) and isinstance(tree.func.value, OPERANDS):
@@ -174,7 +174,7 @@ def _windows(dtype: None, height: int, width: int) -> Array:
 def _centres(dtype: None, height: int, width: int, stride: float = 1, offset: float = 0.5) -> Array:
     """Return x and y of the cells of a grid, row by row: each sum and product is rounded once."""
     x, y = np.meshgrid(*((np.arange(size, dtype=DEFAULT) + DEFAULT.type(offset)) for size in (width, height)))
-    return np.stack([x.reshape(-1), y.reshape(-1)], -1) * DEFAULT.type(stride)
+    return np.asarray(np.stack([x.reshape(-1), y.reshape(-1)], -1) * DEFAULT.type(stride))
 
 
 KEYWORDS = {"make_grid": {"offset"}}

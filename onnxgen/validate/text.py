@@ -203,7 +203,7 @@ class Text(Statements):
 
     def _draw(self, leaf: Value, options: dict[str, Value]) -> None:
         """Execute `nn.init.trunc_normal_(self.weight, std=0.02)`: the specification draws where it makes the tensor."""
-        zeros = leaf.build.key[2][0].key if isinstance(leaf, Leaf) and self._is_parameter(leaf) else ()
+        zeros: tuple[Any, ...] = leaf.build.key[2][0].key if isinstance(leaf, Leaf) and self._is_parameter(leaf) else ()
         if options != {"std": 0.02} or zeros[:2] != ("call", self.graph.dotted("torch.zeros")):
             raise Unreadable("numbers are drawn otherwise than into a parameter of zeros")
         tensor = super().call(self.graph.dotted("torch.normal"), [0.0, 0.02, tuple(zeros[2])], dict(zeros[3]))

@@ -184,6 +184,43 @@ def test_a_mask_is_the_layers_if_it_only_hides(hidden: float, first: float, is_l
     assert ("nn.TransformerEncoderLayer(" in ran.source) == is_layer
 
 
+class StoredMask(nn.Module):
+    """Self-attention with a mask that the exporter stores. `first`: it has batches first."""
+
+    def __init__(self, mask: Tensor, first: bool) -> None:
+        super().__init__()
+        self.attn, self.mask = nn.MultiheadAttention(WIDTH, 2, batch_first=first), mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.attn(x, x, x, attn_mask=self.mask.clone(), need_weights=False)[0]
+        return made
+
+
+LATER = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+MASKS = {
+    "bool": (LATER, True),
+    "least": (torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1), True),
+    "inf": (torch.full((LENGTH, LENGTH), -torch.inf).triu(1), True),
+    "a penalty": (torch.full((LENGTH, LENGTH), -2.0).triu(1), False),
+    "itself, too": (torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(2), False),
+    "earlier": (LATER.T, False),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("case", ["legacy-17", "dynamo-18"])
+def test_a_stored_causal_mask_is_made_of_the_length(name: str, case: str) -> None:
+    mask, is_causal = MASKS[name]
+    for first in (False, True):
+        net, x = trained(StoredMask(mask, first)).eval(), X if first else X.transpose(0, 1)
+        ran = held(net, [x], case)
+        assert ("causal_mask(" in ran.forward) == is_causal and ("register_buffer" in ran.source) != is_causal
+        if is_causal and first:  # for other lengths
+            short = StoredMask(mask[:2, :2], first)
+            short.load_state_dict(net.state_dict())
+            torch.testing.assert_close(ran.model(x[:, :2]), short.eval()(x[:, :2]), rtol=1e-4, atol=1e-5)
+
+
 class Wrong(nn.Module):
     """Attention that differs from torch's module in one thing."""
 
