@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from torch import nn
 
-from onnxgen.training import fit
+from onnxgen.training import Settings, fit
+from onnxgen.training.data import open_data
+from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.tasks import CARDS, card_of, known, possible
 from tests.conftest import ROOT
 from tests.support import forked
@@ -130,3 +132,11 @@ def test_each_purpose_is_of_a_card_or_trained_with_a_loss_of_each_output() -> No
     assert {*KINDS} - kinds == {
         "classification", "multilabel", "regression", "segmentation", "token-classification", "denoising"
     } and kinds <= {*KINDS}  # fmt: skip
+
+
+def test_what_is_stored_of_data_stays_as_runs_know_it() -> None:
+    """A run knows its data again by a digest of all columns that were read: also of those that no model is fed."""
+    data = {"a": np.arange(8, dtype=np.float32), "b": np.ones(8, np.float32), "y": np.arange(8) % 2, "z": np.zeros(8)}
+    found = open_data(data, nn.Linear(2, 2), Settings(inputs={"input": "a+b"}, target="y", val=0.25))
+    assert isinstance(found.train, Prepared) and [*found.train.fields] == ["a+b", "y"]
+    assert {*found.train.samples.fields} == {*data, "a+b"}

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.advised import STEP, Chooser, classifies, reads_lines, runner
-from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
 from onnxgen.training.data.augment import Augment
 from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
@@ -36,7 +35,7 @@ from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource, text_input
 from onnxgen.training.data.split import split
 from onnxgen.training.data.stacking import stacked
-from onnxgen.training.data.streaming.stream import Stream
+from onnxgen.training.data.streaming.stream import reading
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
 from onnxgen.training.data.text.masking import Masked
@@ -156,8 +155,7 @@ def _prepared(
         fields = {name: Field(step.dtype, step.shape) for name, step in own.items()}
         return Tuples(samples, own, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
     made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
-    read = samples.only(steps) if isinstance(samples, (Columns, Stream)) else samples
-    return Prepared(read, steps, made)
+    return Prepared(reading(samples, steps), steps, made)
 
 
 def _of_part(
