@@ -59,6 +59,7 @@ class Rules:
         neutral: the number that leaves the first of two inputs as it is; the other one, too, if they commute.
         drawn: for inputs of onnxruntime's operators that count or point somewhere, by position, valid numbers
             (`shapes.drawn`).
+        view: how its result is a view of a stored tensor (`weights.views`).
         gates: of a recurrent layer of ONNX, the position of each of torch's gates among its own.
         activations: its usual activations, in ONNX's order and small letters.
         flat: why no gradient flows (`graph.gradients`), also by the inputs through which none does.
@@ -78,6 +79,7 @@ class Rules:
     bound: Callable[[ir.Node, list[float]], float] | None = None
     neutral: float | None = None
     drawn: Mapping[int, Lowering] = field(default_factory=dict)
+    view: Lowering | None = None
     gates: tuple[int, ...] = ()
     activations: tuple[str, ...] = ()
     flat: str | Mapping[str, str] | None = None

@@ -23,6 +23,11 @@ def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
         return None
 
 
+def first_since(name: str, opset: int) -> int:
+    """Return the first version from `opset` on that has an operator of the standard."""
+    return next(version for version in range(opset, defs.onnx_opset_version() + 1) if schema("", name, version))
+
+
 def types_of(known: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> Collection[str]:
     """Return the types that an input or output may have ("tensor(float)"). `formal.types` fails in onnx 1.20."""
     allowed = {c.type_param_str: c.allowed_type_strs for c in known.type_constraints}

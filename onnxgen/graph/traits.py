@@ -33,6 +33,7 @@ class Trait(Enum):
         SCALES: the product or the quotient of two inputs, which broadcast.
         COMMUTES: broadcasts, and its two inputs may change places.
         WHOLE: of whole numbers it makes whole numbers, as sums and products do.
+        WEIGHT: its result counts as the weight that it takes, which it computes from stored tensors.
         STANDARDISES: the data minus stored numbers, multiplied by stored numbers, as they were measured.
         COMPARISON: compares two inputs, which broadcast, by order; the results are booleans.
         ACTIVATION: elementwise, and used between the layers of networks. Further inputs are options.
@@ -75,6 +76,7 @@ class Trait(Enum):
     SCALES = "scales"
     COMMUTES = "commutes"
     WHOLE = "whole"
+    WEIGHT = "weight"
     STANDARDISES = "standardises"
     COMPARISON = "comparison"
     ACTIVATION = "activation"
@@ -100,7 +102,7 @@ class Trait(Enum):
 
 (
     EXACT, MOVES, FILLS, VIEW, RESHAPE, STRIDES, SHUFFLES, JOINS, PASSES_ON, SAME, SIZES, TEXTS, SELECTS, PICKS,
-    AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMMUTES, WHOLE, STANDARDISES, COMPARISON,
+    AVERAGES, KEEPS_SIGN, ELEMENTWISE, BROADCASTS, ADDS, SCALES, COMMUTES, WHOLE, WEIGHT, STANDARDISES, COMPARISON,
     ACTIVATION, RECTIFIER, SIGMOID, SOFTMAX, NORM, NORMALISES, PRODUCT, CONVOLUTION, POOL, GLOBAL_POOL, RESAMPLES,
     REDUCTION, RECURRENT, SAMPLES, QUANTISED, QUANTISES, RANDOM,
 ) = Trait  # fmt: skip

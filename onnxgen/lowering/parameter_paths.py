@@ -9,14 +9,15 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, unscoped
 from onnxgen.graph.annotations import NAMELESS, ROOT, SCOPE
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.traits import WEIGHT
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import MERGED, param_path, seen_from
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.stored import VIEWS, folded_from, stored
+from onnxgen.weights.stored import folded_from, stored, view_of
 
 _MAX_DIGITS = 10  # of a count
-PASSING = {*VIEWS, "FakeQuantize", "WeightNorm"}
 NOISE = re.compile(r"^(onnx::\w+|\d+|.*::.*|val_\d+)$")  # names that exporters give to unnamed tensors
 
 
@@ -101,9 +102,13 @@ def _counted(names: Iterable[str]) -> dict[str, bool]:
     return {name: max(found) - min(found) + 1 > len(found) for found in several for name in found.values()}
 
 
+def _is_view(node: ir.Node) -> bool:
+    return view_of(node) is not None or is_a(node, WEIGHT)
+
+
 def _passes(node: ir.Node) -> bool:
     """True if a node only rearranges stored tensors, or anything else as a view."""
-    return node.op_type in PASSING or (node.op_type == "Concat" and all(map(_leaves, node.inputs)))
+    return _is_view(node) or (node.op_type == "Concat" and all(map(_leaves, node.inputs)))
 
 
 def _weights(node: ir.Node) -> Iterator[ir.Value]:
@@ -124,7 +129,7 @@ def _leaves(value: ir.Value | None, depth: int = 8) -> list[ir.Value]:
         return [] if value is None else [value]
     if producer is None or depth == 0 or not producer.inputs:
         return []
-    if producer.op_type in PASSING:
+    if _is_view(producer):
         return _leaves(producer.inputs[0], depth - 1)
     parts = [_leaves(v, depth - 1) for v in producer.inputs] if producer.op_type == "Concat" else [[]]
     return [leaf for part in parts for leaf in part] if all(parts) else []

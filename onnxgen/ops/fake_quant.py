@@ -14,7 +14,7 @@ from onnxgen.code.quote import unless
 from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.graph.traits import PASSES_ON, SAME
+from onnxgen.graph.traits import PASSES_ON, SAME, WEIGHT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.ops.math import unary
@@ -87,7 +87,7 @@ def _transposes(node: ir.Node) -> bool:
 
 
 @op(
-    FAKE, domain=DOMAIN, traits=[PASSES_ON, SAME], weights="scale", still="scale zero", infer=unchanged,
+    FAKE, domain=DOMAIN, traits=[PASSES_ON, SAME, WEIGHT], weights="scale", still="scale zero", infer=unchanged,
     reference=own.FakeQuantize,
 )  # fmt: skip
 def fake_quantize(

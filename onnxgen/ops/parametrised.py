@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgen.code.quote import unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
+from onnxgen.graph.traits import WEIGHT
 from onnxgen.lowering.arg import Arg
 from onnxgen.lowering.builder import Builder
 from onnxgen.passes.reparametrised import WHOLE
@@ -50,7 +51,7 @@ def parametrised(b: Builder, node: ir.Node, weight: Arg) -> Parametrised | None:
     return Parametrised(sources[0], {key: (source, indices) for key, source in zip(keys, sources)}, function)
 
 
-@op("WeightNorm", domain=DOMAIN, infer=unchanged, reference=own.WeightNorm)
+@op("WeightNorm", traits=[WEIGHT], domain=DOMAIN, infer=unchanged, reference=own.WeightNorm)
 def weight_norm(b: Builder, v: Arg, g: Arg, *, dim: int) -> ast.expr:
     """`v * g / |v|` with the norm of each slice along an axis, or of the whole."""
     return b.call("torch._weight_norm", v, g, unless(dim, 0) if dim != WHOLE else dim)

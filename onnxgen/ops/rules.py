@@ -17,6 +17,7 @@ from onnxgen.shapes import (
     ranges,
     usual,
 )
+from onnxgen.weights import views
 
 ROOMS = {
     "infer": (infer_elementwise, infer_layout, infer_slice, infer_conv, infer_math),
@@ -24,6 +25,7 @@ ROOMS = {
     "kernel": (usual,),
     "batch": (arithmetic, layout),
     "equal": (equal,),
+    "view": (views,),
 }
 
 

@@ -102,7 +102,8 @@ def as_sum(value: ir.Value) -> Sum:
             made.terms.append((top, sign))
             continue
         nodes += 1
-        signs = {"Add": (sign, sign), "Sub": (sign, -sign), "Neg": (-sign,)}[node.op_type]
+        first = -sign if node.op_type == "Neg" else sign
+        signs = (first, -sign if node.op_type == "Sub" else sign)
         stack.extend(reversed([(v, s) for v, s in zip(node.inputs, signs) if v is not None]))
     return made
 

@@ -161,11 +161,13 @@ def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
         first = int(array[0]) if counts else 0
         return (-1, first) if counts and np.array_equal(array, np.arange(first, first + len(array))) else None
     node = value.producer()
-    if node is None or node.domain != "" or not (node.op_type in ("Range", "Cast", "Add") or _arranges(node)):
+    if node is None or node.domain != "":
         return None
     if node.op_type == "Range":
         start, step = scalar(node.inputs[0]), scalar(node.inputs[2])
         return (-1, int(start)) if start is not None and step == 1 and start == int(start) else None
+    if node.op_type not in ("Cast", "Add") and not _arranges(node):
+        return None
     source, offset = node.inputs[0], 0.0
     if node.op_type == "Add":
         numbers = [scalar(i) for i in node.inputs]

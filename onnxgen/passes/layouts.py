@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
-from onnxgen.graph.traits import RESHAPE
+from onnxgen.graph.traits import VIEW
 from onnxgen.passes.slices import piece
 from onnxgen.shapes.dims import Dim, Sym, Symbol, evaluate, symbols
 from onnxgen.shapes.info import info
@@ -76,7 +76,7 @@ def source(node: ir.Node) -> ir.Value | None:
     """Return the value whose elements a node only arranges or cuts, else None."""
     if node.domain == DOMAIN:
         return node.inputs[0] if node.op_type == "Unbind" else None
-    if is_a(node, RESHAPE) or node.op_type in ("Transpose", "Identity", "Expand"):
+    if is_a(node, VIEW) or node.op_type == "Expand":
         return node.inputs[0]
     return node.inputs[0] if node.op_type in ("Split", "Slice") and piece(node.outputs[0]) is not None else None
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import SCOPE
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.catalogue import having, is_a
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import RESHAPE
+from onnxgen.graph.traits import RESHAPE, WEIGHT
 from onnxgen.options import Options
 from onnxgen.passes.added_bias import added_vector
 from onnxgen.passes.match import standard_nodes
@@ -22,12 +22,10 @@ from onnxgen.passes.steps import insert, known_ints
 from onnxgen.shapes.info import Info, info
 from onnxgen.weights.stored import Views
 
-COMPUTED = ("FakeQuantize", "WeightNorm")  # a weight that is computed of a stored tensor
-
 
 def linear(model: ir.Model, options: Options) -> None:
-    """Rewrite every MatMul whose right operand is a stored matrix, a view of one, or computed of one (`COMPUTED`)."""
-    views = Views(model, options, through=[(DOMAIN, op) for op in COMPUTED])
+    """Rewrite every MatMul whose right operand is a stored matrix, a view of one, or computed of one."""
+    views = Views(model, options, through=[(DOMAIN, op) for op in having(WEIGHT)])
     for node in standard_nodes(model, "Gemm"):
         axes = _around(node.inputs[0], node) if node.inputs[0] is not None and _is_plain(node, views) else None
         if axes is not None:

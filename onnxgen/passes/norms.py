@@ -19,6 +19,7 @@ from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import OWN_NORM, SCOPE, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.schemas import first_since
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.idioms import Idiom, Table, same_as
@@ -35,7 +36,7 @@ CENTRED = "(x - ReduceMean(x, axes))"
 VARIANCE = f"ReduceMean({CENTRED} ** 2, axes)"
 NORMAL = f"{CENTRED} / ({VARIANCE} + eps) ** 0.5"
 ROOT_MEAN_SQUARE = "x / (ReduceMean(x ** 2, axes) + eps) ** 0.5"
-VERSIONS = {"LayerNormalization": 17, "RMSNormalization": 23, "InstanceNormalization": 6}
+VERSION = 17  # of these norms; RMSNormalization is newer
 
 
 @dataclass
@@ -105,7 +106,7 @@ def _made(
         else:
             inputs.append(value if info(value).shape == plain else flattened(value, root))
     axis = {} if is_instance else {"axis": -len(plain)}
-    norm = ir.node(form.op_type, inputs, {"epsilon": eps, **axis}, version=VERSIONS[form.op_type])
+    norm = ir.node(form.op_type, inputs, {"epsilon": eps, **axis}, version=first_since(form.op_type, VERSION))
     return _channels_first(root, norm, x, form.perm) if form.perm else norm
 
 

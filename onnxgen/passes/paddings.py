@@ -12,24 +12,24 @@ import math
 
 import onnx_ir as ir
 
+from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.traits import PICKS
 from onnxgen.options import Options
 from onnxgen.passes.match import ints, scalar, standard_nodes
 from onnxgen.passes.rewrite import drop, only_user
 from onnxgen.passes.steps import input_at
 from onnxgen.shapes.info import info
 
-FILL = {"Conv": 0.0, "AveragePool": 0.0, "MaxPool": -math.inf}
-
 
 def paddings(model: ir.Model, options: Options) -> None:
     """Move the padding of every Pad that only one layer uses into the layer."""
-    for node in standard_nodes(model, *FILL):
+    for node in standard_nodes(model, "Conv", "AveragePool", "MaxPool"):
         pad = made_by(node.inputs[0], "Pad")
         if pad is None or only_user(pad.outputs[0]) is not node or pad.inputs[0] is None:
             continue
         pads = _total(node, pad)
-        if pads is None or _number(pad) != FILL[node.op_type]:
+        if pads is None or _number(pad) != (-math.inf if is_a(node, PICKS) else 0.0):
             continue
         node.replace_input_with(0, pad.inputs[0])
         node.attributes.add(ir.AttrInt64s("pads", pads))

@@ -19,7 +19,7 @@ from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes, subgraphs, told
-from onnxgen.graph.traits import BROADCASTS, RESAMPLES
+from onnxgen.graph.traits import BROADCASTS, FILLS, RESAMPLES
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored
 
@@ -93,7 +93,8 @@ def _is_number(value: ir.Value) -> bool:
 
 def _takes_numbers(node: ir.Node) -> bool:
     """True if torch's function takes a Python number beside a tensor."""
-    return is_a(node, BROADCASTS) and node.op_type not in ("Sum", "Mean") or node.op_type in ("Clip", "Dropout", "Pad")
+    takes_two = is_a(node, BROADCASTS, FILLS) and node.op_type not in ("Sum", "Mean")
+    return takes_two or node.op_type in ("Clip", "Dropout")
 
 
 def _is_wide(value: ir.Value | None, rank: int) -> bool:

@@ -15,9 +15,7 @@ from onnxgen.graph.traits import RESHAPE
 from onnxgen.passes.rewrite import beside
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
-from onnxgen.weights.stored import VIEWS
-
-_MOVES = {*VIEWS, "Concat", "Split"}
+from onnxgen.weights.stored import view_of
 
 
 def stored_views(model: ir.Model) -> set[ir.Value]:
@@ -30,7 +28,8 @@ def stored_views(model: ir.Model) -> set[ir.Value]:
         found.update(graph.initializers.values())
         for node in graph:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-            is_view = node.op_type in _MOVES and node.domain == "" and bool(data) and all(v in found for v in data)
+            is_part = node.op_type in ("Concat", "Split") and node.domain == ""
+            is_view = (is_part or view_of(node) is not None) and bool(data) and all(v in found for v in data)
             if node.op_type == "Constant" or is_view:
                 found.update(node.outputs)
     return found

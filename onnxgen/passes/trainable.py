@@ -36,7 +36,7 @@ from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.graph.schemas import types_of
-from onnxgen.graph.traits import CONVOLUTION, JOINS, NORM, PASSES_ON, STRIDES, VIEW
+from onnxgen.graph.traits import CONVOLUTION, JOINS, NORM, PASSES_ON, SAME, STRIDES, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import (
     FILL,
@@ -68,7 +68,6 @@ from onnxgen.weights.stored import folded_from, is_plain, stored
 
 SCALER = "the mean or standard deviation of the input"
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
-_BEFORE_SCALING = ("Cast", "Sub", "Div")  # of columns of the input
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
 
 
@@ -378,7 +377,7 @@ def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:
             return bool(data)
         makers = {v.producer() for v in data - inputs if v is not None}
         if None in data or not all(
-            m and (is_a(m, VIEW, STRIDES, JOINS) or operator(m) in _BEFORE_SCALING) for m in makers
+            m and (is_a(m, VIEW, STRIDES, JOINS, SAME) or operator(m) in ("Sub", "Div")) for m in makers
         ):
             return False
         data &= inputs

@@ -41,8 +41,7 @@ IMAGENET = (1000, 1001, 21841, 21843)  # numbers of its classes, with one for th
 _LENGTH = 10  # nodes that compute the length of a vector
 # coordinates of the points that networks for faces, hands and bodies find
 _LANDMARKS = {axes * points for axes in (2, 3) for points in (5, 17, 21, 33, 68, 98, 106, 194, 468, 478)}
-_CLASSIFIERS = {"LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"}
-_REGRESSORS = {"LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"}
+_CLASSICAL = {"Classifier": "classification", "Regressor": "regression"}  # by the end of operators' names
 _NARROW, _USUAL = 8, 16  # fewer numbers are rather a place, a direction or a rotation
 
 
@@ -77,9 +76,9 @@ def classification(net: Network) -> Iterator[Vote]:
 
 
 def _classical(net: Network) -> Iterator[Vote]:
-    for ops, kind in ((_CLASSIFIERS, "classification"), (_REGRESSORS, "regression")):
+    for ending, kind in _CLASSICAL.items():
         for node in net.nodes:
-            if op_of(node) not in ops or node.domain != "ai.onnx.ml":
+            if not op_of(node).endswith(ending) or node.domain != "ai.onnx.ml":
                 continue
             if kind == "regression" and not any(end.node is node for end in net.ends):
                 continue

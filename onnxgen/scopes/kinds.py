@@ -67,9 +67,7 @@ def kind(flow: Flow, i: int) -> str:
     if ELEMENTWISE in facts.traits and BROADCASTS not in facts.traits:
         return "scale"
     if flow.weighs[i]:
-        return {"Gather": "embedding", "Gemm": "linear", "Linear": "linear", "MatMul": "linear"}.get(
-            node.op_type, f"own {node.op_type}"
-        )
+        return "linear" if is_a(node, PRODUCT) else "embedding" if node.op_type == "Gather" else f"own {node.op_type}"
     if is_a(node, ADDS, SCALES):
         return node.op_type.lower() if _is_merge(flow, i) else "scale"
     if node.op_type == "MatMul":

@@ -11,8 +11,21 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.graph.catalogue import card, is_a, known
+from onnxgen.graph.gradients import PIECEWISE_CONSTANT
 from onnxgen.graph.nodes import all_nodes, has_subgraphs, subgraphs
-from onnxgen.graph.traits import COMPARISON, CONVOLUTION, MOVES, POOL, RANDOM
+from onnxgen.graph.traits import (
+    ADDS,
+    COMMUTES,
+    COMPARISON,
+    CONVOLUTION,
+    MOVES,
+    POOL,
+    PRODUCT,
+    RANDOM,
+    SAME,
+    SAMPLES,
+    SCALES,
+)
 from onnxgen.options import Options
 from onnxgen.reader.cut import types_of
 from onnxgen.shapes import propagate
@@ -309,13 +322,14 @@ def _limit(role: Role, taken: Range) -> None:
 
 def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
     """Return a shape that a product or convolution accepts, derived from its other operand."""
-    if node.op_type not in ("MatMul", "Gemm", "Conv") or position > 1 or len(node.inputs) < 2:
+    is_conv = is_a(node, CONVOLUTION)
+    if not is_a(node, PRODUCT) or is_a(node, SAMPLES) != is_conv or position > 1 or len(node.inputs) < 2:
         return None
     other = info(node.inputs[1 - position]).shape
     if other is None or not all(isinstance(d, int) for d in other) or len(other) < 2:
         return None
     sizes = tuple(d for d in other if isinstance(d, int))
-    if node.op_type == "Conv":
+    if is_conv:
         return (2, sizes[1] * whole(node, "group", 1), *(d + 7 for d in sizes[2:])) if position == 0 else None
     if position == 0:
         inner = sizes[-1] if whole(node, "transB") else sizes[-2]
@@ -350,12 +364,13 @@ def _categories(node: ir.Node) -> list[str] | list[int]:
     return numbers + ([] if is_strict or not numbers else [max(numbers) + 1])
 
 
-ABOUT = ("Cast", "Add", "Sub", "Min", "Max", "Clip", "Mul", "Floor", "Round")  # change numbers, but not their role
+ABOUT = (SAME, ADDS, SCALES, COMMUTES)  # change numbers, but not their role
 
 
 def _carries_numbers(node: ir.Node, position: int) -> bool:
     """Return True if the operator's output holds about the same numbers as its input."""
-    return is_a(node, MOVES) and position in known(node).data or node.op_type in ABOUT
+    is_rounded = known(node).rules.flat == PIECEWISE_CONSTANT or node.op_type == "Clip"
+    return is_a(node, MOVES) and position in known(node).data or is_a(node, *ABOUT) or is_rounded
 
 
 def _integer(value: ir.Value | None) -> list[int]:

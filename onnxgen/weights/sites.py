@@ -11,7 +11,7 @@ from onnxgen.graph.annotations import NODES, SITES
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.sites import Site, site
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.stored import VIEWS, stored
+from onnxgen.weights.stored import stored, view_of
 
 Place = tuple[int, ir.Node, int, Source]  # an input of a new node; an older node, its input, and what that is made of
 
@@ -64,5 +64,5 @@ class Finder:
     @cached_property
     def _others(self) -> set[str]:
         """The values that nodes of the rewritten graph compute."""
-        nodes = (node for node in all_nodes(self.model.graph) if node.op_type not in VIEWS)
+        nodes = (node for node in all_nodes(self.model.graph) if view_of(node) is None)
         return {o.name for node in nodes for o in node.outputs if o.name}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +14,14 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
 from onnxgen.graph.budget import past, writable
+from onnxgen.graph.catalogue import card
 from onnxgen.graph.nodes import answered, told
 from onnxgen.options import Options
 from onnxgen.shapes.info import info
 from onnxgen.weights.file_tensor import FileTensor
 from onnxgen.weights.provenance import Source, concat
 from onnxgen.weights.strided import Array
+from onnxgen.weights.views import View
 
 
 def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -77,73 +79,7 @@ def is_plain(tensor: ir.TensorProtocol) -> bool:
     return bool((start == start[:1]).all()) and (tensor.size <= 64 or bool((tensor.numpy() == start[0]).all()))
 
 
-def _ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
-    """Return a list of ints that is an attribute or a constant input, depending on the opset."""
-    if attribute in node.attributes:
-        return [int(v) for v in node.attributes[attribute].value]
-    if index < len(node.inputs) and node.inputs[index] is not None:
-        constant = info(node.inputs[index]).constant
-        return None if constant is None else [int(v) for v in constant.reshape(-1)]
-    return None
-
-
-def _transpose(node: ir.Node, x: Source) -> Source | None:
-    perm = _ints(node, 1, "perm")
-    return x.transpose(tuple(perm if perm is not None else reversed(range(len(x.shape)))))
-
-
-def _unsqueeze(node: ir.Node, x: Source) -> Source | None:
-    axes = _ints(node, 1, "axes")
-    if axes is None:
-        return None
-    rank = len(x.shape) + len(axes)
-    for axis in sorted(a % rank for a in axes):
-        x = x.unsqueeze(axis)
-    return x
-
-
-def _squeeze(node: ir.Node, x: Source) -> Source | None:
-    axes = _ints(node, 1, "axes")
-    if axes is None:
-        axes = [i for i, d in enumerate(x.shape) if d == 1]
-    for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
-        x = x.squeeze(axis)
-    return x
-
-
-def _reshape(node: ir.Node, x: Source) -> Source | None:
-    shape = info(node.outputs[0]).shape
-    if shape is None or not all(isinstance(d, int) for d in shape):
-        return None
-    return x.reshape(tuple(int(d) for d in shape if isinstance(d, int)))
-
-
-def _slice(node: ir.Node, x: Source) -> Source | None:
-    starts, ends = _ints(node, 1, "starts"), _ints(node, 2, "ends")
-    if starts is None or ends is None:
-        return None
-    axes = _ints(node, 3, "axes")
-    steps = _ints(node, 4, "steps") or [1] * len(starts)
-    if any(s != 1 for s in steps):
-        return None
-    for axis, start, end in zip(axes if axes is not None else range(len(starts)), starts, ends):
-        n = x.shape[axis]
-        start, stop, _ = slice(start, end).indices(n)
-        x = x.slice(axis % len(x.shape), start, max(start, stop))
-    return x
-
-
 MAX_CONCATENATED_PIECES = 32_768  # limit on the pieces of stored tensors in all concatenations together
-
-VIEWS: dict[str, Callable[[ir.Node, Source], Source | None]] = {
-    "Identity": lambda node, x: replace(x, label=node.outputs[0].name or ""),
-    "Transpose": _transpose,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Reshape": _reshape,
-    "Flatten": _reshape,
-    "Slice": _slice,
-}
 
 
 _VIEW_NAME = re.compile(
@@ -220,7 +156,9 @@ class Views:
         node = value.producer()
         if node is None or not node.inputs or stored(value) is not None:
             return []
-        if (node.domain, node.op_type) in self.through or (_is_standard(node) and node.op_type in (*VIEWS, "Split")):
+        if (node.domain, node.op_type) in self.through or (
+            view_of(node) is not None or _is_standard(node) and node.op_type == "Split"
+        ):
             return [v for v in node.inputs[:1] if v is not None]
         return [v for v in node.inputs if v is not None] if _is_standard(node) and node.op_type == "Concat" else []
 
@@ -246,7 +184,8 @@ class Views:
                 return concat(known, axis) if self._pieces >= 0 else None
             if node.op_type == "Split":
                 return _split(node, value, known[0])
-            return VIEWS[node.op_type](node, known[0])
+            view = view_of(node)
+            return None if view is None else view(node, known[0])
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):  # the node is invalid
             return None
 
@@ -257,6 +196,12 @@ class Views:
         size = math.prod(int(d) for d in facts.shape or () if isinstance(d, int)) * int(facts.dtype.itemsize)
         if problem := past(size, self.most, f"{printable(value.name or '')}, computed from stored tensors only, has"):
             raise OnnxgenError(Problem(problem, told(node), printable(node.op_type)))
+
+
+def view_of(node: ir.Node) -> View | None:
+    """Return how the result of a node is made of the stored tensor that it views; None if it is no such node."""
+    found: View | None = card("", node.op_type).rules.view if _is_standard(node) else None
+    return found
 
 
 def _is_standard(node: ir.Node) -> bool:

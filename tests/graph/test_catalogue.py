@@ -304,7 +304,7 @@ def test_what_is_said_of_inputs_names_inputs() -> None:
 
 
 def test_rules_of_one_name_are_found_in_their_rooms() -> None:
-    assert rules("transpose").keys() == {"infer", "elements", "kernel", "batch"}
+    assert rules("transpose").keys() == {"infer", "elements", "kernel", "batch", "view"}
     assert card("", "Transpose").rules.batch is rules("transpose")["batch"]
     with pytest.raises(LookupError, match="transposed"):
         rules("transposed")

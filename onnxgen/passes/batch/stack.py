@@ -15,6 +15,8 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.graph.annotations import SCOPE, is_trained
+from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.traits import ELEMENTWISE, SAME
 from onnxgen.passes.rewrite import drop
 from onnxgen.passes.rewrite import replace as replace_node
 from onnxgen.passes.steps import insert, known_ints
@@ -297,7 +299,7 @@ def is_uniform(value: ir.Value, axis: int) -> bool:
     if node.op_type == "Expand" and source is not None and shape is not None:
         at = axis - (len(facts.shape) - len(shape))
         return at < 0 or is_uniform(source, at)
-    if node.op_type in ("Tile", "Identity", "Cast"):
+    if node.op_type == "Tile" or is_a(node, SAME) and is_a(node, ELEMENTWISE):
         return source is not None and is_uniform(source, axis)
     indices = node.inputs[1] if node.op_type == "Gather" else None
     if indices is not None and shape is not None and info(indices).shape is not None:

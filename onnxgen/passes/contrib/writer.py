@@ -21,14 +21,13 @@ from onnxgen.common.names import printable
 from onnxgen.errors import BUG, FIX_SHAPE, INFER, WRITER
 from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
 from onnxgen.graph.operators import op
-from onnxgen.graph.schemas import NEWER_RUNTIME, plain
+from onnxgen.graph.schemas import NEWER_RUNTIME, first_since, plain
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import info, set_info
 from onnxgen.shapes.rankless import shape_option
 
 MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset of the written nodes
-NEWER = {"RMSNormalization": 23, "Attention": 23, "TensorScatter": 24}
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 
 Value: TypeAlias = ir.Value
@@ -93,7 +92,7 @@ class Writer:
         if attributes.get("auto_pad", "NOTSET") != "NOTSET":
             attributes["pads"] = None  # onnxruntime's fused operators may have both, and ignore pads
         given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
-        version = 1 if domain else NEWER.get(op_type, VERSION)
+        version = 1 if domain else first_since(op_type, VERSION)
         made = ir.Node(domain, op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
         for output in made.outputs:
             self.name(output)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import UNROLLED
-from onnxgen.graph.nodes import all_graphs, made_by
+from onnxgen.graph.nodes import all_graphs
 from onnxgen.options import Options
 from onnxgen.passes.unrolled.cells import Cell, cell_of
 from onnxgen.passes.unrolled.chains import Copies, Linker
@@ -25,7 +25,7 @@ from onnxgen.passes.unrolled.layers import Layers
 from onnxgen.passes.unrolled.single import single_cells, write_cell
 from onnxgen.passes.unrolled.writing import Moved
 from onnxgen.weights.copied import Copied, note_copy
-from onnxgen.weights.stored import VIEWS, Views
+from onnxgen.weights.stored import Views, view_of
 
 ROOTS = {"Tanh", "Relu", "Mul", "Add"}
 
@@ -89,13 +89,13 @@ def _weights(cell: Cell) -> Iterable[ir.Value]:
 
 def _is_alone(value: ir.Value, inside: set[ir.Node], known: dict[ir.Value, bool]) -> bool:
     """True if only nodes inside use a stored tensor, perhaps through views."""
-    while (node := made_by(value, *VIEWS)) is not None and node.inputs[0] is not None:
+    while (node := value.producer()) is not None and view_of(node) is not None and node.inputs[0] is not None:
         value = node.inputs[0]
     if value not in known:
         pending, users = [value], set[ir.Node]()
         while pending:
             for use in pending.pop().uses():
-                is_view = use.idx == 0 and use.node.op_type in VIEWS and use.node.domain == ""
+                is_view = use.idx == 0 and view_of(use.node) is not None
                 pending += use.node.outputs if is_view else ()
                 users |= set() if is_view else {use.node}
         known[value] = users <= inside and not value.is_graph_output()
