@@ -15,11 +15,12 @@ from onnx import helper, numpy_helper
 from onnxgen.common.names import Namer
 from onnxgen.export.places import Array, places
 from onnxgen.export.shared import declare, drop_unused, used_names
+from onnxgen.graph.catalogue import having_all
+from onnxgen.graph.traits import PRODUCT, SAMPLES
 from onnxgen.reader.protos import inner_uses, opset_of, put, uses
 from onnxgen.record.way_back import parts
 
 MIN_OPSET = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
-CONVOLUTIONS = ("Conv", "ConvTranspose")
 _Fold = Mapping[str, Any]  # a `provenance.Fold`, as recorded
 
 
@@ -62,7 +63,7 @@ class Norms:
             n for n in self.model.graph.node if n.op_type != "Identity" and weights & set(map(self._stored, n.input))
         ]
         fits = all(
-            node.op_type in CONVOLUTIONS
+            node.op_type in having_all(PRODUCT, SAMPLES)
             and node.domain in ("", "ai.onnx")
             and len(node.input) == 3
             and self._stored(node.input[1]) in weights

@@ -38,5 +38,11 @@ def having(*traits: Trait) -> frozenset[str]:
 
 
 @cache
+def having_all(*traits: Trait) -> frozenset[str]:
+    """Return the names of onnxgen's own operators, of any domain, that have all of these traits."""
+    return frozenset[str].intersection(*map(having, traits))
+
+
+@cache
 def _cards() -> dict[tuple[str, str], Operator]:
     return {key: versions[-1] for key, versions in {**written_out(), **operators()}.items()}

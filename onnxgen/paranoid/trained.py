@@ -19,6 +19,7 @@ from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.gradients import reason
 from onnxgen.graph.traits import (
     ADDS,
+    CONVOLUTION,
     ELEMENTWISE,
     JOINS,
     NORM,
@@ -168,7 +169,7 @@ class Rules:
             return False
         if value not in self.reach.sure or STILL.has(value):
             return None
-        if any(_op(node) == "Conv" and i == 1 for node, i in _uses(value)) and counts(tensor):
+        if any(is_a(node, CONVOLUTION) and i == known(node).matrix for node, i in _uses(value)) and counts(tensor):
             return False
         if kind == "PARAMETER":
             return True

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import RESTORED, SCOPE
 from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.traits import RECTIFIER, VIEW
+from onnxgen.graph.traits import CONVOLUTION, PRODUCT, RECTIFIER, SAMPLES, VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.scopes.origin import param_path
@@ -33,7 +33,6 @@ EPSILON = 1e-5
 FOLDED = re.compile(r"onnx::Conv(Transpose)?_\d+|.+\.weight_bias|.*_fused_bn")
 NUMBERED = re.compile(rf"{FOLDED.pattern}|\d+")
 HIERARCHY = "pkg.torch.onnx.class_hierarchy"
-CONVOLUTIONS = ("Conv", "ConvTranspose")
 # parameters of an identity norm; its bias is the layer's
 IDENTITY = ("scale", 1.0), ("", 0.0), ("mean", 0.0), ("variance", 1.0 - EPSILON)
 
@@ -93,7 +92,7 @@ def _wrong_norm(picture: Picture, made: Made) -> str:
     """
     x, *tensors = made.inputs
     conv = picture.maker.get(x)
-    if conv is None or conv.op not in CONVOLUTIONS or conv.domain:
+    if conv is None or not _slides(conv):
         return f"the norm {made.name} does not follow a convolution"
     weight = conv.inputs[1]
     size = None if weight is None else picture.facts[weight].shape
@@ -120,15 +119,19 @@ def _misnamed(conv: Made, norm: Made) -> str:
     return "" if numbers[0] == numbers[1] else f"the norm of {'.'.join(layer)} is called {'.'.join(found)}"
 
 
+def _slides(made: Made) -> bool:
+    return is_a(made.node, PRODUCT) and is_a(made.node, SAMPLES)
+
+
 def _channels(conv: Made) -> tuple[int, int]:
     """Return the output channel axis of a convolution's weight, and its number of groups."""
-    return (0, 1) if conv.op == "Conv" else (1, int(conv.attribute("group", 1)))
+    return (0, 1) if is_a(conv.node, CONVOLUTION) else (1, int(conv.attribute("group", 1)))
 
 
 def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
     """Yield norms that are not folded along the output channels of their convolution."""
     for made in picture.nodes.values():
-        weight = picture.names.get(made.inputs[1]) if made.op in CONVOLUTIONS and made.inputs[1] else None
+        weight = picture.names.get(made.inputs[1]) if _slides(made) and made.inputs[1] else None
         for norm in RESTORED.get(model) or ():
             if norm.weight == weight and (norm.axis, norm.groups) != _channels(made):
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
@@ -153,7 +156,7 @@ def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str
         return
     normed = {made.inputs[0] for made in after.nodes.values() if made.op == NORM}
     for conv in before.nodes.values():
-        if conv.op not in CONVOLUTIONS or conv.domain:
+        if not _slides(conv):
             continue
         names = [before.names[v] for v in conv.inputs[1:3] if v is not None]
         had = any(FOLDED.fullmatch(name) for name in names) or not is_told and _is_inner(conv, users)
@@ -191,4 +194,4 @@ def _may_be_folded(picture: Picture, conv: Made, users: Mapping[ir.Value, list[M
         return False
     if any(weight in values for _, values in picture.graphs.values()):
         return False
-    return all(user.op in CONVOLUTIONS and user.inputs[1:] == (weight, bias) for user in users[weight])
+    return all(_slides(user) and user.inputs[1:] == (weight, bias) for user in users[weight])

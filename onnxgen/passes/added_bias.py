@@ -8,6 +8,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import ROOT
+from onnxgen.graph.catalogue import having_all
+from onnxgen.graph.traits import PRODUCT, SAMPLES
 from onnxgen.options import Options
 from onnxgen.passes.match import other, standard_nodes
 from onnxgen.passes.rewrite import only_user, replace
@@ -20,7 +22,7 @@ from onnxgen.weights.stored import Views
 def added_bias(model: ir.Model, options: Options) -> None:
     """Give every convolution without a bias the one that is added to its result."""
     views = Views(model, options)
-    for node in standard_nodes(model, "Conv", "ConvTranspose"):
+    for node in standard_nodes(model, *having_all(PRODUCT, SAMPLES)):
         found = added_vector(node, 1) if input_at(node, 2) is None else None
         if found is not None and _may_belong_together(found[1], node.inputs[1], views):
             add, bias = found

@@ -18,10 +18,10 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import RESTORED, SCOPE, TRAINABLE
-from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.catalogue import having_all, is_a, known
 from onnxgen.graph.element_types import FLOATS
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import NORM, RECTIFIER, VIEW
+from onnxgen.graph.traits import NORM, PRODUCT, RECTIFIER, SAMPLES, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.exporters import holds_folded_norm, is_by_pytorch, is_in_norm
 from onnxgen.passes.match import standard_nodes
@@ -98,7 +98,7 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     told = set(folded_layers(model))
     leads_on = set() if told else _leading_to_layers(model.graph)
     groups: dict[ir.Value, list[ir.Node]] = {}
-    for node in standard_nodes(model, "Conv", "ConvTranspose"):
+    for node in standard_nodes(model, *having_all(PRODUCT, SAMPLES)):
         if node.inputs[1] is not None:
             groups.setdefault(node.inputs[1], []).append(node)
     kept = {n.op_type for nodes in groups.values() for n in nodes if _is_normed(n)}

@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import WRITER, OnnxgenError, Problem
-from onnxgen.graph.catalogue import having, is_a, known
+from onnxgen.graph.catalogue import having, having_all, is_a, known
 from onnxgen.graph.nodes import all_nodes, opset_of, told
 from onnxgen.graph.operators import own
-from onnxgen.graph.traits import NORM, RECURRENT, SAMPLES
+from onnxgen.graph.traits import CONVOLUTION, NORM, PRODUCT, RECURRENT, SAMPLES
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
 from onnxgen.shapes.dims import Dim
@@ -23,7 +23,6 @@ from onnxgen.shapes.misfit import misfit
 from onnxgen.weights.stored import stored
 
 OTHER_SIZES = "give other sizes; the table of `onnxgen verify MODEL` shows some at which it runs"
-CONVOLUTIONS = {"Conv": 1, "ConvTranspose": 0}  # the axis of the kernel along which the input's channels lie
 Sizes = tuple[Dim | None, ...]  # None: any size
 
 
@@ -33,7 +32,7 @@ def layer_sizes(model: ir.Model, options: Options) -> None:
         if node.domain == "" and is_a(node, SAMPLES):
             stored_shapes = [None if stored(v) is None else _shape(v) for v in node.inputs]
             _hold(model, node, dict(_vectors(model, node)), stored_shapes)
-    for node in standard_nodes(model, *CONVOLUTIONS):
+    for node in standard_nodes(model, *having_all(PRODUCT, SAMPLES)):
         _hold_counts(model, node)
         shapes = [_shape(value) for value in node.inputs]
         _hold(model, node, dict(_kernel(node, shapes)), shapes)
@@ -77,7 +76,8 @@ def _hold_counts(model: ir.Model, node: ir.Node) -> None:
 
 def _kernel(node: ir.Node, shapes: list[Sizes | None]) -> Iterator[tuple[int, tuple[str, Sizes]]]:
     """Yield the sizes of a convolution's kernel, as far as its input tells them."""
-    x, kernel, axis = shapes[0], shapes[1], CONVOLUTIONS[node.op_type]
+    x, kernel = shapes[0], shapes[1]
+    axis = 1 if is_a(node, CONVOLUTION) else 0  # of the kernel, along which the input's channels lie
     if x is None or kernel is None or len(x) < 3:
         return
     channels, group = x[1], node.attributes.get_int("group", 1)

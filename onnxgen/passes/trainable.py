@@ -250,7 +250,7 @@ def _made_kernel(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) ->
     or a blur that `F.conv1d` is given. A kernel that was trained is no mirror image of itself.
     """
     places = list(slots(value))
-    if any(operator(node) == "Conv" and i == 1 for node, i in places) and is_expectation(tensor):
+    if any(is_a(node, CONVOLUTION) and i == known(node).matrix for node, i in places) and is_expectation(tensor):
         return "a kernel of the numbers 0, 1, 2, ..."
     is_kernel = bool(places) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in places)
     if is_kernel and value.metadata_props.get(KIND) != "PARAMETER" and is_spectrum(tensor):

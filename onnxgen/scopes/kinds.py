@@ -70,7 +70,7 @@ def kind(flow: Flow, i: int) -> str:
         return "linear" if is_a(node, PRODUCT) else "embedding" if node.op_type == "Gather" else f"own {node.op_type}"
     if is_a(node, ADDS, SCALES):
         return node.op_type.lower() if _is_merge(flow, i) else "scale"
-    if node.op_type == "MatMul":
+    if is_a(node, PRODUCT):
         return "product"
     if node.op_type == "Concat":
         return f"concat {len(flow.operands(i))}"
