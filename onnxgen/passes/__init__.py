@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -9,70 +11,63 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
+from onnxgen.graph.catalogue import having
 from onnxgen.graph.element_types import NAMED
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import own
+from onnxgen.graph.traits import ELEMENTWISE, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
 from onnxgen.options import Options
 from onnxgen.paranoid.quick import NEEDED, checker_for, is_paranoid
-from onnxgen.passes.activations import activations
-from onnxgen.passes.added_bias import added_bias
-from onnxgen.passes.affine import affine
-from onnxgen.passes.attention import attention
-from onnxgen.passes.axes import axes
-from onnxgen.passes.batch import dynamic_batch
-from onnxgen.passes.broadcasts import broadcasts
-from onnxgen.passes.chosen import chosen
-from onnxgen.passes.concats import concats
-from onnxgen.passes.contrib import contrib
-from onnxgen.passes.deviation import deviation
-from onnxgen.passes.dropout import dropout
-from onnxgen.passes.dynamic import dynamic
-from onnxgen.passes.empty_rows import empty_rows
-from onnxgen.passes.equal import equal_nodes
-from onnxgen.passes.expand import expand
-from onnxgen.passes.filled import filled
-from onnxgen.passes.folded import restore_batchnorm
-from onnxgen.passes.gradient import gradient
-from onnxgen.passes.group_norm import group_norm
-from onnxgen.passes.growing import growing
-from onnxgen.passes.indexed import indexed
-from onnxgen.passes.known import known
-from onnxgen.passes.layer_sizes import layer_sizes
-from onnxgen.passes.linear import linear
-from onnxgen.passes.multihead import multihead
-from onnxgen.passes.no_ops import aliases, no_ops
-from onnxgen.passes.normalise import normalise, reciprocal_roots
-from onnxgen.passes.norms import norms
-from onnxgen.passes.one_row import one_row
-from onnxgen.passes.paddings import paddings
-from onnxgen.passes.pooling import pooling
-from onnxgen.passes.quantized import quantized
-from onnxgen.passes.quantized.fakes import once
-from onnxgen.passes.quantized.moved import dequantise_rows
-from onnxgen.passes.quantized.pairs import rounded
-from onnxgen.passes.recurrent import recurrent
-from onnxgen.passes.reductions import reductions
-from onnxgen.passes.repeats import repeats
-from onnxgen.passes.retype import retype
-from onnxgen.passes.roll import roll
-from onnxgen.passes.sequences import sequences
-from onnxgen.passes.shared_nodes import shared_nodes
-from onnxgen.passes.slices import slices
-from onnxgen.passes.softmax import softmax
-from onnxgen.passes.stack import stack
-from onnxgen.passes.standardised import standardised
-from onnxgen.passes.taken import decide, taken
-from onnxgen.passes.tensordot import tensordot
-from onnxgen.passes.text import text
-from onnxgen.passes.trainable import kept, trainable
-from onnxgen.passes.transformer import transformer
-from onnxgen.passes.turned import turned
-from onnxgen.passes.unbind import unbind
-from onnxgen.passes.unrolled import unrolled
-from onnxgen.passes.views import views
 from onnxgen.scopes.between import infer_missing_scopes
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
 Pass = Callable[[ir.Model, Options], None]
+Operators = frozenset[tuple[str, str]]  # of a graph, as (domain, name)
+
+
+class Step:
+    """A pass, which is loaded when it runs first: few graphs have what most passes look for.
+
+    Args:
+        place: the module in this package, and the name of its function if that is another one ("no_ops:aliases").
+        starts: names of operators and traits. The pass changes nothing in a graph that has no such operator.
+        when: the same of the operators of the graph and the options.
+    """
+
+    def __init__(
+        self, place: str, *starts: str | Trait, when: Callable[[Operators, Options], bool] | None = None
+    ) -> None:
+        self.module, _, name = place.partition(":")
+        self.__name__ = name or self.module.rpartition(".")[2]
+        self.starts, self.when = starts, when
+
+    def __call__(self, model: ir.Model, options: Options) -> None:
+        module = importlib.import_module(f"{__name__}.{self.module}")
+        getattr(module, self.__name__)(model, options)
+
+    def concerns(self, operators: Operators, options: Options) -> bool:
+        """Return True if the pass may change a graph with these operators."""
+        if self.when is not None:
+            return self.when(operators, options)
+        names = frozenset[str]().union(*(having(s) if isinstance(s, Trait) else s.split() for s in self.starts))
+        return not self.starts or any(name in names for _, name in operators)
+
+
+def _is_quantised(operators: Operators, options: Options) -> bool:
+    return options.quantized != "keep"
+
+
+def _has_unknown(operators: Operators, options: Options) -> bool:
+    return any(own(domain, name, sys.maxsize) is None for domain, name in operators)
+
+
+def _frees_batch(operators: Operators, options: Options) -> bool:
+    return options.dynamic_batch
+
+
+def _restores(operators: Operators, options: Options) -> bool:
+    return options.restore_batchnorm
 
 
 def _propagate(model: ir.Model, options: Options) -> None:
@@ -80,74 +75,78 @@ def _propagate(model: ir.Model, options: Options) -> None:
 
 
 def _retype(model: ir.Model, options: Options) -> None:
+    from onnxgen.passes.retype import retype
+
     assert options.dtype is not None
     retype(model, NAMED[options.dtype])
 
 
 PASSES: list[Pass] = [
-    gradient,  # first: it differentiates the file's own graph
-    aliases,  # second names of values would hide from every pass below what is computed of what
-    quantized,  # if asked for; before contrib, which has functions for onnxruntime's operators on integers
-    contrib,  # before trainable, which knows weights by the standard's operators
-    dequantise_rows,  # before trainable: it writes new names of values
-    rounded,  # after contrib, which writes other spellings of these
-    dynamic,  # before trainable: what these layers have is not trained
-    trainable,  # before anything is folded: trained tensors must not be folded
+    Step("gradient", "Gradient"),  # first: it differentiates the file's own graph
+    Step("no_ops:aliases"),  # second names of values would hide from every pass below what is computed of what
+    # if asked for; before contrib, which has functions for onnxruntime's operators on integers
+    Step("quantized", when=_is_quantised),
+    Step("contrib", when=_has_unknown),  # before trainable, which knows weights by the standard's operators
+    Step("quantized.moved:dequantise_rows", "DequantizeLinear"),  # before trainable: it writes new names of values
+    Step("quantized.pairs:rounded", "DequantizeLinear"),  # after contrib, which writes other spellings of these
+    Step("dynamic", "MatMulInteger ConvInteger"),  # before trainable: what these layers have is not trained
+    Step("trainable"),  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
-    kept,  # when it is decided what is trained; types are known then, which the second decision needs
-    axes,  # also those of branches that are never taken
-    decide,  # what ranks decide, while nodes are still those of the file
-    taken,  # then inner values are all in one graph
-    layer_sizes,  # after contrib, which writes layers, and before any pass moves their tensors
-    axes,  # again: what is taken must fit the ranks, before anything counts axes modulo the rank
-    expand,  # after propagation: a function body may depend on types
-    text,  # text becomes numbers, so that the passes below meet nothing unusual
-    known,  # shapes computed beside the data would count as users of it
-    dynamic_batch,  # sizes are numbers now, and operators are still the exporter's: it has a rule for each
-    sequences,
-    no_ops,  # casts and identities would hide a pattern
-    equal_nodes,  # when what changes nothing is gone, and before patterns ask who alone uses a value
-    filled,
-    chosen,
-    indexed,  # before broadcasts, which takes an Expand away
-    standardised,  # before norms, which would take the statistics that it computes beside
-    dropout,  # before another idiom takes its Mul
-    unrolled,  # before recurrent, which finds the module of such layers
-    recurrent,
-    roll,  # rolls and rotary embeddings start from Slices, which unbind would take
-    one_row,  # before views, which takes the axes together
-    unbind,  # after recurrent, whose states exporters cut with Slices
-    repeats,  # before views, which would merge the Reshape that ends it
-    stack,
-    concats,  # before growing, which looks for lists that are taken on the way
-    views,  # chains of reshapes hide a transpose
-    tensordot,  # behind views, which makes one Reshape of several
-    turned,  # before attention, which looks for the keys
-    once,  # when moves are as few as they get
-    broadcasts,  # an Expand before an operator that broadcasts hides a pattern, too
-    reductions,  # before the idioms, which ask for means and for the axes that are kept
-    norms,
-    deviation,  # statistics that no norm has taken
-    group_norm,
-    pooling,  # means that no norm has taken
-    paddings,
-    activations,
-    softmax,  # before attention, which looks for it
-    normalise,
-    reciprocal_roots,  # roots that no norm has taken
-    multihead,  # before attention, which takes its inner part
-    attention,  # before linear, which also starts from MatMul
-    empty_rows,  # of attention that is still spelled out
-    views,  # again: attention permutes the heads of an Einsum
-    slices,
-    growing,  # after all idioms, which look for whole lists
-    shared_nodes,  # when chains are as short as they get
-    added_bias,
-    linear,
-    transformer,  # around the layers that are found by now
-    affine,  # what no idiom has taken
+    Step("trainable:kept"),  # when it is decided what is trained; types are known then, which the second decision needs
+    Step("axes"),  # also those of branches that are never taken
+    Step("taken:decide"),  # what ranks decide, while nodes are still those of the file
+    Step("taken"),  # then inner values are all in one graph
+    Step("layer_sizes"),  # after contrib, which writes layers, and before any pass moves their tensors
+    Step("axes"),  # again: what is taken must fit the ranks, before anything counts axes modulo the rank
+    Step("expand"),  # after propagation: a function body may depend on types
+    Step("text"),  # text becomes numbers, so that the passes below meet nothing unusual
+    Step("known"),  # shapes computed beside the data would count as users of it
+    # sizes are numbers now, and operators are still the exporter's: it has a rule for each
+    Step("batch:dynamic_batch", when=_frees_batch),
+    Step("sequences", "SplitToSequence"),
+    Step("no_ops"),  # casts and identities would hide a pattern
+    Step("equal:equal_nodes"),  # when what changes nothing is gone, and before patterns ask who alone uses a value
+    Step("filled", "ConstantOfShape"),
+    Step("chosen", "GatherND Gather NonZero"),
+    Step("indexed", "GatherND GreaterOrEqual Less"),  # before broadcasts, which takes an Expand away
+    Step("standardised", "BatchNormalization"),  # before norms, which would take the statistics that it computes beside
+    Step("dropout", RANDOM),  # before another idiom takes its Mul
+    Step("unrolled", "Gemm MatMul"),  # before recurrent, which finds the module of such layers
+    Step("recurrent", RECURRENT),
+    Step("roll", "Concat"),  # rolls and rotary embeddings start from Slices, which unbind would take
+    Step("one_row", "Squeeze"),  # before views, which takes the axes together
+    Step("unbind", "Gather Slice Split"),  # after recurrent, whose states exporters cut with Slices
+    Step("repeats", "Expand Tile"),  # before views, which would merge the Reshape that ends it
+    Step("stack", "Concat"),
+    Step("concats", "Concat"),  # before growing, which looks for lists that are taken on the way
+    Step("views"),  # chains of reshapes hide a transpose
+    Step("tensordot", "Einsum Reshape"),  # behind views, which makes one Reshape of several
+    Step("turned", "Transpose"),  # before attention, which looks for the keys
+    Step("quantized.fakes:once", "FakeQuantize"),  # when moves are as few as they get
+    Step("broadcasts", "Expand"),  # an Expand before an operator that broadcasts hides a pattern, too
+    Step("reductions", REDUCTION),  # before the idioms, which ask for means and for the axes that are kept
+    Step("norms", REDUCTION, "MatMul"),
+    Step("deviation", REDUCTION),  # statistics that no norm has taken
+    Step("group_norm", "InstanceNormalization"),
+    Step("pooling", REDUCTION, "Squeeze"),  # means that no norm has taken
+    Step("paddings", "Pad"),
+    Step("activations", ELEMENTWISE),
+    Step("softmax", REDUCTION, SOFTMAX),  # before attention, which looks for it
+    Step("normalise", REDUCTION),
+    Step("normalise:reciprocal_roots", "Sqrt Pow"),  # roots that no norm has taken
+    Step("multihead", SOFTMAX),  # before attention, which takes its inner part
+    Step("attention", SOFTMAX),  # before linear, which also starts from MatMul
+    Step("empty_rows", "Where"),  # of attention that is still spelled out
+    Step("views"),  # again: attention permutes the heads of an Einsum
+    Step("slices", RESHAPE, "Slice"),
+    Step("growing", "Concat"),  # after all idioms, which look for whole lists
+    Step("shared_nodes"),  # when chains are as short as they get
+    Step("added_bias", "Add"),
+    Step("linear", "Gemm MatMul"),
+    Step("transformer", "MultiheadAttention"),  # around the layers that are found by now
+    Step("affine", "Mul"),  # what no idiom has taken
     infer_missing_scopes,  # for the remaining nodes; idioms are single nodes now
-    restore_batchnorm,  # last: no idiom contains a norm that is put back
+    Step("folded:restore_batchnorm", when=_restores),  # last: no idiom contains a norm that is put back
 ]
 
 
@@ -163,11 +162,28 @@ def simplify(model: ir.Model, options: Options, left_out: Mapping[str, str] = Ma
     """
     checker = checker_for(options, left_out)
     CHECKED.set(model, checker.counts)
+    operators = _operators(model)
     for step in PASSES if options.dtype is None else (*PASSES, _retype):
+        if isinstance(step, Step) and not step.concerns(operators, options):
+            if is_strict():
+                _hold(step, model, options)
+            continue
         try:
             checker.run(step, model, options)
         except TooComplex as error:
             raise OnnxgenError(str(error), help=FIX_SHAPE) from error
+        operators = _operators(model)
+
+
+def _operators(model: ir.Model) -> Operators:
+    return frozenset((node.domain, node.op_type) for node in all_nodes(model.graph))
+
+
+def _hold(step: Step, model: ir.Model, options: Options) -> None:
+    """Check that a pass changes nothing which is not to run. Raises `AssertionError`."""
+    before = [(node, *node.inputs) for node in all_nodes(model.graph)]
+    step(model, options)
+    assert before == [(node, *node.inputs) for node in all_nodes(model.graph)], f"{step.__name__} starts elsewhere"
 
 
 def simplified(model: ir.Model, options: Options, left_out: dict[str, str]) -> bool:

@@ -14,7 +14,7 @@ from onnxgen.errors import WrongRewrite
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker, Counts
-from onnxgen.passes import contrib
+from onnxgen.passes.contrib import contrib
 from onnxgen.reader import read
 from tests.ops.fuzz import floats
 from tests.ops.harness import node_model
