@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -197,11 +197,7 @@ class _Roles:
     def _used(self, node: ast.AST) -> None:
         name, operands = called(node)
         if name == "scaled_dot_product_attention":
-            for operand, role in zip(operands, "qkv"):
-                self._give_back(self._base(operand), role)
-            for keyword in node.keywords if isinstance(node, ast.Call) else ():
-                if keyword.arg == "attn_mask":
-                    self._give(self._base(keyword.value), "mask")
+            self._attention(node, operands)
         elif name == "where" and len(operands) == 3 or name == "masked_fill" and len(operands) > 1:
             self._give(self._base(operands[name == "masked_fill"]), "mask")
         elif name == "softmax" and operands:
@@ -211,13 +207,23 @@ class _Roles:
             if made is not None and called(seen_through(made.value))[0] == "softmax" and self._of_scores(made):
                 self._give_back(self._base(matmul.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
-            member = node.func.member
-            if _recurrent(node) and len(node.args) > 1:
-                states = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else node.args[1:]
-                for state, role in zip(states, STATE_ROLES):
-                    self._give(self._base(state), role)
-            if member.layer == "nn.Embedding" and "pos" in member.path[-1].lower():
-                self._give(self._base(node.args[0]), "positions")
+            self._layer(node, node.func.member)
+
+    def _attention(self, node: ast.AST, operands: Sequence[ast.AST]) -> None:
+        for operand, role in zip(operands, "qkv"):
+            self._give_back(self._base(operand), role)
+        for keyword in node.keywords if isinstance(node, ast.Call) else ():
+            if keyword.arg == "attn_mask":
+                self._give(self._base(keyword.value), "mask")
+
+    def _layer(self, node: ast.Call, member: Member) -> None:
+        """Note the states of a recurrent layer, and the positions of an embedding."""
+        if _recurrent(node) and len(node.args) > 1:
+            states = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else node.args[1:]
+            for state, role in zip(states, STATE_ROLES):
+                self._give(self._base(state), role)
+        if member.layer == "nn.Embedding" and "pos" in member.path[-1].lower():
+            self._give(self._base(node.args[0]), "positions")
 
     def _of_scores(self, softmax: Assign) -> bool:
         _, operands = called(seen_through(softmax.value))

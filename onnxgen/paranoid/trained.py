@@ -182,9 +182,9 @@ class Rules:
         is_folded = kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None
         if any(i in known(node).weights for node, i in uses):
             is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not may_be_fixed(name, tensor)
-            is_clear = is_clear and (self.by_pytorch or len(uses) == 1 or elements(tensor) != {0.0})  # shared zeros
-            is_clear = is_clear and (path is not None or size > 1 or all(_op(u.node) != "Expand" for u in value.uses()))
-            return True if is_clear else None  # a parameter may have been merged into a buffer
+            is_own = size > 1 or path is not None or all(_op(use.node) != "Expand" for use in value.uses())
+            is_shared = not self.by_pytorch and len(uses) > 1 and elements(tensor) == {0.0}  # zeros
+            return True if is_clear and is_own and not is_shared else None  # it may have been merged into a buffer
         if name.rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
         if kind == "BUFFER" or name.endswith(("_u", "_v")) and tensor.shape.rank() == 1 and name[:-2] in self.divided:
@@ -241,6 +241,10 @@ class Rules:
             return None if VARIES.get(value) else False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
             return True
+        return self._by_place(value, tensor)
+
+    def _by_place(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
+        """Return the decision for a tensor that no name tells of."""
         if any(_scales_input(use.node, value, self.inputs) for use in value.uses()):
             return False
         is_line = tensor.size == max(tensor.shape.numpy(), default=1)

@@ -293,18 +293,26 @@ def _by_elements(
         if tensor.size == 1 and not is_recorded and is_typed(number(tensor)):
             if is_counted or not is_beginning(value, tensor):
                 return False, TYPED
-        if any(operator(i) in ("Sub", "Div") and _normalises(i, value, inputs) for i in (u.node for u in value.uses())):
-            return False, SCALER
-        if scales_input(value, tensor, inputs):
-            return False, SCALER
-        if any(known(node).matrix == i for node, i in slots(value)) and not tensor.numpy().any():
-            return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
-        rule = rule_of(tensor)
-        if rule is not None and not _may_be_fresh(tensor, graph):
-            return False, rule.reason
+        if decision := _by_place(value, tensor, inputs, graph):
+            return decision
     if named and _may_be_fresh(tensor, graph):
         return True, f"parameter {name} (equal numbers: it may be a buffer)"
     return True, f"parameter {name}" if named else "a gradient reaches it from an output"
+
+
+def _by_place(
+    value: ir.Value, tensor: ir.TensorProtocol, inputs: set[ir.Value], graph: ir.Graph
+) -> tuple[bool, str] | None:
+    """Return the decision for a tensor that is not called a weight or a bias; None if it is trained as any other."""
+    users = (use.node for use in value.uses())
+    if any(operator(node) in ("Sub", "Div") and _normalises(node, value, inputs) for node in users):
+        return False, SCALER
+    if scales_input(value, tensor, inputs):
+        return False, SCALER
+    if any(known(node).matrix == i for node, i in slots(value)) and not tensor.numpy().any():
+        return True, "a matrix of zeros that multiplies, as LoRA's second one begins"
+    rule = rule_of(tensor)
+    return (False, rule.reason) if rule is not None and not _may_be_fresh(tensor, graph) else None
 
 
 def _may_be_fresh(tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:

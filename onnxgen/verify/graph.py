@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -278,12 +278,8 @@ def _role(value: ir.Value) -> Role:
                 continue
             role.shape = role.shape or _shape_taken(node, position)
             taken = range_of(node, position)
-            if taken is not None and taken.is_size:
-                role.size = True
-                if current in copies:
-                    _note_sizes(role, node)
-            elif taken is not None:
-                _limit(role, taken if current in copies else replace(taken, distinct=None))
+            if taken is not None:
+                _limit(role, taken, node, current in copies)
             elif node.op_type == "Dropout" and position == 2:
                 role.mode = True
             elif position == 1 and [*card(node.domain, node.op_type).parameters][1:2] == ["indices"]:
@@ -294,9 +290,8 @@ def _role(value: ir.Value) -> Role:
             elif node.op_type in ENCODERS:
                 role.categories = _categories(node)
             elif is_a(node, COMPARISON):
-                for constant in _integer(node.inputs[1 - position]):
-                    constants[constant] = None
-                    neighbours |= dict.fromkeys([constant - 1] + [constant + 1] * (node.op_type != "Equal"))
+                constants |= dict.fromkeys(_integer(node.inputs[1 - position]))
+                neighbours |= _beside(node, position)
             elif _carries_numbers(node, position) or (node.op_type == "ReduceSum" and position == 0):
                 new = [o for o in node.outputs if o not in seen]
                 sums.update(new if current in sums or node.op_type == "ReduceSum" else ())
@@ -307,17 +302,29 @@ def _role(value: ir.Value) -> Role:
     return role
 
 
+def _beside(node: ir.Node, position: int) -> dict[int, None]:
+    """Return the integers next to the one that an input is compared with."""
+    steps = (-1,) if node.op_type == "Equal" else (-1, 1)
+    return {constant + step: None for constant in _integer(node.inputs[1 - position]) for step in steps}
+
+
 def _note_sizes(role: Role, node: ir.Node) -> None:
     """Note what sizes of one axis each, or of all, must fit."""
     role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
     role.parts = _axis_size(node) if node.op_type.startswith("Split") else None
 
 
-def _limit(role: Role, taken: Range) -> None:
+def _limit(role: Role, taken: Range, node: ir.Node, is_copy: bool) -> None:
+    """Note the range that a node takes. `is_copy`: it takes the input's own numbers, in the same shape."""
+    if taken.is_size:
+        role.size = True
+        if is_copy:
+            _note_sizes(role, node)
+        return
     role.least.append(taken.least)
     role.indexes = role.indexes or taken.below is not None
     role.bounds.extend([] if taken.below is None else [taken.below])
-    role.distinct = role.distinct or taken.distinct
+    role.distinct = role.distinct or (taken.distinct if is_copy else None)
 
 
 def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
