@@ -266,9 +266,15 @@ def layer(operators: Iterable[Operator]) -> OperatorTable:
 
 
 @cache
-def _own() -> OperatorTable:
-    """Return onnxgen's own operators."""
-    return _noted("onnxgen.ops", *BUNDLED)
+def with_functions() -> OperatorTable:
+    """Return the operators of `onnxgen.ops`."""
+    return _noted("onnxgen.ops")
+
+
+@cache
+def bundled() -> OperatorTable:
+    """Return the operators of plugins in this tree. None is in `onnxgen.ops`."""
+    return _noted(*BUNDLED)
 
 
 @cache
@@ -321,7 +327,7 @@ def plugged_in(named: OperatorTable, find_installed: Callable[[], OperatorTable]
 
 def operators(*plugins: OperatorTable) -> OperatorTable:
     """Return all operators by (domain, name), oldest version first: onnxgen's own and those of active plugins."""
-    found = {key: list(versions) for key, versions in _own().items()}
+    found = {key: list(versions) for key, versions in {**with_functions(), **bundled()}.items()}
     for key, versions in (item for layer in plugins for item in layer.items()):
         newer = {v.since for v in versions}
         kept = [v for v in found.get(key, []) if v.since not in newer]
@@ -336,7 +342,7 @@ def find(domain: str, name: str, opset: int) -> Operator | None:
 
 def own(domain: str, name: str, opset: int) -> Operator | None:
     """Return the function that onnxgen itself has for an operator, or None."""
-    return _newest(_own(), domain, name, opset)
+    return _newest(with_functions() if (domain, name) in with_functions() else bundled(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:

@@ -21,10 +21,8 @@ from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.draws import (
     FILLED,
 )
-from onnxgen.paranoid.learns import Learns
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import EXPAND, broken, known_nodes
-from onnxgen.paranoid.quantised import Quantised
 from onnxgen.paranoid.region import Hopeless, Refused, Region, Regions, Untold, decision, digest
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.training import ADDS, untrue
@@ -34,6 +32,7 @@ from onnxgen.shapes.info import info
 
 if TYPE_CHECKING:
     from onnxgen.output.compose import Generated
+    from onnxgen.paranoid.learns import Learns
 
 Pass = Callable[[ir.Model, Options], None]
 MAX_NODES_SHOWN = 6  # nodes in an error message
@@ -135,6 +134,9 @@ class Checker:
 
     def check_quantised(self, model: ir.Model, before: Picture, after: Picture, options: Options) -> None:
         """Compare a graph whose integers became floats by what the integers represent. Raises `WrongRewrite`."""
+        from onnxgen.paranoid.learns import Learns
+        from onnxgen.paranoid.quantised import Quantised
+
         if any(info(value).dtype is None for value in model.graph.inputs):
             self.last = None
             propagate(model.graph, options)  # types and sizes must be inferable again if the pass is correct

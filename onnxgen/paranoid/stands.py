@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import card, having, is_a, known
+from onnxgen.graph.catalogue import card, is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.traits import (
     ADDS,
@@ -45,6 +45,10 @@ WAVE = 0.08  # part of a step: far above float64 rounding, with a slope between 
 SIX, NEAR_SIX = 6.0, 6e-3  # the bound of ReLU6, and its tolerance: 255 steps of a stored scale seldom end exactly at 6
 FUSES = (PRODUCT, ADDS, SCALES, NORM)  # quantisers fuse a ReLU into these
 LIKE = ir.DataType.UINT8
+
+
+def _fuses(op: str) -> bool:
+    return any(not card(domain, op).traits.isdisjoint(FUSES) for domain in ("", "com.microsoft"))
 
 
 def _is_single(op: str) -> bool:
@@ -250,13 +254,7 @@ class Stands(Side):
         steps = x / given.scale + given.zero
         grid = given.grid
         zero = float(given.zero) if np.ndim(given.zero) == 0 else np.nan
-        if (
-            dtype.is_floating_point()
-            or not stored
-            or not grid.is_single
-            or grid.low != zero
-            or maker not in having(*FUSES)
-        ):
+        if dtype.is_floating_point() or not stored or not grid.is_single or grid.low != zero or not _fuses(maker):
             return steps
         if abs((grid.high - zero) * float(given.scale) - SIX) >= NEAR_SIX:
             return np.maximum(steps, zero)

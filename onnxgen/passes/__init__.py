@@ -15,7 +15,7 @@ from onnxgen.graph.catalogue import having
 from onnxgen.graph.element_types import NAMED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import own
-from onnxgen.graph.traits import ELEMENTWISE, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
+from onnxgen.graph.traits import COMPARISON, ELEMENTWISE, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
 from onnxgen.options import Options
 from onnxgen.paranoid.quick import NEEDED, checker_for, is_paranoid
 from onnxgen.scopes.between import infer_missing_scopes
@@ -108,7 +108,7 @@ PASSES: list[Pass] = [
     Step("equal:equal_nodes"),  # when what changes nothing is gone, and before patterns ask who alone uses a value
     Step("filled", "ConstantOfShape"),
     Step("chosen", "GatherND Gather NonZero"),
-    Step("indexed", "GatherND GreaterOrEqual Less"),  # before broadcasts, which takes an Expand away
+    Step("indexed", COMPARISON, "GatherND And"),  # before broadcasts, which takes an Expand away
     Step("standardised", "BatchNormalization"),  # before norms, which would take the statistics that it computes beside
     Step("dropout", RANDOM),  # before another idiom takes its Mul
     Step("unrolled", "Gemm MatMul"),  # before recurrent, which finds the module of such layers

@@ -31,7 +31,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _forget() -> None:
     """What was asked of the operators so far holds for those of before; of this process, so for other tests, too."""
-    for kept in (operators._own, catalogue._cards, catalogue.having):
+    for kept in (operators.bundled, catalogue._others):
         kept.cache_clear()
 
 
