@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from onnxgen.graph.catalogue import NO_CARD, known
 from onnxgen.graph.operators import Operator
-from onnxgen.graph.scales import scaled
 from onnxgen.paranoid.picture import Made
+from onnxgen.paranoid.scales import scaled
+from onnxgen.shapes import drawn as valid
 from onnxgen.shapes.dims import Dim, Sym, evaluate, symbols
-from onnxgen.shapes.drawn import Array, Rule, Shape
 
 MICROSOFT = "com.microsoft"
 Dims = tuple[Dim, ...]
@@ -73,12 +73,12 @@ def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[st
 # ---- elements --------------------------------------------------------------------------------------------------------
 
 
-def _scale(shapes: Sequence[Shape | None], drawn: Array, rng: np.random.Generator) -> Array:
+def _scale(shapes: Sequence[valid.Shape | None], drawn: valid.Array, rng: np.random.Generator) -> valid.Array:
     """Return a scale above 0 that saturates few of the results."""
     return rng.uniform(0.05, 0.15, drawn.shape)
 
 
-def rules(step: Made) -> Iterator[tuple[ir.Value, Rule]]:
+def rules(step: Made) -> Iterator[tuple[ir.Value, valid.Rule]]:
     """Yield the inputs of a node that count, point somewhere, or are scales, with the rule for each."""
     card = known(step.node) if step.domain == MICROSOFT else NO_CARD
     scales = dict.fromkeys((scale for _, scale in scaled(card)), _scale)

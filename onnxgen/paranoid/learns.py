@@ -16,11 +16,11 @@ from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.gradients import everywhere
-from onnxgen.graph.scales import scaled
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.quantised import Quantised
+from onnxgen.paranoid.scales import scaled
 from onnxgen.paranoid.stands import carries, roots
 from onnxgen.paranoid.trained import Doubt
 
