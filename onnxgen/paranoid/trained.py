@@ -159,8 +159,7 @@ class Rules:
     def wanted(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
         """Return True if a tensor is to be trained, False if not, None if no rule applies."""
         name, kind = value.name or "", value.metadata_props.get(KIND)
-        size = tensor.size
-        if size == 0 or name in self.options.const:  # an input that is a constant
+        if tensor.size == 0 or name in self.options.const:  # an input that is a constant
             return False
         for pattern, decided in ((self.options.frozen, False), (self.options.trainable, True)):
             if pattern and re.search(pattern, name):
@@ -171,8 +170,11 @@ class Rules:
             return None
         if any(is_a(node, CONVOLUTION) and i == known(node).matrix for node, i in _uses(value)) and counts(tensor):
             return False
-        if kind == "PARAMETER":
-            return True
+        return True if kind == "PARAMETER" else self._by_records(value, tensor)
+
+    def _by_records(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
+        """Return the decision by names, by what the exporter recorded, and by the layers that take a tensor."""
+        name, kind, size = value.name or "", value.metadata_props.get(KIND), tensor.size
         path = parameter_name(folded_from(value) or name)
         uses = list(_uses(value))
         if path is None and self._is_no_affine(tensor, uses):

@@ -66,6 +66,7 @@ from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from, is_plain, stored
 
+COMPUTED = "the exporter computed it, and not from a parameter"
 SCALER = "the mean or standard deviation of the input"
 COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
 _CONTINUOUS = re.compile("float|double|complex")  # in the name of a type in a schema
@@ -200,13 +201,11 @@ def _decide(
         return False, made
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
-    if why := _why_no_weight(value, tensor, graph):
-        return False, why
-    if why := _why_made(value, kind, graph):
-        return False, why
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
-    if is_computed and not is_plain(tensor):  # a parameter of equal numbers may have been merged into it
-        return False, "the exporter computed it, and not from a parameter"
+    is_merged = is_computed and is_plain(tensor)  # perhaps with a parameter of equal numbers
+    why = _why_no_weight(value, tensor, graph) or _why_made(value, kind, graph)
+    if why or is_computed and not is_merged:
+        return False, why or COMPUTED
     role = next((f"{node.op_type} weight" for node, i in slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
         return True, role
@@ -217,7 +216,7 @@ def _decide(
     if is_bias(value, tensor):
         return True, "the bias of a product with a weight"
     if is_computed:
-        return False, "the exporter computed it, and not from a parameter"
+        return False, COMPUTED
     return _by_elements(value, tensor, inputs, graph)
 
 
