@@ -298,13 +298,12 @@ def test_what_checks_the_passes_shares_no_code_with_them() -> None:
             "gradients",
             "nodes",
             "operators",
-            "scales",
             "traits",
         )
     }
     shared |= {f"onnxgen.weights.{name}" for name in ("dequantised", "provenance", "stored")}
     shared |= {"onnxgen.errors", "onnxgen.options", "onnxgen.record.way_back", "onnxgen.scopes.origin"}
-    shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".drawn", ".info")}
+    shared |= {f"onnxgen.shapes{name}" for name in ("", ".dims", ".info")}
     assert checks and {m for m in found if not m.startswith("onnxgen.paranoid")} <= shared
 
 

@@ -21,14 +21,13 @@ from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.element_types import FLOATS, NAMED
 from onnxgen.graph.gradients import everywhere
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import BROADCASTS, PRODUCT, RECURRENT, SELECTS
+from onnxgen.graph.traits import BROADCASTS, PRODUCT, RECURRENT, STRIDES
 from onnxgen.options import Options
 from onnxgen.validate.shapes import hold_shapes
 from onnxgen.weights.stored import is_uniform, peaks_in_order
 from onnxgen.weights.stored import stored as tensor_of
 
-MICROSOFT = "com.microsoft"
-DOMAINS = ("", "ai.onnx", MICROSOFT)
+DOMAINS = ("", "ai.onnx", "com.microsoft")
 NAMELESS = re.compile(r"onnx::\w+$|\d+$|/.*/Constant\w*$")  # names that torch's exporters give to unnamed tensors
 FEW_DIGITS, SEVERAL = 5, 3  # of a number that a person types; places whose numbers differ
 STATISTICS = (("BatchNormalization", 3), ("BatchNormalization", 4))
@@ -78,9 +77,8 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
     for node in reversed(graph):
         if node.domain not in DOMAINS or reached.isdisjoint(node.outputs):
             continue
-        # places that are chosen have no gradient, and a cache that onnxruntime's operators return has none of the query
-        first = is_a(node, SELECTS) or node.domain == MICROSOFT
-        if _is_smooth(node) and (not first or node.outputs[0] in reached):
+        # places that are chosen have no gradient, and a cache that attention returns has none of the query
+        if _is_smooth(node) and (node.outputs[0] in reached or is_a(node, STRIDES, RECURRENT)):
             barred = {*known(node).still, *known(node).chosen}
             reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in barred)
         for branch in _taken(node):
@@ -89,7 +87,7 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
 
 
 def _is_smooth(node: ir.Node) -> bool:
-    """Return True if gradients flow through an operator, which runs no graph."""
+    """Return True if gradients flow through an operator to its first output, and it runs no graph."""
     card = known(node)
     to = node.attributes.get_int("to", 0) if node.op_type == "Cast" else ir.DataType.FLOAT
     return (
