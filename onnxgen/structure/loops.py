@@ -309,13 +309,16 @@ class Run:
         It does if that value is used after the loop as one of the others is.
         """
         start = self.starts.get(result)
-        others = {way for name in self._names(result)[:-1] for way in self._ways(name)} if start is not None else set()
-        return (start,) if start is not None and not others.isdisjoint(self._ways(start)) else ()
-
-    def _ways(self, value: str) -> set[tuple[str, int]]:
-        """Return how statements after the loop use a value: what they do, and which operand it is."""
-        users = [(i, s, taken(s.value)) for i, s in enumerate(self.after) if isinstance(s, Assign)]
-        return {(text_of(s, i), names.index(value)) for i, s, names in users if value in names}
+        if start is None:
+            return ()
+        names = self._names(result)[:-1]
+        near = {*names, start, *refs(self._before(start))}
+        users = [
+            (i, s) for i, s in enumerate(self.after) if isinstance(s, Assign) and not near.isdisjoint(refs(s.value))
+        ]
+        ways = [(name, (text_of(s, i), at)) for i, s in users for at, name in enumerate(taken(s.value))]
+        others = {way for name, way in ways if name in names}
+        return (start,) if any(name == start and way in others for name, way in ways) else ()
 
     def _read_lists(self, results: dict[Result, str]) -> None:
         """Read results of single turns from the lists that collect them."""
