@@ -15,7 +15,7 @@ from onnxgen.graph.catalogue import having
 from onnxgen.graph.element_types import NAMED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import own
-from onnxgen.graph.traits import COMPARISON, ELEMENTWISE, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
+from onnxgen.graph.traits import COMPARISON, ELEMENTWISE, MOVES, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
 from onnxgen.options import Options
 from onnxgen.paranoid.quick import NEEDED, checker_for, is_paranoid
 from onnxgen.scopes.between import infer_missing_scopes
@@ -103,6 +103,7 @@ PASSES: list[Pass] = [
     Step("known"),  # shapes computed beside the data would count as users of it
     # sizes are numbers now, and operators are still the exporter's: it has a rule for each
     Step("batch:dynamic_batch", when=_frees_batch),
+    Step("shared_views", MOVES),  # before no_ops and unbind, which would merge what is apart
     Step("sequences", "SplitToSequence"),
     Step("no_ops"),  # casts and identities would hide a pattern
     Step("equal:equal_nodes"),  # when what changes nothing is gone, and before patterns ask who alone uses a value

@@ -91,3 +91,13 @@ def test_numbers_of_a_trained_bias_stay_one_parameter(path: Path, tmp_path: Path
     onnx.save(model, tmp_path / "tied.onnx")
     made = load(tmp_path / "tied.onnx")
     assert not [n for n, _ in made.named_parameters() if n.startswith("layers") and n.endswith("in_proj_bias")]
+
+
+def test_layers_of_an_untrained_decoder_have_biases_of_their_own(tmp_path: Path) -> None:
+    """The exporter merges equal projections of the memory, too, so that the second layer's is in the first one."""
+    layer = nn.TransformerDecoderLayer(8, 2, 8, batch_first=True)
+    model, path = nn.TransformerDecoder(layer, 2).eval(), tmp_path / "net.onnx"
+    with quiet():
+        torch.onnx.export(model, (torch.randn(2, 5, 8), torch.randn(2, 7, 8)), path, dynamo=True)
+    wanted = {name for name, _ in model.named_parameters() if name.endswith("in_proj_bias")}
+    assert len(wanted) == 4 and wanted <= {name for name, _ in load(path).named_parameters()}
