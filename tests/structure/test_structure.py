@@ -73,7 +73,8 @@ def test_an_optional_submodule_is_an_identity_elsewhere(case: Case, tmp_path: Pa
     assert re.search(r"self, in_channels, out_channels, stride=1\)", " ".join(block.split()))
     assert "self.downsample = nn.Identity()\n        if stride != 1 or in_channels != out_channels:\n" in block
     assert "self.downsample(x)" in block
-    assert re.search(r"(\w+)\(widths\[0\], widths\[0\]\),\s+\1\(widths\[0\], widths\[1\], stride=2\),", source)
+    assert re.search(r"for a, b in zip\(widths, widths\[1:\]\):\s+layers\.append\((\w+)\(a, a\)\)\s", source)
+    assert re.search(r"layers\.append\((\w+)\(a, b, stride=2\)\)\s+self\.blocks = nn\.Sequential\(\*layers\)", source)
 
 
 class Inverted(nn.Module):
