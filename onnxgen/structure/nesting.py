@@ -174,7 +174,8 @@ class _Nesting:
         if deep > layers or many > MAX_LAYERS:
             return False
         letters = width(merged, self.roles, len(self.scope.path))
-        if deepest == PAIR and letters <= FEW_LETTERS and not self._is_named(inner, name):
+        is_alone = refs(outer) == (name,)
+        if deepest == PAIR and is_alone and letters <= FEW_LETTERS and not self._is_named(inner, name):
             most = STEP
         else:
             most = deepest

@@ -32,8 +32,8 @@ class Embeddings(nn.Module):
     def forward(self, input_ids, token_type_ids):
         positions = self.position_ids[:, : input_ids.shape[1]]
         x = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
-        x = self.LayerNorm(x + self.position_embeddings(positions))
-        return self.dropout(x)
+        embeddings = self.LayerNorm(x + self.position_embeddings(positions))
+        return self.dropout(embeddings)
 
 
 class SelfAttention(nn.Module):
@@ -66,8 +66,7 @@ class Output(nn.Module):
         self.LayerNorm = nn.LayerNorm(out_features, eps=1e-12)
 
     def forward(self, x, residual):
-        x = self.dropout(self.dense(x)) + residual
-        return self.LayerNorm(x)
+        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
 
 
 class Attention(nn.Module):
@@ -141,14 +140,14 @@ class Bert(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, Tensor]:
         mask = 1 - attention_mask[:, None, None].float()
         mask = torch.finfo(torch.float32).min * mask
-        x = self.embeddings(input_ids, token_type_ids)
-        last_hidden_state = self.encoder(x, mask)
+        emb = self.embeddings(input_ids, token_type_ids)
+        last_hidden_state = self.encoder(emb, mask)
         pooled = self.pooler(last_hidden_state)
         return last_hidden_state, pooled
 
 
 WEIGHTS = Path(__file__).with_name("bert.safetensors")
-FINGERPRINT = "23f6d4fea2e764be44f5575a6d0b09f7"
+FINGERPRINT = "b6245c7df8fe95e544f5575a6d0b09f7"
 
 
 def bert(pretrained=True, **kwargs):

@@ -15,23 +15,24 @@ from torch import Tensor, nn
 
 
 class Decoder(nn.Module):
-    def __init__(self, in_features=8, out_channels=6):
+    def __init__(self, in_features=8, channels=12, out_channels=6):
         super().__init__()
-        self.project = nn.Linear(in_features, 192)
-        self.up1 = nn.ConvTranspose2d(12, 8, kernel_size=4, stride=2, padding=1, bias=False)
+        self.channels = channels
+        self.project = nn.Linear(in_features, 16 * channels)
+        self.up1 = nn.ConvTranspose2d(channels, 8, kernel_size=4, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(8)
         self.up2 = nn.ConvTranspose2d(8, 4, kernel_size=3, stride=2, padding=1, output_padding=1, groups=2)
         self.out = nn.ConvTranspose1d(64, out_channels, kernel_size=3, stride=2, dilation=2)
 
     def forward(self, z: Tensor) -> Tensor:
-        x = F.relu(self.project(z)).reshape(-1, 12, 4, 4)
+        x = F.relu(self.project(z)).reshape(-1, self.channels, 4, 4)
         x = F.relu(self.bn1(self.up1(x)))
         x = F.relu(self.up2(x)).flatten(1, 2)
         return torch.tanh(self.out(x))
 
 
 WEIGHTS = Path(__file__).with_name("decoder.safetensors")
-FINGERPRINT = "c850f2ee3e70578da37c6bb4dc594420"
+FINGERPRINT = "66485f8cfd854897a37c6bb4dc594420"
 
 
 def decoder(pretrained=True, **kwargs):

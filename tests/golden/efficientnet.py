@@ -105,13 +105,13 @@ class EfficientNet(nn.Module):
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(c9, num_classes))
 
     def forward(self, image: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)
-        logits = self.classifier(x)
+        pooled = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)
+        logits = self.classifier(pooled)
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("efficientnet.safetensors")
-FINGERPRINT = "3bebdec7c9cc209b123e60da4860043b"
+FINGERPRINT = "84cacb6b2b48c690123e60da4860043b"
 
 
 def efficientnet(pretrained=True, **kwargs):

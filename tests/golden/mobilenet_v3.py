@@ -115,13 +115,13 @@ class MobileNetV3(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)
-        logits = self.classifier(x)
+        pooled = F.adaptive_avg_pool2d(self.features(image), 1).flatten(1)
+        logits = self.classifier(pooled)
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("mobilenet_v3.safetensors")
-FINGERPRINT = "1c0f7084782599a7f7427708ef44062e"
+FINGERPRINT = "b81b3be15879869ef7427708ef44062e"
 
 
 def mobilenet_v3(pretrained=True, **kwargs):

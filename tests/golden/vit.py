@@ -88,13 +88,13 @@ class ViT(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed(image)
         x = torch.cat([self.cls_token.expand(image.shape[0], -1, -1), x], dim=1)
-        x = self.norm(self.blocks(self.pos_drop(x + self.pos_embed)))
-        logits = self.head(x[:, 0])
+        features = self.norm(self.blocks(self.pos_drop(x + self.pos_embed)))
+        logits = self.head(features[:, 0])
         return logits
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "e86f6b7b4700d78bc57614e57fd4cda8"
+FINGERPRINT = "b12226d9c6ccdd5fc57614e57fd4cda8"
 
 
 def vi_t(pretrained=True, **kwargs):
