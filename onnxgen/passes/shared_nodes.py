@@ -1,8 +1,9 @@
 """Give each layer of a stack its own copy of nodes that the exporter wrote once for all of them.
 
 PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first layer prepares the
-mask that all layers use. With a copy in each, the layers are equal again, as their author wrote them. Only cheap nodes
-are copied: views, and arithmetic on the network's inputs and constants. The scopes of the users must differ only in
+mask that all layers use, or the activation of the value that all branches take. With a copy in each, the layers are equal
+again, as their author wrote them. Only cheap nodes are copied: views, arithmetic on the network's inputs and constants,
+and functions of one value that comes into the layer (leaky ReLU, Mish). The scopes of the users must differ only in
 numbers.
 """
 
@@ -29,7 +30,7 @@ def shared_nodes(model: ir.Model, options: Options) -> None:
     for graph in (model.graph, *model.graph.subgraphs()):
         layers = _Layers(graph)
         for node in reversed(list(graph)):
-            if SCOPE.get(node) and (node in layers.prepared or _arranges(node)):
+            if SCOPE.get(node) and (node in layers.prepared or node in layers.entering or _arranges(node)):
                 layers.share_out(node)
 
 
@@ -38,6 +39,7 @@ class _Layers:
 
     Attributes:
         prepared: nodes that only compute with the graph's inputs and constants, by views and arithmetic.
+        entering: nodes that only compute with one value from outside their layer and constants, element by element.
         nodes: those of the file, in order.
         order: the position of each node. A copy has the position of the node that it stands before.
         copies: by that position, the copies that stand there, in order.
@@ -45,7 +47,7 @@ class _Layers:
     """
 
     def __init__(self, graph: ir.Graph) -> None:
-        self.graph, self.prepared = graph, _prepared(graph)
+        self.graph, self.prepared, self.entering = graph, _prepared(graph), _entering(graph)
         self.nodes = list(graph)
         self.order = {node: position for position, node in enumerate(self.nodes)}
         self.copies: dict[int, list[ir.Node]] = {}
@@ -108,6 +110,27 @@ def _prepared(graph: ir.Graph) -> set[ir.Node]:
                 known.update(v for v in node.outputs if not is_trained(v))
                 found.add(node)
     return found
+
+
+def _entering(graph: ir.Graph) -> dict[ir.Node, ir.Value]:
+    """Return the nodes that are a function, element by element, of one value from outside their scope, with it."""
+    found: dict[ir.Node, ir.Value] = {}
+    for node in graph:
+        values = {v for v in node.inputs if v is not None and (not v.is_initializer() or is_trained(v))}
+        values = {v for v in values if v.const_value is None or is_trained(v)}
+        entered = {_entered(v, SCOPE.get(node), found) for v in values}
+        value = entered.pop() if len(entered) == 1 else None
+        if value is not None and not is_trained(value) and is_a(node, ELEMENTWISE) and node.domain in ("", DOMAIN):
+            found[node] = value
+    return found
+
+
+def _entered(value: ir.Value, scope: ModulePath, found: dict[ir.Node, ir.Value]) -> ir.Value | None:
+    """Return the value from outside a scope that a value is, or is a function of; None if there is no such one."""
+    maker = value.producer()
+    if maker is None or SCOPE.get(maker)[: len(scope)] != scope:
+        return value
+    return found.get(maker)
 
 
 def _role(scope: ModulePath) -> str:
