@@ -139,10 +139,10 @@ def made_by(tree: ast.expr, trees: Mapping[str, ast.expr] = NO_TREES) -> Made:
         made.layer, made.vague = _of_layer(member)
         made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
         if member.member.layer in NORMS and isinstance(node, ast.Call):
-            inner = seen_through(node.args[0])
-            if _is_of_embeddings(inner, trees):
+            normed = seen_through(node.args[0])
+            if _is_of_embeddings(normed, trees):
                 made.result = EMBEDDINGS
-            elif isinstance(inner, Ref):
+            elif isinstance(normed, Ref):
                 made.layer = NORMED
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         made.is_features = bool(members(node.right))

@@ -305,8 +305,9 @@ def _is_residual(tree: ast.AST) -> bool:
     layer = callee(tree)
     if layer is not None and layer.layer in NORMS and isinstance(tree, ast.Call) and len(tree.args) == 1:
         tree = tree.args[0]
-    is_sum = isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add)
-    return is_sum and any(isinstance(side, Ref) for side in (tree.left, tree.right))
+    if not isinstance(tree, ast.BinOp) or not isinstance(tree.op, ast.Add):
+        return False
+    return isinstance(tree.left, Ref) or isinstance(tree.right, Ref)
 
 
 def _norms(tree: ast.AST) -> int:
