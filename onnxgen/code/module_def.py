@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
@@ -21,7 +20,7 @@ from onnxgen.code.own_code import OwnCode
 from onnxgen.code.quote import Change, members, refs, rewrite
 from onnxgen.code.stub import Stub
 from onnxgen.code.torch_api import dotted
-from onnxgen.common.names import RESERVED, FileText, ModulePath, Variable
+from onnxgen.common.names import RESERVED, FileText, ModulePath, Variable, function_name
 from onnxgen.shapes.info import Info
 from onnxgen.weights.provenance import Source
 
@@ -324,7 +323,7 @@ class ModuleDef:
     @property
     def function(self) -> str:
         """The name of the function that builds the network: `resnet18` for the class ResNet18."""
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!Net)", "_", self.name).lower()
+        words = function_name(self.name)
         taken = words in self._taken or words == self.name or hasattr(builtins, words) or keyword.iskeyword(words)
         return f"{words}_network" if taken else words
 

@@ -55,6 +55,11 @@ _WELL_KNOWN = """
     RegNet ResNet ResNeXt RNN ShuffleNet SqueezeNet SSD UNet VAE VGG ViT YOLO YOLOX
     """
 _SPELLING = {name.lower(): name for name in _WELL_KNOWN.split()}
+_KINDS = "CNN GRU LSTM RNN".split()  # also the end of a word: `bilstm`
+# words without vowels that are no initials
+_SHORTENED = frozenset(
+    "attn blk cls ctx dst fwd grd hdr img lbl lvl mdl msg pkg pts pwr rgb src std tgt txt vrt".split()
+)
 
 INNER = "_scoped_"  # before the number in a name that `reader.distinct` gives a value of an inner graph
 _INNER = re.compile(rf"{INNER}\d+\b")
@@ -209,7 +214,26 @@ def network_name(stem: str) -> str:
     What has capitals is left as it is.
     """
     words = re.split(r"((?<![A-Za-z])[a-z]+)(?![A-Za-z])", stem[: 4 * MAX_IDENTIFIER_CHARACTERS])
-    return class_name("".join(_SPELLING.get(word, word) for word in words))
+    return class_name("".join(map(_spelled, words)))
+
+
+def _spelled(word: str) -> str:
+    """Return the usual spelling of a word in a network's name: `tcn` is TCN, `pointnet` PointNet, `bilstm` BiLSTM."""
+    if word in _SPELLING:
+        return _SPELLING[word]
+    if re.fullmatch(r"[b-df-hj-np-tv-xz]{3,5}", word) and word not in _SHORTENED:
+        return word.upper()
+    if re.fullmatch(r"([a-z]|[a-z]*[aeiou][a-z]{2,})net", word):
+        return f"{word[:-3].capitalize()}Net"
+    kind = next((kind for kind in _KINDS if re.fullmatch(f"[a-z]{{2,}}{kind.lower()}", word)), "")
+    return word[: -len(kind)].capitalize() + kind if kind else word
+
+
+def function_name(network: str) -> str:
+    """Return the name of the function that builds a network's class: `resnet18` of ResNet18, `vit_tiny` of ViTTiny."""
+    for name in sorted(_SPELLING.values(), key=len, reverse=True):
+        network = re.sub(f"{name}(?![a-z])", name.capitalize(), network)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])(?!Net)|(?<=[A-Z])(?=[A-Z][a-z]{2})(?!Net)", "_", network).lower()
 
 
 _PLURAL_IN_ES = re.compile(r"([nt]ch|sh|ss|[eo]x)es$")

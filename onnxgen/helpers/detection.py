@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def make_grid(height: int, width: int, stride: float = 1, offset: float = 0.5) -> Tensor:
-    """Return the centres (x, y) of a feature map's cells in the image, float32 [height * width, 2].
+    """Return the centres (x, y) of cells in the image, float32 [height * width, 2].
 
-    They are on the CPU, also where the network is built on the meta device: no file has them.
+    They are on the CPU, also where the network is built on the meta device: no file
+    has them.
 
     Args:
         stride: the size of a cell.

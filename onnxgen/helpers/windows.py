@@ -18,5 +18,5 @@ def relative_positions(height: int, width: int) -> Tensor:
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:
-    """Return True where a position must not attend to another, a later one: bool [length, length]."""
+    """Return True where a later position is hidden: bool [length, length]."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)

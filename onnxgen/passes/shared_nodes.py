@@ -1,10 +1,10 @@
 """Give each layer of a stack its own copy of nodes that the exporter wrote once for all of them.
 
 PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first layer prepares the
-mask that all layers use, or the activation of the value that all branches take. With a copy in each, the layers are equal
-again, as their author wrote them. Only cheap nodes are copied: views, arithmetic on the network's inputs and constants,
-and functions of one value that comes into the layer (leaky ReLU, Mish). The scopes of the users must differ only in
-numbers.
+mask that all layers use, or the activation of the value that all branches take. With a copy in each, the layers are
+equal again, as their author wrote them. Only cheap nodes are copied: views, arithmetic on the network's inputs and
+constants, and functions of one value that comes into the layer (leaky ReLU, Mish). The scopes of the users must differ
+only in numbers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _prepared(graph: ir.Graph) -> set[ir.Node]:
     known = set(graph.inputs)
     found: set[ir.Node] = set()
     for node in graph:
-        is_cheap = is_a(node, ELEMENTWISE, STRIDES) or node.op_type in ("Where", "Constant")
+        is_cheap = is_a(node, ELEMENTWISE, STRIDES) or node.op_type == "Constant"
         if node.domain in ("", DOMAIN) and (_arranges(node) or is_cheap):
             if all(v is None or v in known or (v.is_initializer() and not is_trained(v)) for v in node.inputs):
                 known.update(v for v in node.outputs if not is_trained(v))

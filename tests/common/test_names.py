@@ -12,6 +12,7 @@ from onnxgen.common.names import (
     RESERVED,
     Namer,
     class_name,
+    function_name,
     identifier,
     legible,
     module_part,
@@ -149,6 +150,24 @@ def test_class_name(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("ResNet18", "resnet18"),
+        ("ViT", "vit"),
+        ("ViTTiny", "vit_tiny"),
+        ("BiLSTMTagger", "bi_lstm_tagger"),
+        ("MnistCNN", "mnist_cnn"),
+        ("TNet2", "tnet2"),
+        ("PPOCRRec", "ppocr_rec"),
+        ("ChPPOCRv4Rec", "ch_ppocrv4_rec"),
+        ("Model320n", "model320n"),
+    ],
+)
+def test_function_name(network: str, expected: str) -> None:
+    assert function_name(network) == expected
+
+
+@pytest.mark.parametrize(
     ("stem", "expected"),
     [
         ("resnet18", "ResNet18"),
@@ -157,6 +176,12 @@ def test_class_name(text: str, expected: str) -> None:
         ("my-resnet50-v1.5", "MyResNet50V15"),
         ("ResNET", "ResNET"),
         ("cnnet", "Cnnet"),
+        ("mdn", "MDN"),
+        ("ds_cnn", "DsCNN"),
+        ("bilstm_tagger", "BiLSTMTagger"),
+        ("pointnet", "PointNet"),
+        ("tnet_2", "TNet2"),
+        ("attn_pool", "AttnPool"),
         ("model", "Model"),
         ("", "Model"),
     ],

@@ -94,10 +94,10 @@ class ViT(nn.Module):
 
 
 WEIGHTS = Path(__file__).with_name("vit.safetensors")
-FINGERPRINT = "b12226d9c6ccdd5fc57614e57fd4cda8"
+FINGERPRINT = "0311863840771cf9c57614e57fd4cda8"
 
 
-def vi_t(pretrained=True, **kwargs):
+def vit(pretrained=True, **kwargs):
     """Build the network; `pretrained`: with the weights that came with the ONNX file."""
     return from_pretrained(ViT, **kwargs) if pretrained else ViT(**kwargs)
 
