@@ -32,6 +32,7 @@ LEAST = 4  # items that a loop makes
 DEEP = 1.5  # items of a row, if a row has a depth
 MAX_ROW = 3  # numbers in which the turns may differ, beside the widths
 WIDTH = re.compile("channels|features|dim|width")  # the name of one
+TAKEN = "in_"  # begins the names of what a layer takes
 WALKED = {"in_channels": "channels", "in_features": "dim"}  # what the next layer takes, if an argument has its name
 
 Column = tuple[str, ...]  # what one place of a group is in each turn
@@ -65,7 +66,8 @@ class _Run:
         ]
         varying = list(dict.fromkeys(column for column in self.columns if len({*column}) > 1))
         widths = [column for column in varying if WIDTH.search(self.name(column))]
-        pairs = ((a, b) for a in widths for b in widths if a != b and a[1:] == b[:-1])
+        results = [column for column in widths if not self.name(column).startswith(TAKEN)]
+        pairs = ((a, b) for a in widths for b in results if a != b and a[1:] == b[:-1])
         self.before, self.after = next(pairs, (NONE, NONE))
         self.rest = [column for column in varying if column not in (self.before, self.after)]
 

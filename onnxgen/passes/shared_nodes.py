@@ -4,7 +4,7 @@ PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 
 mask that all layers use, or the activation of the value that all branches take. With a copy in each, the layers are
 equal again, as their author wrote them. Only cheap nodes are copied: views, arithmetic on the network's inputs and
 constants, and functions of one value that comes into the layer (leaky ReLU, Mish). The scopes of the users must differ
-only in numbers.
+only in numbers; those of such functions may also be other modules with a part of the same name (`time`).
 """
 
 from __future__ import annotations
@@ -64,11 +64,16 @@ class _Layers:
             return
         uses = [(user, index, place) for place, value in enumerate(node.outputs) for user, index in value.uses()]
         elsewhere: dict[ModulePath, list[tuple[ir.Node, int, int]]] = {}
+        parts = {SCOPE.get(user)[len(scope) :] for user, _, _ in uses if SCOPE.get(user)[: len(scope)] == scope}
         for user, index, place in uses:
             layer = SCOPE.get(user)[: len(scope)]
             if layer == scope:
                 continue
-            if user.graph is not self.graph or _role(layer) != _role(scope):
+            if node in self.entering and (beside := _beside(SCOPE.get(user), parts)) is not None:
+                layer = beside
+            elif _role(layer) != _role(scope):
+                return
+            if user.graph is not self.graph:
                 return
             elsewhere.setdefault(layer, []).append((user, index, place))
         if sum(map(len, elsewhere.values())) == len(uses):
@@ -131,6 +136,12 @@ def _entered(value: ir.Value, scope: ModulePath, found: dict[ir.Node, ir.Value])
     if maker is None or SCOPE.get(maker)[: len(scope)] != scope:
         return value
     return found.get(maker)
+
+
+def _beside(scope: ModulePath, parts: set[ModulePath]) -> ModulePath | None:
+    """Return the module whose part a scope is, if it is called like a part of the layer that computes the value."""
+    found = (scope[: -len(part)] for part in parts if part and scope[-len(part) :] == part)
+    return next(found, None)
 
 
 def _role(scope: ModulePath) -> str:

@@ -150,3 +150,24 @@ def test_a_table_that_is_walked_may_have_any_length(
 def test_a_table_of_which_a_layer_takes_one_has_a_set_length() -> None:
     ran = held(Backbone(middle=True).eval(), [IMAGES], "legacy-17")
     assert "widths" in inspect.signature(type(ran.model)).parameters and "*widths" not in ran.source
+
+
+class Field(nn.Module):
+    """The layers of a radiance field (https://arxiv.org/abs/2003.08934, figure 7): one takes the input again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList([nn.Linear(64 + 63 * (i == 5) if i else 63, 64) for i in range(8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x
+        for i, linear in enumerate(self.linears):
+            out = torch.relu(linear(out))
+            out = torch.cat([x, out], -1) if i == 4 else out
+        return out
+
+
+def test_widths_that_layers_take_are_no_table_that_they_walk() -> None:
+    """63, 64, 127 are what two of eight layers take, and nothing that one makes for the next."""
+    source = held(Field().eval(), [torch.rand(2, 63)], "legacy-17").source
+    assert "for _ in range(4)" in source and "zip(" not in source.partition("def forward")[0]

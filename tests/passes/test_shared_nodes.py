@@ -82,3 +82,39 @@ def test_what_is_trained_stays_where_it_is(tmp_path: Path, dynamo: bool) -> None
         torch.onnx.export(Chain().eval(), (torch.randn(1, 4, 8),), path, dynamo=dynamo)
     generate(path, tmp_path / "net.py")
     assert verify(path).agrees
+
+
+class TimeBlock(nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.conv1, self.time = nn.Conv2d(before, after, 3, padding=1), nn.Linear(12, after)
+        self.conv2, self.skip = nn.Conv2d(after, after, 3, padding=1), nn.Conv2d(before, after, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        out = self.conv1(x) + self.time(F.silu(time))[:, :, None, None]
+        return self.conv2(F.silu(out)) + self.skip(x)
+
+
+class Diffusion(nn.Module):
+    """Blocks in several places of a network take one embedding of time (https://arxiv.org/abs/2006.11239)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.downs = nn.ModuleList([TimeBlock(3, 8), TimeBlock(8, 16)])
+        self.mid, self.up = TimeBlock(16, 24), TimeBlock(24, 8)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        for down in self.downs:
+            x = down(x, time)
+        return self.up(self.mid(x, time), time)
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_blocks_in_several_places_activate_what_they_take(tmp_path: Path, dynamo: bool) -> None:
+    path = tmp_path / "net.onnx"
+    with quiet():
+        given = torch.randn(2, 3, 8, 8), torch.randn(2, 12)
+        torch.onnx.export(Diffusion().eval(), given, path, dynamo=dynamo)
+    source = generate(path, tmp_path / "net.py").source
+    assert source.count("(nn.Module):") == 2 and source.count("self.time(F.silu(") == 1
+    assert verify(path).agrees

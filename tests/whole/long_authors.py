@@ -13,7 +13,7 @@ import sys
 from tests.conftest import ROOT
 
 MEDIAN, WORST = 1.15, 3.0  # lines, beside the original's
-STRUCTURE = 0.93  # AUC by structure alone
+STRUCTURE = 0.89  # AUC by structure alone
 
 
 def test_lines_and_structure_are_as_near_to_the_authors_as_they_were() -> None:
