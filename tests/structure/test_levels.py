@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import onnxgen
 from tests.structure.test_structure import made
+from tests.support.exported import held
 from tests.zoo.export import Case
 
 
@@ -236,3 +237,34 @@ def test_stages_of_a_decoder_are_turns(case: Case, tmp_path: Path) -> None:
         assert "in zip(self.reduce, self.up, reversed(features[:-1])):" in forward
         assert "features = [x]" in forward and "self.up[" not in forward
         assert ("size=feature.shape[2:]" in forward) == (network is Stages)
+
+
+class Paired(nn.Module):
+    """Each level has a list of its own: a layer and a resize, as in U-Nets of diffusion models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [(4, 4), (4, 8), (8, 16)]
+        self.downs = nn.ModuleList(
+            nn.ModuleList([nn.Conv2d(a, b, 3, padding=1), nn.Conv2d(b, b, 4, 2, 1)]) for a, b in pairs
+        )
+        self.ups = nn.ModuleList(
+            nn.ModuleList([nn.ConvTranspose2d(b, b, 4, 2, 1), nn.Conv2d(2 * b, a, 3, padding=1)])
+            for a, b in reversed(pairs)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for layer, down in self.downs:
+            x = layer(x).tanh()
+            kept.append(x)
+            x = down(x)
+        for up, layer in self.ups:
+            x = layer(torch.cat([up(x), kept.pop()], 1)).tanh()
+        return x
+
+
+@pytest.mark.parametrize("case", ["legacy-17", "dynamo-18"])
+def test_a_loop_goes_backwards_over_what_an_earlier_one_collects(case: str) -> None:
+    forward = held(Paired().eval(), [torch.rand(1, 4, 16, 16)], case).source.partition("def forward")[2]
+    assert "in self.downs:" in forward and "zip(self.ups, reversed(" in forward and "self.ups[" not in forward
