@@ -61,6 +61,9 @@ KNOWN_SEQUENCES = {
 }
 
 
+TELLING = 4  # parts whose names tell a class, wherever its instances stand
+
+
 class ClassNames:
     """Gives the classes of a file their names."""
 
@@ -71,7 +74,8 @@ class ClassNames:
         self.known: dict[int, str] = {}  # by scope: the name of its known sequence of layers
         self.does: dict[int, str] = {}  # by scope whose attribute says nothing: what it computes
         self.inside: dict[int, str] = {}  # by the same scopes: what the submodule inside all wrappers computes
-        self.same: dict[ModulePath, ModulePath] = {}  # roles with one known sequence of layers: the first of them
+        # roles with one known sequence of layers, or with parts of the same names: the first of them
+        self.same: dict[ModulePath, ModulePath] = {}
         first: dict[str, ModulePath] = {}
         for scope in scopes:
             if scope.path and scope.path not in module.classes and not scope.row:
@@ -79,9 +83,11 @@ class ClassNames:
                 self.roles[_short(module, scope)].add(role)
                 vague = _word(scope.path) in VAGUE or _is_numbered(scope.path)
                 known = self.known[id(scope)] = _known_sequence(scope) if vague else ""
-                if known:
-                    self.same.setdefault(role, first.setdefault(FAMILY.get(known, known), role))
-                elif _says_nothing(scope.path) or _word(scope.path) in PLACES:
+                parts = _parts(scope)
+                if known or len(parts) >= TELLING:
+                    kind = FAMILY.get(known, known) or " ".join(sorted(parts))
+                    self.same.setdefault(role, first.setdefault(kind, role))
+                if not known and (_says_nothing(scope.path) or _word(scope.path) in PLACES):
                     self.does[id(scope)] = sublayer(scope) or (_of_layers(scope) if _word(scope.path) in PLACES else "")
                     self.inside[id(scope)] = self._inside(scope)
 
@@ -177,6 +183,12 @@ def _is_numbered(path: ModulePath) -> bool:
     """True for an item of one of several numbered lists (`layer1.0`)."""
     words = [part for part in path if not part.isdigit()]
     return path[-1].isdigit() and bool(words) and words[-1][-1].isdigit()
+
+
+def _parts(scope: Scope) -> set[str]:
+    """Return the names of a scope's own attributes, but for a shortcut's, which not every block has."""
+    made = {member.path[len(scope.path)] for member in scope.members if len(member.path) > len(scope.path)}
+    return {name for name in made if not SHORTCUT.fullmatch(name)}
 
 
 def _short(module: ModuleDef, scope: Scope) -> str:

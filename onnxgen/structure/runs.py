@@ -56,7 +56,7 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
             parts[path[:-1]][path[-1]] = container
     flow.settle()
     # the last first: it may read what an earlier one collects, item by item until then
-    for path in sorted(reversed(parts), key=len):
+    for path in sorted([*parts][::-1], key=len):
         run = _of_one(flow, parts, path, loops, module) if path in ones else None  # of the body as it is now
         if run is not None:
             run.write()

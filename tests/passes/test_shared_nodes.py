@@ -88,11 +88,12 @@ class TimeBlock(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
         self.conv1, self.time = nn.Conv2d(before, after, 3, padding=1), nn.Linear(12, after)
-        self.conv2, self.skip = nn.Conv2d(after, after, 3, padding=1), nn.Conv2d(before, after, 1)
+        self.conv2, self.norm = nn.Conv2d(after, after, 3, padding=1), nn.GroupNorm(2, after)
+        self.skip = nn.Identity() if before == after else nn.Conv2d(before, after, 1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         out = self.conv1(x) + self.time(F.silu(time))[:, :, None, None]
-        return self.conv2(F.silu(out)) + self.skip(x)
+        return self.conv2(F.silu(self.norm(out))) + self.skip(x)
 
 
 class Diffusion(nn.Module):
@@ -101,7 +102,7 @@ class Diffusion(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.downs = nn.ModuleList([TimeBlock(3, 8), TimeBlock(8, 16)])
-        self.mid, self.up = TimeBlock(16, 24), TimeBlock(24, 8)
+        self.mid, self.up = TimeBlock(16, 16), TimeBlock(16, 8)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         for down in self.downs:
