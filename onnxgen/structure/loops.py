@@ -341,7 +341,11 @@ class Run:
 
         for statement in self.after:
             for column in columns_of(statement):
+                before = _arguments(statement)
                 replace_in(statement, partial(_read_column, column=column, whole=whole))
+                back = next((len(before) - i for i, tree in enumerate(before) if tree is column), 0)
+                if isinstance(statement, Loop) and _arguments(statement)[-back] is not column:
+                    self.module.roles.pop(statement.turn[-back], None)  # it is an item of that list
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
 
@@ -420,9 +424,13 @@ def part_of(whole: ast.expr, numbers: list[int], length: int) -> ast.expr:
 
 def columns_of(statement: Statement) -> list[ast.Tuple]:
     """Return the values that a loop goes over, where the text has them one by one."""
+    return [column for column in _arguments(statement) if isinstance(column, ast.Tuple)]
+
+
+def _arguments(statement: Statement) -> list[ast.expr | None]:
+    """Return what a loop goes over: the arguments of `zip`, or one list."""
     tree = statement.iterable if isinstance(statement, Loop) else None
-    columns = tree.args if isinstance(tree, ast.Call) else [tree]
-    return [column for column in columns if isinstance(column, ast.Tuple)]
+    return [*tree.args] if isinstance(tree, ast.Call) else [tree]
 
 
 def with_whole(

@@ -375,12 +375,16 @@ class Names:
 
     def _of_turn(self, loop: Loop, at: int) -> str:
         """Return the name of what a loop takes from its list: `frame` of `frames.unbind(1)`."""
-        tree = None if loop.form else loop.iterable
+        tree, back = loop.iterable, len(loop.turn) - at
         name, operands = called(tree) if tree is not None else ("", [])
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and at < len(tree.args):
-            tree = tree.args[at]  # of `zip` or `range`
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and back <= len(tree.args):
+            tree = tree.args[-back]  # of `zip` or `range`
+        elif loop.form:
+            tree = None
         elif name in PARTS:
             tree = operands[0]
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "reversed":
+            tree = tree.args[0]
         word = self.names[tree.value] if isinstance(tree, Ref) else ""
         return singular(word) if singular(word) != word else "item"
 

@@ -55,8 +55,8 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
         if container is not None and path and path[:-1] in parts:
             parts[path[:-1]][path[-1]] = container
     flow.settle()
-    # the last first: it may read what an earlier one collects, item by item until then
-    for path in sorted([*parts][::-1], key=len):
+    latest = list(reversed(parts))  # it may read what an earlier list collects, item by item until that is a loop
+    for path in sorted(latest, key=len):
         run = _of_one(flow, parts, path, loops, module) if path in ones else None  # of the body as it is now
         if run is not None:
             run.write()

@@ -57,7 +57,8 @@ def roll(scope: Scope, module: ModuleDef, loops: Iterable[Loop] = ()) -> None:
             break
         made.append(loop)
     for loop in made:
-        inner = Scope(scope.path, body=loop.body, outputs=[Ref(name) for name in loop.targets])
+        inner = Scope(scope.path, members=scope.members, body=loop.body, outputs=[Ref(name) for name in loop.targets])
+        inner.containers = scope.containers  # of the same module
         roll(inner, module)
         loop.body = inner.body
 
