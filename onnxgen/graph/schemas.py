@@ -24,8 +24,12 @@ def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
 
 
 def first_since(name: str, opset: int) -> int:
-    """Return the first version from `opset` on that has an operator of the standard."""
-    return next(version for version in range(opset, defs.onnx_opset_version() + 1) if schema("", name, version))
+    """Return the first version from `opset` on that has an operator of the standard.
+
+    The installed onnx may know no such version: `opset` then.
+    """
+    versions = range(opset, defs.onnx_opset_version() + 1)
+    return next((version for version in versions if schema("", name, version)), opset)
 
 
 def types_of(known: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> Collection[str]:
