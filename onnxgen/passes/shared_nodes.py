@@ -121,8 +121,7 @@ def _entering(graph: ir.Graph) -> dict[ir.Node, ir.Value]:
     """Return the nodes that are a function, element by element, of one value from outside their scope, with it."""
     found: dict[ir.Node, ir.Value] = {}
     for node in graph:
-        values = {v for v in node.inputs if v is not None and (not v.is_initializer() or is_trained(v))}
-        values = {v for v in values if v.const_value is None or is_trained(v)}
+        values = {v for v in node.inputs if v is not None and (v.const_value is None or is_trained(v))}
         entered = {_entered(v, SCOPE.get(node), found) for v in values}
         value = entered.pop() if len(entered) == 1 else None
         if value is not None and not is_trained(value) and is_a(node, ELEMENTWISE) and node.domain in ("", DOMAIN):

@@ -16,7 +16,7 @@ from onnxgen.code.module_def import Assign, Loop, ModuleDef, flattened
 from onnxgen.code.quote import SizeOf, walk
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.structure.classnames import ClassNames
+from onnxgen.structure.classnames import ClassNames, attributes_of
 from onnxgen.structure.divided import divide
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
 from onnxgen.structure.literals import Signature
@@ -285,21 +285,16 @@ def _kin(order: list[Scope], names: ClassNames) -> dict[int, object]:
     role = {id(scope): names.role(scope) for scope in order}
     groups: dict[object, list[set[str]]] = {}
     for scope in order:
-        mine = _named(scope)
+        mine = attributes_of(scope)
         apart = [group for group in groups.get(role[id(scope)], []) if mine and group and not mine & group]
         joined = [group for group in groups.get(role[id(scope)], []) if not mine or not group or mine & group]
         groups[role[id(scope)]] = [*apart, mine.union(*joined)]
     made: dict[int, object] = {}
     for scope in order:
-        mine = _named(scope)
+        mine = attributes_of(scope)
         group = next(i for i, group in enumerate(groups[role[id(scope)]]) if mine <= group)
         made[id(scope)] = (role[id(scope)], group)
     return made
-
-
-def _named(scope: Scope) -> set[str]:
-    """Return the names of a scope's own attributes."""
-    return {member.path[len(scope.path)] for member in scope.members if len(member.path) > len(scope.path)}
 
 
 def _most_parameters(form: Form) -> int:

@@ -83,7 +83,8 @@ class ClassNames:
                 self.roles[_short(module, scope)].add(role)
                 vague = _word(scope.path) in VAGUE or _is_numbered(scope.path)
                 known = self.known[id(scope)] = _known_sequence(scope) if vague else ""
-                parts = _parts(scope)
+                # not every block of a class has a shortcut
+                parts = {name for name in attributes_of(scope) if not SHORTCUT.fullmatch(name)}
                 if known or len(parts) >= TELLING:
                     kind = FAMILY.get(known, known) or " ".join(sorted(parts))
                     self.same.setdefault(role, first.setdefault(kind, role))
@@ -185,10 +186,9 @@ def _is_numbered(path: ModulePath) -> bool:
     return path[-1].isdigit() and bool(words) and words[-1][-1].isdigit()
 
 
-def _parts(scope: Scope) -> set[str]:
-    """Return the names of a scope's own attributes, but for a shortcut's, which not every block has."""
-    made = {member.path[len(scope.path)] for member in scope.members if len(member.path) > len(scope.path)}
-    return {name for name in made if not SHORTCUT.fullmatch(name)}
+def attributes_of(scope: Scope) -> set[str]:
+    """Return the names of a scope's own attributes."""
+    return {member.path[len(scope.path)] for member in scope.members if len(member.path) > len(scope.path)}
 
 
 def _short(module: ModuleDef, scope: Scope) -> str:
