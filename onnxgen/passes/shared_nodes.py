@@ -18,7 +18,7 @@ from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
 from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import ELEMENTWISE, STRIDES
+from onnxgen.graph.traits import ELEMENTWISE, RANDOM, STRIDES
 from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.views import arranges
@@ -105,11 +105,16 @@ def _arranges(node: ir.Node) -> bool:
     return arranges(node) or node.op_type == "Expand"
 
 
+def _is_function(node: ir.Node) -> bool:
+    """True for what computes element by element, and draws nothing: all users of a draw have the same numbers."""
+    return is_a(node, ELEMENTWISE) and not is_a(node, RANDOM) and node.op_type != "Dropout"
+
+
 def _prepared(graph: ir.Graph) -> set[ir.Node]:
     known = set(graph.inputs)
     found: set[ir.Node] = set()
     for node in graph:
-        is_cheap = is_a(node, ELEMENTWISE, STRIDES) or node.op_type == "Constant"
+        is_cheap = is_a(node, STRIDES) or _is_function(node) or not (node.inputs or is_a(node, RANDOM))
         if node.domain in ("", DOMAIN) and (_arranges(node) or is_cheap):
             if all(v is None or v in known or (v.is_initializer() and not is_trained(v)) for v in node.inputs):
                 known.update(v for v in node.outputs if not is_trained(v))
@@ -124,7 +129,7 @@ def _entering(graph: ir.Graph) -> dict[ir.Node, ir.Value]:
         values = {v for v in node.inputs if v is not None and (v.const_value is None or is_trained(v))}
         entered = {_entered(v, SCOPE.get(node), found) for v in values}
         value = entered.pop() if len(entered) == 1 else None
-        if value is not None and not is_trained(value) and is_a(node, ELEMENTWISE) and node.domain in ("", DOMAIN):
+        if value is not None and not is_trained(value) and _is_function(node) and node.domain in ("", DOMAIN):
             found[node] = value
     return found
 

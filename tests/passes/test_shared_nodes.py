@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from onnx import parser
 from torch import Tensor
 
 from onnxgen.pipeline import generate
 from onnxgen.verify import verify
+from tests.support.real import imported
 from tests.zoo.export import quiet
 
 
@@ -119,3 +122,19 @@ def test_blocks_in_several_places_activate_what_they_take(tmp_path: Path, dynamo
     source = generate(path, tmp_path / "net.py").source
     assert source.count("(nn.Module):") == 2 and source.count("self.time(F.silu(") == 1
     assert verify(path).agrees
+
+
+@pytest.mark.parametrize("drawn", ["Dropout (h, half, yes)", "RandomNormalLike (h)", "Bernoulli (h)"])
+def test_what_is_drawn_once_is_drawn_once(tmp_path: Path, drawn: str) -> None:
+    """Two layers take one draw: a copy in each would draw twice."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> net (float[n, 64] x) => (float[n, 64] y) {{
+        half = Constant <value = float {{0.5}}> ()  yes = Constant <value = bool {{1}}> ()
+        ["/pre/Sigmoid"] h = Sigmoid (x)
+        ["/layers.0/Draw"] d = {drawn}
+        ["/layers.0/act/Relu"] a = Relu (d)
+        ["/layers.1/act/Relu"] b = Relu (d)
+        ["/Sub"] y = Sub (a, b) }}"""
+    onnx.save(parser.parse_model(text), tmp_path / "net.onnx")
+    generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    made = imported(tmp_path / "net.py").Net().train()
+    assert bool((made(torch.randn(4, 64)) == 0).all())
