@@ -24,9 +24,9 @@ from onnxgen import Options, export, generate
 from onnxgen.heads.reading import find_tail
 from onnxgen.reader import read
 from onnxgen.training import fit
-from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.boxes import Decoder
+from onnxgen.training.goals.detection.goal import MeanAveragePrecision
 from onnxgen.training.goals.detection.loss import DetectionLoss
-from onnxgen.training.goals.detection.metrics import MeanAveragePrecision
 from samples.detection.make_onnx import Shapes, draw, make
 from samples.detection.tune import write
 from tests.conftest import SHARED

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.common import arguments, finish
 from onnxgen.pipeline import generate
 from onnxgen.training import fit, open_model, predict
-from onnxgen.training.data.idx import open_idx
+from onnxgen.training.data.columns import open_idx
 from samples.common import DATA
 from tests.zoo.export import quiet
 

@@ -32,7 +32,7 @@ from benchmarks.common import arguments, environment, finish
 from benchmarks.fit import Turns, keep_memory, now
 from onnxgen.pipeline import generate
 from onnxgen.training import choose, fit
-from onnxgen.training.sharded.units import LISTS
+from onnxgen.training.sharded.strategy import LISTS
 from tests.support.real import imported
 from tests.zoo import ZOO
 from tests.zoo.export import export

@@ -35,8 +35,7 @@ from torch import Tensor, nn
 from benchmarks.common import arguments, finish
 from onnxgen import generate
 from onnxgen.cli.exporting import of_run
-from onnxgen.export.apart import export_apart
-from onnxgen.export.low_rank import SUFFIX
+from onnxgen.export.adapter import SUFFIX, export_apart
 from onnxgen.training import fit, open_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

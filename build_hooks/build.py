@@ -12,9 +12,8 @@ from pathlib import Path
 from onnxgen.common.cache import Cache
 from onnxgen.errors import EditedError, OnnxgenError
 
-from .freshness import Content, content_of, read, recorded
+from .freshness import Content, content_of, is_adopted, lacks_weights, outputs, read, recorded, stands
 from .settings import Entry, Progress, Project
-from .standing import is_adopted, lacks_weights, outputs, stands
 
 __all__ = ["BuildError", "Built", "build", "build_project", "check_entry", "outputs"]
 

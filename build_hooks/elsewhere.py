@@ -20,10 +20,8 @@ from onnxgen.common.atomic import replacing
 from onnxgen.common.cache import Cache
 from onnxgen.errors import OnnxgenError
 
-from .freshness import Content, has_weights, is_fresh
+from .freshness import Content, files_of, has_weights, is_adopted, is_edited, is_fresh, outputs, stands
 from .settings import Entry, Progress
-from .sidecar import files_of
-from .standing import is_adopted, is_edited, outputs, stands
 
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 

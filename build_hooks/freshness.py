@@ -1,14 +1,18 @@
 """Decide if a module matches its source, by content alone: time stamps never count.
 
-The *key* of an entry is a digest of everything that a generated module depends on. A build writes it into the module's
-header (`Build`), and the digests of the files with weights into the sidecar. A pair is fresh if both match. The first
-half of the key covers the user's choices (source, external data, options, templates, plugins, names). The second half
-also covers onnxgen (its version and templates). A module that was edited by hand is kept while the first half stays.
-The versions of Python, onnx, onnx-ir, numpy, black and jinja2 are no part of it: they do not change the text, which
+The *key* of an entry is a digest of everything that a generated module depends on. A build writes
+it into the module's header (`Build`), and the digests of the files with weights into the sidecar. A
+pair is fresh if both match. The first half of the key covers the user's choices (source, external
+data, options, templates, plugins, names). The second half also covers onnxgen (its version and
+templates). A module that was edited by hand is kept while the first half stays. The versions of
+Python, onnx, onnx-ir, numpy, black and jinja2 are no part of it: they do not change the text, which
 `benchmarks/versions.py` and `tests/passes/test_same_text.py` check.
 
-Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a model. Their names are
-cached by the model's digest.
+That the files of a sidecar fit a module is checked by their headers alone. No plugin is run or
+imported.
+
+Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a
+model. Their names are cached by the model's digest.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,10 +31,108 @@ from onnxgen._version import __version__
 from onnxgen.common.cache import Cache, digest
 from onnxgen.common.paths import templates_dir
 from onnxgen.errors import OnnxgenError
+from onnxgen.graph.domains import imports_foreign
+from onnxgen.plugins.finding import files_of as plugin_files_of
+from onnxgen.plugins.finding import is_path, place_of
+from onnxgen.record.sidecar import index_path, read_header, sidecar_files
+from onnxgen.record.signature import recorded as recorded_signature
 
-from .plugin_files import plugin_digests
 from .settings import Entry
-from .sidecar import belongs
+
+
+def belongs(weights: Path, fingerprint: str, source: str, data: str) -> bool:
+    """Return True if the sidecar at `weights` is complete, has the module's fingerprint, and was made of this content.
+
+    Args:
+        weights: the sidecar, whether it is one file or an index and its shards.
+        fingerprint: the module's.
+        source: SHA-256 of the ONNX file.
+        data: digest of its external data, as a build recorded it; "" if there is none.
+    """
+    return any(_all_fit(place, fingerprint, source, data) for place in (weights, index_path(weights)))
+
+
+def _all_fit(place: Path, *content: str) -> bool:
+    try:
+        return all(_content(read_header(path)[0]) == content for path in sidecar_files(place))
+    except OnnxgenError:
+        return False
+
+
+def _content(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    signature = recorded_signature(metadata)
+    source = "" if signature is None else signature.sha256
+    return metadata.get("fingerprint", ""), source, metadata.get("data", "")
+
+
+def files_of(weights: Path) -> tuple[Path, ...]:
+    """Return the files of a sidecar, including its index; the single file if nothing exists yet."""
+    try:
+        found = sidecar_files(weights)
+        return (weights,) if found == [weights] else (*found, index_path(weights))
+    except OnnxgenError:
+        return (weights,)
+
+
+def plugin_digests(entry: Entry, cache: Cache) -> list[list[object]]:
+    """Return each plugin of an entry with the digests of its files, and those of installed packages if they may be
+    used.
+
+    Raises:
+        OnnxgenError: a plugin is missing, can't be read, or contains the module that is to be written.
+    """
+    named = [_digests(entry, name, cache) for name in entry.options.plugins]
+    if not imports_foreign(entry.source):
+        return named
+    from onnxgen.plugins.finding import found
+
+    return [*named, *(["installed", e.name, *_digests(entry, e.module, cache)] for e in found())]
+
+
+def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:
+    place = _place(entry, name)
+    if place is None:
+        return [name]
+    files = plugin_files_of(place)
+    if entry.output in files:
+        held = entry.shown(entry.output)
+        what = f"{entry.at('plugins')}: {_shown(entry, name)} holds {held}, which is generated with it"
+        raise OnnxgenError(what, help="name only the file with the operators")
+    try:
+        found = [[file.relative_to(place.parent).as_posix(), digest(file, cache)] for file in files]
+    except OSError as error:
+        what = f"{entry.at('plugins')}: {_shown(entry, name)} can't be read: {error.strerror}"
+        raise OnnxgenError(what) from None
+    return [place.name if is_path(name) else name, found]
+
+
+def own_files(entry: Entry) -> Iterator[Path]:
+    """Yield the files of plugins that are named by path. Others are installed packages."""
+    for name in entry.options.plugins:
+        if is_path(name):
+            yield from plugin_files_of(_place(entry, name) or Path(name))
+
+
+def watched(entry: Entry) -> Iterator[Path]:
+    """Yield the paths of such files, including missing ones, which may come back."""
+    for name in entry.options.plugins:
+        if is_path(name):
+            yield Path(name)
+            yield from plugin_files_of(Path(name)) if Path(name).exists() else ()
+
+
+def _place(entry: Entry, name: str) -> Path | None:
+    try:
+        return place_of(name)
+    except OnnxgenError as error:
+        (problem,) = error.problems
+        what = problem.what.removeprefix(f"--plugin {name}: ")
+        raise OnnxgenError(f"{entry.at('plugins')}: {_shown(entry, name)}: {what}", help=problem.help) from None
+
+
+def _shown(entry: Entry, name: str) -> str:
+    return entry.shown(Path(name)) if is_path(name) else name
+
 
 HALF_KEY_CHARACTERS = 32  # characters of one half of a key
 MAX_HEADER_BYTES = 1 << 23  # bytes of a module that contain its header; embedded weights may follow
@@ -196,7 +299,7 @@ def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
         return [str(location) for location in known]
     found: list[str] = []
     if _mentions_data(entry.source):
-        from onnxgen.reader.locations import locations
+        from onnxgen.reader.tensors import locations
 
         try:
             found = sorted(locations(entry.source))
@@ -217,3 +320,59 @@ def _mentions_data(path: Path) -> bool:
                 return True
             rest = chunk[-8:]
     return False
+
+
+def outputs(entry: Entry) -> tuple[Path, ...]:
+    """Return the module and the files of its sidecar, with as many shards as exist now."""
+    return (entry.output, *([] if entry.weights is None else files_of(entry.weights)))
+
+
+def sources(entry: Entry) -> set[Path]:
+    """Return what an sdist must have: the ONNX file with its data, templates, plugins, and an edited module.
+
+    Weights are included only for modules with `edited = "mine"`. Others can be made again.
+    """
+    folder = entry.options.templates
+    found = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"} if folder else set()
+    kept = outputs(entry) if is_adopted(entry) else [entry.output]
+    return {*found, *source_files(entry), *own_files(entry), *(path for path in kept if path.is_file())}
+
+
+def is_adopted(entry: Entry) -> bool:
+    """Return True if the module must never be overwritten (`edited = "mine"`). A missing module is generated."""
+    return entry.edited == "mine" and bool(read(entry.output).strip())
+
+
+def lacks_weights(entry: Entry) -> bool:
+    """Return True if a module that needs a sidecar has none."""
+    is_read = entry.weights is not None and b"FINGERPRINT" in read(entry.output)
+    return is_read and not all(file.is_file() for file in outputs(entry)[1:])
+
+
+def stands(entry: Entry, content: Content, cache: Cache) -> str:
+    """Return "fresh" or "kept" if the files in place need no work, else "".
+
+    "kept" is an adopted module, or one that was edited by hand and was made from the current content, perhaps by an
+    older onnxgen.
+    """
+    if is_adopted(entry):
+        return "" if lacks_weights(entry) else "kept"
+    if not has_weights(entry, content):
+        return ""
+    if is_settled(entry.output, content.key, cache):
+        return "fresh"
+    if recorded(entry.output)[:HALF_KEY_CHARACTERS] == content.key[:HALF_KEY_CHARACTERS] and is_edited(entry):
+        settle(entry.output, content.key, cache)
+        return "kept"
+    return ""
+
+
+def is_edited(entry: Entry) -> bool:
+    """Return True if the module exists and was edited by hand. Raises `OnnxgenError` if it is not a file."""
+    if not read(entry.output).strip():
+        return False
+    from onnxgen.output.write import Output
+
+    output = Output(entry.output, entry.options)
+    text = output.text()
+    return text is not None and output.is_edited(text)

@@ -82,7 +82,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
 
     def _sources(self, project: Project) -> dict[str, str]:
         """Return the files that modules are made from, with their places in the sdist, also those that git ignores."""
-        from .standing import is_adopted, is_edited, sources
+        from .freshness import is_adopted, is_edited, sources
 
         found: set[Path] = set()
         for entry in project.entries:

@@ -14,9 +14,8 @@ from onnxgen.output.compose import Build, Generated
 from onnxgen.output.write import Output
 from onnxgen.weights.sidecar import write_pair
 
-from .freshness import Content, content_of, settle
+from .freshness import Content, content_of, is_adopted, is_edited, settle, stands
 from .settings import Entry, Progress
-from .standing import is_adopted, is_edited, stands
 
 MAX_ATTEMPTS = 3  # attempts, if the source changes while it is read
 

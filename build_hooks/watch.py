@@ -17,8 +17,7 @@ from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError
 
 from .build import BuildError, Built, build_project
-from .freshness import source_files
-from .plugin_files import watched
+from .freshness import source_files, watched
 from .settings import Entry, Project
 
 QUIET_SECONDS = 0.3  # seconds without a change before a build starts: exporters write for seconds

@@ -21,8 +21,7 @@ import onnx
 
 import onnxgen
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.gradients import by_input, everywhere, key
-from onnxgen.graph.operators import operators
+from onnxgen.graph.operators import by_input, everywhere, key, operators
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES
 from onnxgen.passes.standard import STANDARD_BODIES
@@ -45,7 +44,7 @@ HEAD = """\
   (`tests/backend`). {passed} pass in all. `tests/backend/exclusions.py` says why the others do not count. An operator
   without such a test is compared with onnxruntime, or with a definition in numpy, in `tests/ops`.
 - **gradients**: "yes" if `tests/gradients` compares them with finite differences in float64, for each input of floating
-  point. Otherwise the reason why there are none (`onnxgen/graph/gradients.py`), which a test also checks.
+  point. Otherwise the reason why there are none (`onnxgen/graph/operators.py`), which a test also checks.
 - **kind**: properties that passes ask for (`onnxgen/graph/traits.py` explains the words).
 - **notes**: what the function does, and what it refuses instead of guessing.
 """

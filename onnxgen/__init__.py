@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onnxgen.export import ExportReport as ExportReport
     from onnxgen.export import export as export
     from onnxgen.graph.operators import op as op
-    from onnxgen.lowering.arg import Arg as Arg
+    from onnxgen.lowering.builder import Arg as Arg
     from onnxgen.lowering.builder import Builder as Builder
     from onnxgen.options import Options as Options
     from onnxgen.output.compose import Generated as Generated
@@ -52,8 +52,7 @@ _NAMES = {
     "errors": "EditedError OnnxgenError Problem",
     "export": "ExportReport export",
     "graph.operators": "op",
-    "lowering.arg": "Arg",
-    "lowering.builder": "Builder",
+    "lowering.builder": "Arg Builder",
     "options": "Options",
     "output.compose": "Generated Report",
     "pipeline": "generate",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from onnxgen.common.declared import declared, options_of
 from onnxgen.common.limits import Limits
 from onnxgen.common.names import is_class_name
 from onnxgen.common.values import (
@@ -26,6 +25,8 @@ from onnxgen.common.values import (
     TEXT,
     Kind,
     choice,
+    declared,
+    options_of,
     text,
 )
 from onnxgen.errors import OnnxgenError

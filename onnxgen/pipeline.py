@@ -14,10 +14,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxgen.arguments import with_arguments
-from onnxgen.code.class_source import length
-from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.chains import written_short
+from onnxgen.code.class_tree import ClassTree, length
 from onnxgen.code.copied import helper_names
-from onnxgen.code.entries import written_short
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.style import STYLES, by_name, styled
 from onnxgen.common.names import identifier, network_name, sentence, unscoped
@@ -39,7 +38,7 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.record.way_back import WayBack
 from onnxgen.scopes import find_blocks
-from onnxgen.scopes.readings import shortest
+from onnxgen.scopes.origin import shortest
 from onnxgen.structure import Plain, join_branches, structure
 from onnxgen.validate import (
     Difference,

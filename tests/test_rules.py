@@ -38,14 +38,12 @@ FRAMEWORK = sorted(
         *(
             ROOT / "onnxgen" / folder / name
             for folder, name in (
-                ("weights", "streamed.py"),
+                ("weights", "sidecar.py"),
                 ("weights", "provenance.py"),
                 ("weights", "strided.py"),
                 ("lowering", "lower.py"),
                 ("lowering", "members.py"),
                 ("lowering", "builder.py"),
-                ("lowering", "arg.py"),
-                ("lowering", "bind.py"),
                 ("graph", "operators.py"),
                 ("output", "compose.py"),
                 ("output", "write.py"),
@@ -220,14 +218,14 @@ GENERATOR = (
 READY = "training.goals.detection.ready"
 DOORS = {
     ("training.tasks.detection", READY): "trains a detector with boxes: the part before its decoding is generated",
-    ("training.goals.detection.part", READY): "the same",
+    ("training.goals.detection.head", READY): "the same",
     (
         "training.goals.detection.goal",
-        "export.decoded",
+        "export.decoding",
     ): "the same: what the file's decoding does, for the run's record",
     ("training.goals.detection.head", "export.decoding"): "gives a detector other classes: can the file decode them?",
     (READY, "verify.graph"): "names a size that the detector takes",
-    (READY, "verify.multiples"): "the same",
+    (READY, "verify.sizes"): "the same",
     ("training.teacher", "training.onnx_teacher"): "names an ONNX file as the teacher",
     ("training.finetune.packed", "export.places"): "trains --lora of a quantised file: weights stay its integers",
 }
@@ -485,7 +483,7 @@ def test_newer_apis_are_found() -> None:
 
 # Where tasks are named: cards, what the goals of each are made of, and what tells the purpose of a file. To rooms of
 # the generator, an embedding is a layer.
-CARDS = ("onnxgen/training/tasks/", "onnxgen/purpose/", "onnxgen/record/purpose.py")
+CARDS = ("onnxgen/training/tasks/", "onnxgen/purpose/", "onnxgen/record/signature.py")
 CARDS += tuple(f"onnxgen/{room}/" for room in GENERATOR.split())
 GOALS = {"image-to-image": "images", "masked-language-model": "language", "language-model": "language"}
 ELSEWHERE = 3  # files

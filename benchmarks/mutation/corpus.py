@@ -99,12 +99,12 @@ def _the_first(made: Callable[[frozenset[Any]], Any], *_: Any) -> Any:
 
 CHECKS: dict[str, FunctionType] = {  # the product's checks that are always on, and what is called instead of each
     **dict.fromkeys((f"onnxgen.code.allowed:check{name}" for name in ("", "_bound", "_names")), _nothing),
-    "onnxgen.code.meant:hold": _nothing,
+    "onnxgen.code.class_tree:hold": _nothing,
     "onnxgen.code.render:Frame.hold": _nothing,
     **dict.fromkeys(("onnxgen.code.printer:comment", "onnxgen.code.printer:between_quotes"), _the_text),
     "onnxgen.paranoid.check:hold_way_back": _nothing,
     "onnxgen.paranoid.quick:checker_for": _unchecked,
-    "onnxgen.validate.fallback:translated": _the_first,
+    "onnxgen.validate.check:translated": _the_first,
 }  # type: ignore[assignment]
 _ON: dict[FunctionType, CodeType] = {}
 

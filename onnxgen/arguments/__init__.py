@@ -2,7 +2,7 @@
 
 Goes in: the classes, in which all sizes are numbers. Comes out: the classes with arguments whose defaults are these
 numbers. `rules.py` says which sizes may change and which change together, `written.py` where they are written,
-`names.py` which of them are worth an argument, and `writing.py` writes it. `depths.py` finds numbers of blocks,
+`names.py` which of them are worth an argument, and `writing.py` writes it. `counts.py` finds numbers of blocks,
 `heads.py` those of heads.
 """
 
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from onnxgen.arguments.depths import with_depths
-from onnxgen.arguments.heads import attentions, with_heads
+from onnxgen.arguments.counts import attentions, with_depths, with_heads, with_parts
 from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, Sums, choose, number_of
-from onnxgen.arguments.parts import with_parts
 from onnxgen.arguments.rules import relate
 from onnxgen.arguments.sizes import Related, Size, Terms, is_slot
-from onnxgen.arguments.writing import spots_of, write
-from onnxgen.arguments.written import Reader
+from onnxgen.arguments.written import Reader, spots_of, write
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import ModuleDef
 from onnxgen.validate.flat import Specification

@@ -12,9 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from onnxgen.arguments.parts import is_map, part_of
-from onnxgen.arguments.shapes import Operands, Shapes, Unknown
-from onnxgen.arguments.sizes import Related, Size, Sizes, is_integer, number, slot
+from onnxgen.arguments.counts import is_map, part_of
+from onnxgen.arguments.sizes import Operands, Related, Shapes, Size, Sizes, Unknown, is_integer, number, slot
 from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, value_of
 from onnxgen.code.style import PARTS as PARTS_OF_ONE

@@ -5,6 +5,6 @@ can use: functions with `@onnxgen.op`, their shape rules and their tables. Its t
 copied into generated files.
 """
 
-from onnxgen.classical import encode, features, linear, machines, ngrams, text, trees
+from onnxgen.classical import features, linear, text, trees
 
 __all__ = ["encode", "features", "linear", "machines", "ngrams", "text", "trees"]

@@ -1,18 +1,21 @@
-"""Linear models of ai.onnx.ml: an `nn.Linear`, a transform and, for classifiers, the label of the best score."""
+"""Linear models and support vector machines of ai.onnx.ml.
+
+A linear model is an `nn.Linear`, a transform and, for classifiers, the label of the best score. The
+vectors and coefficients of support vector machines are trained.
+"""
 
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from onnxgen import op
-from onnxgen.classical import shapes
+from onnxgen.classical import scores as shapes
 from onnxgen.classical.scores import ML, elements, labels, rows, second_class, table, transformed
-from onnxgen.code.quote import OMIT
+from onnxgen.code.quote import OMIT, shortest
 from onnxgen.errors import WRITER
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
-from onnxgen.ops.fake_quant import QuantizedLayer
-from onnxgen.ops.linear import linear_module
+from onnxgen.lowering.builder import Arg, Builder
+from onnxgen.ops.linear import QuantizedLayer, linear_module
 
 
 def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> ast.expr:
@@ -90,3 +93,120 @@ def linear_classifier(
     if not names:
         return [label, transformed(b, scores, post_transform if post_transform == "PROBIT" else "NONE")]
     return [label, second_class(b, scores, post_transform, mixed=False)]
+
+
+KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+
+
+def _kernel(b: Builder, x: ast.expr, vectors: Arg, count: int, kind: str, params: list[float] | None) -> ast.expr:
+    """Return the kernel of each row with each support vector, `[rows, count]`."""
+    if kind not in KERNELS:
+        raise b.error(f"attribute 'kernel_type' must be one of {', '.join(KERNELS)}, not {kind!r}", WRITER)
+    size = elements(b, vectors).size
+    if size % count:
+        raise b.error(f"{size} numbers do not divide into {count} support vectors", WRITER)
+    v = table(b, vectors, (count, size // count), "support_vectors")
+    if kind == "LINEAR":
+        return b("x @ v.T", x=x, v=v)
+    if params is None or len(params) < 3:
+        raise b.error("attribute 'kernel_params' (gamma, coef0, degree) is missing", WRITER)
+    gamma, offset, degree = map(shortest, params[:3])
+    if kind == "RBF":
+        return b("radial_kernel(x, v, g)", x=x, v=v, g=gamma)
+    inner = b("g * (x @ v.T) + c" if offset else "g * (x @ v.T)", x=x, v=v, g=gamma, c=offset)
+    if kind == "SIGMOID":
+        return b("i.tanh()", i=inner)
+    return b("i ** d", i=inner, d=int(degree) if degree == int(degree) else degree)
+
+
+@op("SVMRegressor", domain=ML, infer=shapes.regressor, tables=("coefficients", "support_vectors", "rho"))
+def svm_regressor(
+    b: Builder,
+    X: Arg,
+    coefficients: Arg,
+    support_vectors: Arg | None = None,
+    rho: Arg | None = None,
+    *,
+    kernel_type: str = "LINEAR",
+    kernel_params: list[float] | None = None,
+    n_supports: int = 0,
+    one_class: int = 0,
+    post_transform: str = "NONE",
+) -> ast.expr:
+    """A single target without a post transform, as in onnxruntime. `one_class`: 1 if a row is in the class, else -1."""
+    if rho is None:
+        raise b.error("attribute 'rho' is missing", WRITER)
+    if n_supports > 0:
+        if support_vectors is None or elements(b, coefficients).size != n_supports:
+            raise b.error(f"the node must have {n_supports} support vectors and coefficients", WRITER)
+        kernel = _kernel(b, rows(b, X), support_vectors, n_supports, kernel_type, kernel_params)
+        weights = table(b, coefficients, (n_supports,), "coefficients")
+        scores = b("(k @ w).unsqueeze(1)", k=kernel, w=weights)
+    else:
+        scores = product(b, X, coefficients, None, 1)
+    scores = b("s + r[0]", s=scores, r=table(b, rho, (elements(b, rho).size,), "rho"))
+    return b("torch.where(s > 0, 1.0, -1.0)", s=scores) if one_class else scores
+
+
+@op(
+    "SVMClassifier",
+    domain=ML,
+    infer=shapes.classifier,
+    tables=("coefficients", "support_vectors", "rho", "prob_a", "prob_b"),
+)
+def svm_classifier(
+    b: Builder,
+    X: Arg,
+    coefficients: Arg,
+    support_vectors: Arg | None = None,
+    rho: Arg | None = None,
+    prob_a: Arg | None = None,
+    prob_b: Arg | None = None,
+    *,
+    kernel_type: str = "LINEAR",
+    kernel_params: list[float] | None = None,
+    vectors_per_class: list[int] | None = None,
+    classlabels_strings: list[str] | None = None,
+    classlabels_ints: list[int] | None = None,
+    post_transform: str = "NONE",
+) -> list[ast.expr]:
+    """Pairs of classes vote, as in libsvm; without support vectors each class has a score, as in liblinear."""
+    names = classlabels_strings or classlabels_ints or []
+    if not names or rho is None:
+        raise b.error("the node has no labels or no rho", WRITER)
+    if not sum(vectors_per_class or []):
+        index, scores = _linear(b, X, coefficients, rho, len(names), prob_a is not None, post_transform)
+        return [labels(b, index, classlabels_ints, classlabels_strings), scores]
+    counts, classes = vectors_per_class or [], len(names)
+    if len(counts) != classes or classes < 2 or support_vectors is None:
+        raise b.error(f"the node has {classes} labels but support vectors of {len(counts)} classes", WRITER)
+    total, pairs = sum(counts), classes * (classes - 1) // 2
+    if elements(b, coefficients).size != (classes - 1) * total or elements(b, rho).size != pairs:
+        raise b.error("the number of coefficients or of rho does not fit the classes and support vectors", WRITER)
+    kernel = _kernel(b, rows(b, X), support_vectors, total, kernel_type, kernel_params)
+    weights = table(b, coefficients, (classes - 1, total), "coefficients")
+    offsets = table(b, rho, (pairs,), "rho")
+    scores = b.let(b.call("pair_scores", kernel, weights, counts, offsets), "scores")
+    label = labels(b, b("pair_winner(s, n)", s=scores, n=classes), classlabels_ints, classlabels_strings)
+    if prob_a is not None and prob_b is not None:
+        a, c = (table(b, t, (pairs,), hint) for t, hint in ((prob_a, "prob_a"), (prob_b, "prob_b")))
+        chances = b.call("pair_probabilities", scores, a, c, classes)
+        return [label, transformed(b, chances, post_transform)]
+    if classes > 2:
+        return [label, transformed(b, scores, post_transform)]
+    return [label, second_class(b, scores, post_transform, mixed=post_transform == "NONE")]
+
+
+def _linear(
+    b: Builder, X: Arg, coefficients: Arg, rho: Arg, classes: int, has_chances: bool, transform: str
+) -> tuple[Any, ast.expr]:
+    """Return the class index and the scores of a model without support vectors: one row of coefficients per class."""
+    made = product(b, X, coefficients, None, classes)
+    scores = b.let(b("s + r[0]", s=made, r=table(b, rho, (elements(b, rho).size,), "rho")), "scores")
+    best = b("s.argmax(1)", s=scores)
+    if classes == 2 and not has_chances:  # onnxruntime returns the second class if the best score is high enough
+        limit = b("s.amax(1) >= 0.5" if bool((elements(b, coefficients) >= 0).all()) else "s.amax(1) > 0", s=scores)
+        best = b("torch.where(c, 1, i)", c=limit, i=best)
+    if classes == 1:
+        return best, transformed(b, scores, transform if transform == "PROBIT" else "NONE")
+    return best, transformed(b, scores, transform)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from onnxgen.cli.interrupting import CODE, Interrupting
+from onnxgen.cli.process import CODE, Interrupting
 from onnxgen.cli.say import tell, tell_json
 from onnxgen.common.names import visible
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _verified(args: list[str]) -> int:
     """Run `verify`, which runs onnxruntime on inputs that nobody has tried."""
-    from onnxgen.cli.surviving import surviving
+    from onnxgen.cli.process import surviving
 
     help_ = "give sizes with --sizes NAME=N, or inputs of your own with --inputs FILE.npz"
     return surviving(lambda: run(args), lambda what: _failed(args, f"{what} -> {help_}", BAD_INPUT))

@@ -23,8 +23,8 @@ from onnxgen.cli.group import (
     exit_codes,
     option,
 )
-from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
+from onnxgen.cli.process import sympy_later
 from onnxgen.cli.train_options import given_settings, train_options, wrong_options
 from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS
@@ -121,7 +121,7 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 
     MODULE is by default the file that onnxgen writes for MODEL without -o.
     """
-    from onnxgen.cli.verifying import verify_command
+    from onnxgen.cli.generating import verify_command
 
     return verify_command(model, module, take_options(given), **given)
 
@@ -211,7 +211,7 @@ def view(model: Path, output: Path | None, **given: Any) -> int:
 
     Hover over a line to see its nodes, and over a node to see its lines. The page needs no network.
     """
-    from onnxgen.cli.viewing import view_command
+    from onnxgen.cli.inspecting import view_command
 
     return view_command(model, output, take_options(given), **given)
 
@@ -389,6 +389,6 @@ def ops(**given: Any) -> int:
 @saying_options
 def devices(**given: Any) -> int:
     """List the devices to train on: name, memory, what works, and whether results agree with the CPU's."""
-    from onnxgen.cli.devices import devices_command
+    from onnxgen.cli.inspecting import devices_command
 
     return devices_command(**given)

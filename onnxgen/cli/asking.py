@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.cli import DIFFERENT
 from onnxgen.cli.boxes import COLUMNS, cells, plain, summary
 from onnxgen.cli.boxes import rows as box_rows
+from onnxgen.cli.files import newest_run, refuse_overwriting
 from onnxgen.cli.images import read_for, write_images
-from onnxgen.cli.later import sympy_later
-from onnxgen.cli.newest import newest_run
-from onnxgen.cli.overwriting import refuse_overwriting
+from onnxgen.cli.process import sympy_later
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
 from onnxgen.errors import OnnxgenError, Problem, counted
@@ -150,7 +149,7 @@ def evaluate_command(
     if as_json:
         tell_json({**found, "samples": measured.samples, "skipped": measured.skipped})
     elif not quiet:
-        from onnxgen.training.runs.rows import number
+        from onnxgen.training.runs.metrics import number
 
         what = (f"the {learner.scored} part of " if learner.scored else "") + (data or str(record.data_for(run)))
         some = f"{measured.samples:,} of " if measured.whole != measured.samples else ""
@@ -161,7 +160,7 @@ def evaluate_command(
 
 def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) -> int:
     """List the runs in a folder and compare them. Returns the exit code."""
-    from onnxgen.training.runs.listing import GENERATOR, compared, listed, page
+    from onnxgen.training.runs.metrics import GENERATOR, compared, listed, page
 
     if html is not None:
         refuse_overwriting([html], (), force, ours=GENERATOR)

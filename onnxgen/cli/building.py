@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxgen.cli.group import MANNERS, WRITES, AnyPath, Command, DefaultGroup, option
-from onnxgen.cli.later import sympy_later
 from onnxgen.cli.options import saying_options
+from onnxgen.cli.process import sympy_later
 from onnxgen.cli.say import PARTLY, progress, tell, tell_json
 
 if TYPE_CHECKING:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onnxgen.cli.newest import newest_run
+from onnxgen.cli.files import newest_run
 from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export.report import BACK, ExportReport
-from onnxgen.training.runs.code import need_same_code
 from onnxgen.training.runs.contract import onnx_beside_origin, shipped_facts
 from onnxgen.training.runs.folder import is_own_file, no_run
-from onnxgen.training.runs.record import need_own_code, read_record, whole_weights
+from onnxgen.training.runs.record import need_own_code, need_same_code, read_record, whole_weights
 
 
 def export_command(
@@ -23,7 +22,7 @@ def export_command(
     if is_own_file(module) and module.suffix != ".py" or not module.exists() and module.suffix != ".py":
         raise no_run(module)
     from onnxgen.export import export  # PyTorch takes seconds
-    from onnxgen.export.apart import export_apart, refuse_rounding
+    from onnxgen.export.adapter import export_apart, refuse_rounding
 
     if module.is_dir():
         run, (module, given) = module, of_run(module, given)
@@ -64,7 +63,7 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 def _is_whole(module: Path) -> bool:
     """Return True if a module can be imported and has its weights."""
-    from onnxgen.record.module import metadata_of
+    from onnxgen.record.sidecar import metadata_of
     from onnxgen.runtime.load import imported
 
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.boxes import COLOURS, drawn
-from onnxgen.cli.overwriting import refuse_overwriting
+from onnxgen.cli.files import refuse_overwriting
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError

@@ -1,4 +1,4 @@
-"""`onnxgen inspect MODEL.onnx` and `onnxgen ops`."""
+"""Commands that show: `onnxgen inspect`, `onnxgen ops`, `onnxgen view` and `onnxgen devices`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxgen.cli.say import aligned, progress, table, tell, tell_json
+from onnxgen.common.atomic import replacing
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.graph.annotations import TRAINABLE
@@ -21,7 +22,9 @@ from onnxgen.options import Options
 from onnxgen.record.labels import PREFIX, alphabet_in
 
 if TYPE_CHECKING:
-    from onnxgen.record.purpose import Purpose
+    from onnxgen.record.signature import Purpose
+    from onnxgen.training.devices import Device
+
 
 MAX_SHOWN = 100  # characters of an entry of the metadata
 Reasons = dict[str, tuple[bool, str]]  # by tensor: is it trained, and why
@@ -77,8 +80,8 @@ def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, .
     """Convert the model. Returns why each tensor is trained or not, the problems, the notes, and the purpose."""
     from onnxgen import pipeline
     from onnxgen.purpose import purpose_of
+    from onnxgen.record.labels import usual_of
     from onnxgen.record.signature import recorded
-    from onnxgen.record.usual import usual_of
 
     try:
         made = pipeline.build(path, options, out := pipeline.default_out(path, None))
@@ -231,3 +234,67 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
             rows.append((str(o["name"]), str(o["domain"]), since, str(o["plugin"] or "")))
         table(f"{len(rows)} operators that onnxgen has a function for", heads, [row[: len(heads)] for row in rows])
     return 0
+
+
+def view_command(
+    model: Path, output: Path | None, options: Options, *, force: bool, quiet: bool, verbose: bool, as_json: bool
+) -> int:
+    """Write the page of a model. Returns the exit code.
+
+    Raises:
+        OnnxgenError: the model can't be converted, or the page would overwrite another file.
+    """
+    from onnxgen.pipeline import default_out
+    from onnxgen.view.page import GENERATOR, view
+
+    out = output or model.with_suffix(".html")
+    if out.is_dir():
+        raise OnnxgenError(f"cannot write {out}: it is a folder", help="name a file for the page")
+    if out.exists() and not force and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise OnnxgenError(f"{out} was not made by onnxgen view", help="name another file, or add --force")
+    with progress(f"drawing {out.name}", quiet or as_json):
+        page = view(model, options, default_out(model, None))
+    with replacing([out.absolute().parent]) as files, files.file(out) as file:
+        file.write(page.encode())
+    if as_json:
+        tell_json({"page": str(out)})
+    elif not quiet:
+        tell(f"wrote {out}")
+    return 0
+
+
+def devices_command(*, imports: tuple[str, ...], test: bool, quiet: bool, verbose: bool, as_json: bool) -> int:
+    """Print the devices to train on. Returns the exit code: 1 if a self-test fails."""
+    from onnxgen.runtime.load import need_torch
+
+    need_torch("devices")
+    from onnxgen.training.devices import devices
+
+    with progress("testing devices", quiet or as_json or not test):
+        found = devices(imports, test=test)
+    if as_json:
+        tell_json([_as_json(device) for device in found])
+    elif not quiet:
+        _print_devices(found, test, verbose)
+    failed = [device for device in found if device.verdict not in (None, "ok")]
+    return 1 if failed else 0
+
+
+def _print_devices(found: list[Device], test: bool, verbose: bool) -> None:
+    from onnxgen.training.devices import FEATURES
+
+    columns = ("device", "name", "memory", "works", "self-test")
+    rows = [(d.text, d.name, _size(d.memory), " ".join(d.works), d.verdict or "not run") for d in found]
+    kept = len(columns) if test else 3
+    table("Devices, in the order of --device auto", columns[:kept], [row[:kept] for row in rows])
+    if verbose and test:
+        table("What works", ("", "means"), list(FEATURES.items()))
+
+
+def _size(memory: int | None) -> str:
+    return "unknown" if memory is None else f"{memory / 2**30:.1f} GiB"
+
+
+def _as_json(device: Device) -> dict[str, object]:
+    plain = {name: getattr(device, name) for name in ("kind", "index", "name", "memory")}
+    return {"device": device.text, **plain, "works": list(device.works), "self_test": device.verdict}

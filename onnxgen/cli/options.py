@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from onnxgen.cli.group import AnyPath, Function, option
-from onnxgen.common.declared import About
-from onnxgen.common.values import FLAG, NAMES, PATH, Kind
+from onnxgen.common.values import FLAG, NAMES, PATH, About, Kind
 from onnxgen.options import OPTIONS, Options
 
 

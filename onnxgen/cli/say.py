@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from onnxgen.common.names import visible
-from onnxgen.common.still import Still
+from onnxgen.common.timing import Still
 
 DELAY = 1.0  # seconds of work before a progress bar shows
 PARTLY = " (with --partial if your edits change the layers)"  # after a hint to verify a module with edits

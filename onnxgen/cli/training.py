@@ -16,11 +16,9 @@ from onnxgen.errors import OnnxgenError, Problem, Problems, counted
 from onnxgen.training.config import DIGITS, NOT_SETTINGS, need_data, read_config
 from onnxgen.training.data.glance import glance
 from onnxgen.training.launch import first_process, restarted
-from onnxgen.training.runs.code import need_same_code, refuse_code
 from onnxgen.training.runs.folder import CONFIG, NAME, RUNS, holds_a_run, is_own_file, latest, need_run, no_run
-from onnxgen.training.runs.record import going_on, read_record
-from onnxgen.training.settings import Settings
-from onnxgen.training.words import command_words
+from onnxgen.training.runs.record import going_on, need_same_code, read_record, refuse_code
+from onnxgen.training.settings import Settings, command_words
 
 
 def train_command(
@@ -207,7 +205,7 @@ def _next(out: Path) -> str:
 
 def _tell(result: Any, quiet: bool, as_json: bool) -> None:
     """Print the last lines, or the JSON object."""
-    from onnxgen.training.runs.rows import number
+    from onnxgen.training.runs.metrics import number
 
     files = sorted(path.name for path in result.out.iterdir())
     if as_json:

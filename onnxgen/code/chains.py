@@ -1,14 +1,22 @@
-"""Layers of which each takes what the one before it returns, in the loop that an author writes.
+"""Layers that each take what the one before returns, in the loop that an author writes.
 
-layers = [ConvBlock(in_channels, c1)]                          dims = [in_channels, *widths]
-channels = c1                                                  self.stages = nn.Sequential(
-for out_channels, stride in ((c1, 1), (c2, 2), (c2, 1)):           *[ConvBlock(a, b) for a, b in zip(dims, dims[1:])]
-    layers.append(ConvBlock(channels, out_channels, stride))   )
-    channels = out_channels
-self.features = nn.Sequential(*layers)
+    layers = [ConvBlock(in_channels, c1)]
+    channels = c1
+    for out_channels, stride in ((c1, 1), (c2, 2), (c2, 1)):
+        layers.append(ConvBlock(channels, out_channels, stride))
+        channels = out_channels
+    self.features = nn.Sequential(*layers)
 
-Goes in: the classes of a file. Comes out: the same classes; a container is filled so where that takes fewer lines. One
-that goes through all widths of a table takes a table of any length. The modules are made in the same order.
+    dims = [in_channels, *widths]
+    self.stages = nn.Sequential(*[ConvBlock(a, b) for a, b in zip(dims, dims[1:])])
+
+Goes in: the classes of a file. Comes out: the same classes; a container is filled so where that
+takes fewer lines. One that goes through all widths of a table takes a table of any length. The
+modules are made in the same order.
+
+`written_short` comes after that. It names the widths of a table, `c1, c2, c3 = widths`, where the
+network's constructor reads most of them more than once. A loop over the table needs its places,
+which stay then.
 """
 
 from __future__ import annotations
@@ -20,15 +28,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from onnxgen.code.alike import MAX_PERIOD, SEQUENTIAL, Lists, entry, filled, has_arguments, height, items_of
-from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.alike import (
+    MAX_PERIOD,
+    SEQUENTIAL,
+    Lists,
+    entry,
+    filled,
+    has_arguments,
+    height,
+    items_of,
+    written_once,
+)
+from onnxgen.code.class_tree import ClassTree, length
 from onnxgen.code.printer import GLANCE, INDENT, LINE_LENGTH
 from onnxgen.code.quote import call, quote, rewrite, walk
 from onnxgen.code.torch_api import SIGNATURES, dotted
 from onnxgen.common.names import UNUSED
 
 LAYERS, DIMS, DEPTH = "layers", "dims", "depth"
-LEAST = 4  # items that a loop makes
+LEAST_ITEMS = 4  # items that a loop makes
 DEEP = 1.5  # items of a row, if a row has a depth
 MAX_ROW = 3  # numbers in which the turns may differ, beside the widths
 WIDTH = re.compile("channels|features|dim|width")  # the name of one
@@ -158,7 +176,7 @@ class _Chains(Lists):
     def _way(self, statement: ast.stmt, items: list[ast.expr], run: _Run) -> list[ast.stmt]:
         """Return the statements that may stand for one that fills a container; [] if the turns differ in too much."""
         begin, behind = items[: run.start], items[run.end :]
-        is_many = len(run.group) * len(run.leaves) >= LEAST
+        is_many = len(run.group) * len(run.leaves) >= LEAST_ITEMS
         if run.is_cut(begin) or run.is_cut(behind):
             return []
         if not {DIMS, LAYERS}.isdisjoint(self.taken):
@@ -356,3 +374,51 @@ def _lines(statement: ast.stmt, room: int, column: int = 2 * len(INDENT)) -> int
         return height(statement.iter, column, head, room) + inner
     before = len(f"{ast.unparse(statement.targets[0])} = ") if isinstance(statement, ast.Assign) else 0
     return height(statement.value, column, before, room)  # type: ignore[attr-defined]
+
+
+TABLE = "widths"
+LEAST_ENTRIES = 3  # entries of a table that is worth a line
+OFTEN = 2  # times that an entry is read, on average
+
+
+def written_short(classes: Sequence[ClassTree], reserved: frozenset[str]) -> list[ClassTree]:
+    """Return the classes with lists written once, and with names of widths in the network if that is no longer.
+
+    Args:
+        classes: those of a file, the network last.
+        reserved: names that no variable may have.
+    """
+    once = written_once(chained(classes, reserved), reserved)
+    apart = _taken_apart(classes[-1], reserved)
+    if apart is None or not all(entry(node) is not None for node in _of_table(once[-1])):
+        return once
+    short = written_once(chained([*classes[:-1], apart], reserved), reserved)
+    return short if length(short[-1].source) <= length(once[-1].source) else once
+
+
+def _taken_apart(tree: ClassTree, reserved: frozenset[str]) -> ClassTree | None:
+    """Return a class that takes a table apart; None if that is not worth a line."""
+    default = next((p.default for p in tree.parameters if p.name == TABLE and p.default), None)
+    names = [f"c{i + 1}" for i, _ in enumerate(ast.literal_eval(default) if default else ())]
+    taken = {node.id for part in tree.setup for node in walk(part) if isinstance(node, ast.Name)}
+    uses = Counter(map(entry, _of_table(tree)))
+    if len(names) < LEAST_ENTRIES or sum(uses.values()) < OFTEN * len(names) or tree.items:
+        return None
+    if not {*names}.isdisjoint(taken | {parameter.name for parameter in tree.parameters} | reserved):
+        return None
+
+    def named(node: ast.AST) -> ast.expr | None:
+        place = entry(node) if _is_of_table(node) else None
+        return None if place is None else ast.Name(names[place], ast.Load())
+
+    targets: list[ast.expr] = [ast.Name(name if i in uses else UNUSED, ast.Store()) for i, name in enumerate(names)]
+    apart = ast.Assign([ast.Tuple(targets, ast.Store())], ast.Name(TABLE, ast.Load()))
+    return replace(tree, setup=[apart, *(rewrite(part, named) for part in tree.setup)])
+
+
+def _of_table(tree: ClassTree) -> list[ast.AST]:
+    return [node for part in tree.setup for node in walk(part) if _is_of_table(node)]
+
+
+def _is_of_table(tree: ast.AST) -> bool:
+    return isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name) and tree.value.id == TABLE

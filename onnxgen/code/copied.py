@@ -1,7 +1,9 @@
-"""Functions and classes that are copied into generated files, above all the helpers of `onnxgen/helpers/`.
+"""Functions and classes that are copied into generated files: the helpers and code of plugins.
 
-Helpers are real torch functions for what no single torch call does. They are read as text: generating never imports
-torch.
+Helpers are real torch functions for what no single torch call does. Helpers and plugins' code are
+read as text: generating never imports torch, and runs none of a plugin's PyTorch code. What is
+copied of a plugin must work on its own, together with what it uses of the same file and that file's
+imports (`OwnCode`).
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onnxgen.common.names import RESERVED
 from onnxgen.common.paths import helper_files
+from onnxgen.errors import OnnxgenError
+from onnxgen.plugins.finding import files_of
+from onnxgen.plugins.loading import Plugin
 
 Import = tuple[str, str]  # module, and the name in it or ""
 
@@ -125,3 +131,131 @@ def copied(text: str) -> dict[str, Definition]:
             wanted.add(name)
             pending.append(helpers()[name].text)
     return {name: helper for name, helper in helpers().items() if name in wanted}
+
+
+# Names that every generated file may use, and what they mean.
+FRAME = {
+    "torch": "torch",
+    "nn": "torch.nn",
+    "F": "torch.nn.functional",
+    "Tensor": "torch.Tensor",
+    "np": "numpy",
+    "math": "math",
+    "re": "re",
+    "json": "json",
+    "Path": "pathlib.Path",
+}
+
+
+@dataclass
+class OwnCode:
+    """What the code of one network uses of plugins.
+
+    Attributes:
+        sources: each function, class or constant that is copied, by its name.
+        imports: what is imported, by its name in the generated file.
+        has_calls: a plugin's function wrote some of the code.
+    """
+
+    sources: dict[str, Definition] = field(default_factory=dict)
+    imports: dict[str, Import] = field(default_factory=dict)
+    has_calls: bool = False
+    _files_of: dict[str, Path] = field(default_factory=dict)
+    _needs: dict[str, set[str]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names that nothing else in the generated file may have."""
+        return frozenset((*self.sources, *self.imports))
+
+    def copy(self, plugin: Plugin, name: str) -> ast.expr:
+        """Copy a function or class of a plugin. Returns its name in the generated file.
+
+        Raises:
+            OnnxgenError: there is none, there are several, or it cannot be in another file.
+        """
+        files = [] if plugin.place is None else files_of(plugin.place)
+        if name not in self.sources or self._files_of[name] not in files:
+            found = [s for s in map(read_source, files) if name in s.definitions and not _is_operator(s, name)]
+            if not found:
+                raise _error(plugin, f"the plugin has no function or class {name} at the top level of its files")
+            if len(found) > 1:
+                names = " and ".join(source.path.name for source in found)
+                raise _error(plugin, f"{names} each define {name}", "rename one of them")
+            self._take(plugin, found[0], name)
+        return ast.Name(name, ast.Load())
+
+    def take_import(self, plugin: Plugin, module: str, name: str) -> ast.expr:
+        """Import a name from a module. Returns the name.
+
+        Raises:
+            OnnxgenError: a name is not an identifier, the module is onnxgen, or the name has another meaning.
+        """
+        if not all(part.isidentifier() for part in (*module.split("."), name)):
+            raise _error(plugin, f"from {module} import {name} is not Python")
+        self._import(plugin, name, (module, name))
+        return ast.Name(name, ast.Load())
+
+    def used_in(self, text: str) -> tuple[dict[str, Definition], dict[str, Import]]:
+        """Return the definitions and imports that the text of the classes needs, by name."""
+        pending, wanted = [n for n in self.names if re.search(rf"(?<![\w.]){n}\b", text)], set()
+        while pending:
+            name = pending.pop()
+            if name not in wanted:
+                wanted.add(name)
+                pending += self._needs.get(name, ())
+        return (
+            {name: found for name, found in self.sources.items() if name in wanted},
+            {name: found for name, found in self.imports.items() if name in wanted},
+        )
+
+    def _take(self, plugin: Plugin, source: SourceFile, first: str) -> None:
+        """Copy a definition and all that it uses of its file, in the file's order."""
+        pending, wanted = [first], set()
+        while pending:
+            name = pending.pop()
+            if name in wanted:
+                continue
+            wanted.add(name)
+            uses = {n.id for n in ast.walk(source.definitions[name].tree) if isinstance(n, ast.Name)}
+            inside = (uses & source.definitions.keys()) - {name}
+            outside = (uses & source.imports.keys()) - inside
+            for used in sorted(outside):
+                self._import(plugin, used, source.imports[used])
+            self._needs[name] = inside | outside
+            pending += sorted(inside)
+        for name in sorted(wanted, key=lambda n: source.definitions[n].tree.lineno):
+            other_file = self._files_of.get(name, source.path) != source.path
+            if name in RESERVED or name in helper_names() or name in self.imports or other_file:
+                raise _error(plugin, f"the generated file already has another {name}", "give it another name")
+            self._files_of[name] = source.path
+            self.sources[name] = source.definitions[name]
+
+    def _import(self, plugin: Plugin, name: str, found: Import) -> None:
+        module, part = found
+        full = ".".join(filter(None, found))
+        if module.startswith("."):
+            help = "a copied helper stands alone: put both into the same file"
+            raise _error(plugin, f"{name} is imported from {module}", help)
+        if module.split(".")[0] == "onnxgen":
+            raise _error(plugin, f"{name} is part of onnxgen, which generated code never imports", "leave it out")
+        if FRAME.get(name) == full:
+            return
+        if not part and module != name and module.split(".")[0] == name and name not in FRAME:
+            raise _error(plugin, f"import {module} can't be copied", f"import {module} as another name")
+        is_other = self.imports.get(name, found) != found or name in self._files_of
+        if is_other or name in FRAME or name in RESERVED or name in helper_names():
+            what = f"{full} would be called {name}, which has another meaning there"
+            raise _error(plugin, what, "import it by another")
+        self.imports[name] = found
+
+
+def _is_operator(source: SourceFile, name: str) -> bool:
+    """Return True for a function decorated by `@onnxgen.op(...)`."""
+    decorators = getattr(source.definitions[name].tree, "decorator_list", [])
+    calls = [d.func for d in decorators if isinstance(d, ast.Call)]
+    return any(getattr(f, "attr", getattr(f, "id", "")) == "op" for f in calls)
+
+
+def _error(plugin: Plugin, what: str, help: str = "") -> OnnxgenError:
+    return OnnxgenError(f"plugin {plugin.name}: {what}", help=help)

@@ -1,6 +1,9 @@
-"""A PyTorch module before it is text: the members that `__init__` registers and the statements of `forward`.
+"""A PyTorch module before it is text: what `__init__` registers and the statements of `forward`.
 
 Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `render` writes them.
+`shown` finds the first value that has a symbolic dim: statements that compute with the dim depend
+on that value. A `Stub` is a method that a person is to fill in. `annotation` and
+`argument_annotation` write types of values in Python signatures.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.copied import helper_names
-from onnxgen.code.own_code import OwnCode
-from onnxgen.code.quote import Change, members, refs, rewrite
-from onnxgen.code.stub import Stub
+from onnxgen.code import printer
+from onnxgen.code.copied import OwnCode, helper_names
+from onnxgen.code.quote import Change, SizeOf, members, refs, rewrite, walk
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import RESERVED, FileText, ModulePath, Variable, function_name
+from onnxgen.shapes.dims import symbol, symbols
 from onnxgen.shapes.info import Info
 from onnxgen.weights.provenance import Source
 
@@ -335,3 +338,123 @@ class ModuleDef:
     @property
     def _taken(self) -> frozenset[str]:
         return RESERVED | helper_names() | self.own.names | {stub.name for stub in self.stubs}
+
+
+def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str, Info]) -> dict[str, str]:
+    """Return the first value that has each named dim as an axis, by the dim's name; not dims of the inputs."""
+    found: dict[str, str | None] = {}
+    for argument in inputs:
+        found.update(dict.fromkeys(named_dims(infos, argument.value)))
+    for statement in body:
+        for value in assigned(statement):
+            for name in named_dims(infos, value):
+                found.setdefault(name, value)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def needed_dims(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
+    """Return the dims in these expressions that are read from a value (`where`: see `shown`)."""
+    if not where:
+        return set()
+    sizes = (node for tree in expressions for node in walk(tree) if isinstance(node, SizeOf))
+    return {name for size in sizes for name in symbols(size.dim) if name in where}
+
+
+def makers(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
+    """Return the values that must exist before the sizes in these expressions are known."""
+    return {where[name] for name in needed_dims(expressions, where)}
+
+
+def named_dims(infos: Mapping[str, Info], value: str) -> list[str]:
+    """Return the named dims that are axes of a tensor, alone and not in a sum or product."""
+    facts = infos.get(value, Info())
+    if facts.kind != "tensor" or facts.shape is None:
+        return []
+    return [name for dim in facts.shape for name in symbols(dim) if dim == symbol(name)]
+
+
+MAX_NODES = 6  # named in a text
+
+
+@dataclass
+class Stub:
+    """A method that is left open.
+
+    Attributes:
+        name: of the method.
+        arguments, keywords: of the method.
+        returns: the annotation of its result.
+        about: the operator, printable.
+        doc: lines of its docstring after the first.
+        nodes: the names of the nodes that call it.
+        calls: the calls in the network, which get its final name.
+    """
+
+    name: str
+    arguments: list[ast.arg]
+    keywords: list[ast.arg]
+    returns: str
+    about: str
+    doc: list[str]
+    nodes: list[str] = field(default_factory=list)
+    calls: list[ast.Attribute] = field(default_factory=list)
+
+    @property
+    def tree(self) -> ast.FunctionDef:
+        """The method, without its docstring."""
+        given = ast.arguments(
+            [], [ast.arg("self"), *self.arguments], None, self.keywords, [None for _ in self.keywords], None, []
+        )
+        error = ast.Call(ast.Name("NotImplementedError", ast.Load()), [ast.Constant(self._message)], [])
+        return ast.FunctionDef(self.name, given, [ast.Raise(error)], [], printer.annotation(self.returns))
+
+    @property
+    def lines(self) -> list[str]:
+        """The text of the method."""
+        given = ["self", *map(printer.argument, self.arguments)]
+        given += ["*", *map(printer.argument, self.keywords)] if self.keywords else []
+        return [
+            f"def {self.name}({', '.join(given)}) -> {self.returns}:",
+            f'    """{printer.comment(f"{self.about}, left open: {named(self.nodes)}.")}',
+            "",
+            *(f"    {printer.comment(line)}" for line in self.doc),
+            '    """',
+            f'    raise NotImplementedError("{printer.between_quotes(self._message)}")',
+        ]
+
+    @property
+    def _message(self) -> str:
+        return f"{self.about} is left open: fill in {self.name}"
+
+
+def named(nodes: list[str]) -> str:
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {listed(nodes)}"
+
+
+def listed(nodes: list[str]) -> str:
+    shown = ", ".join(node or "(unnamed)" for node in nodes[:MAX_NODES])
+    return shown + (f" and {len(nodes) - MAX_NODES} more" if len(nodes) > MAX_NODES else "")
+
+
+_KINDS = {"sequence": "list[Tensor]", "optional": "Tensor | None"}
+
+
+def annotation(facts: Info) -> str:
+    """Return the annotation of an argument or a result inside the network."""
+    if facts.kind in ("map", "maps"):
+        one = f"dict[{'str' if facts.key == ir.DataType.STRING else 'int'}, {_held(facts)}]"
+        return one if facts.kind == "map" else f"list[{one}]"
+    return _KINDS.get(facts.kind, "Tensor")
+
+
+def argument_annotation(facts: Info) -> str:
+    """Return the annotation of an argument that is given from outside, where text is a numpy array."""
+    is_text = facts.dtype == ir.DataType.STRING and facts.kind == "tensor"
+    return "np.ndarray" if is_text else annotation(facts)
+
+
+def _held(facts: Info) -> str:
+    """Return the type of a map's values. Numbers come as they are, and leave as tensors, for gradients."""
+    if facts.dtype == ir.DataType.STRING:
+        return "str"
+    return "Tensor" if facts.kind == "maps" else "float | Tensor"

@@ -1,7 +1,14 @@
 """Builds expressions as Python's `ast` from templates of PyTorch code.
 
-`quote("F.relu(x)", x=value)` parses the template once and puts the values in place of their names. So names, numbers
-and text from an ONNX file become literals or placeholder nodes, never syntax.
+`quote("F.relu(x)", x=value)` parses the template once and puts the values in place of their names.
+So names, numbers and text from an ONNX file become literals or placeholder nodes, never syntax. A
+number that is written as an expression, such as `torch.finfo(torch.float32).min`, is checked for
+its value (`hold_same`).
+
+`formula` writes a number that a person computed the way it was computed: `math.sqrt(32)`, not
+5.656854; `1 / 6`. A file has only the result, rounded to float32. In the code it is a float64 that
+a formula gives and that rounds to the very same float32 (`computed`). The formula itself is written
+at the end. Until then it is a number like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.code.numbers import held, hold_same
+from onnxgen.errors import WrongTranslation
 from onnxgen.shapes.dims import Sym
 from onnxgen.weights.dtypes import TORCH_DTYPES
 
@@ -329,3 +336,103 @@ def depth(tree: ast.AST, is_flat: bool = False) -> int:
 def _rank(tree: ast.BinOp) -> int:
     """Return 1 for a sum, 2 for a product, 0 for another operator."""
     return 1 if isinstance(tree.op, ast.Add | ast.Sub) else 2 if isinstance(tree.op, ast.Mult | ast.Div) else 0
+
+
+TORCH_NUMBERS = {
+    "torch.finfo(torch.float32).min": float(np.finfo(np.float32).min),
+    "torch.finfo(torch.float32).max": float(np.finfo(np.float32).max),
+    "float('inf')": math.inf,
+    "float('-inf')": -math.inf,
+    "float('nan')": math.nan,
+}
+
+
+def hold_same(short: float, number: float) -> None:
+    """Check that `short` equals `number`, exactly or rounded to float32. Raises `WrongTranslation`."""
+    with np.errstate(over="ignore"):
+        is_same = short is not None and (short == number or np.float32(short) == np.float32(number))
+    if not is_same and not (number != number and short != short):
+        raise WrongTranslation(f"the number {number!r} is shortened to {short!r}")
+
+
+def held(tree: ast.expr, number: float) -> ast.expr:
+    """Return `tree` after checking that its value is `number`, with the same type and sign (also of zero).
+
+    Raises:
+        WrongTranslation: it is another number, or its value is unknown.
+    """
+    value: float | None
+    negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub)
+    digits = tree.operand if isinstance(tree, ast.UnaryOp) else tree
+    if isinstance(digits, ast.Constant) and isinstance(digits.value, (int, float)):
+        value = -digits.value if negated else digits.value
+    else:
+        value = TORCH_NUMBERS.get(ast.unparse(tree))
+    if not isinstance(value, type(number)) or (value != number and not (value != value and number != number)):
+        raise WrongTranslation(f"the number {number!r} is written as {ast.unparse(tree)}")
+    if isinstance(value, float) and math.copysign(1, value) != math.copysign(1, number) and number == number:
+        raise WrongTranslation(f"the number {number!r} is written with another sign")
+    return tree
+
+
+MIN_DIGITS = 6  # of a number that nobody typed
+MAX_ROOT = 1 << 16  # the largest number under a root: a width
+MAX_PARTS = 1000  # into how many parts a whole is divided
+NAMED = {
+    "math.pi": math.pi,
+    "2 * math.pi": 2 * math.pi,
+    "4 * math.pi": 4 * math.pi,
+    "math.pi / 2": math.pi / 2,
+    "math.pi / 4": math.pi / 4,
+    "math.pi / 180": math.pi / 180,
+    "180 / math.pi": 180 / math.pi,
+    "1 / math.pi": 1 / math.pi,
+    "math.sqrt(math.pi)": math.sqrt(math.pi),
+    "math.sqrt(2 * math.pi)": math.sqrt(2 * math.pi),
+    "math.sqrt(2 / math.pi)": math.sqrt(2 / math.pi),
+    "math.log(2)": math.log(2),
+    "math.log(10)": math.log(10),
+    "math.log(10000)": math.log(10000),
+    "math.log(2 * math.pi)": math.log(2 * math.pi),
+    "0.5 * math.log(2 * math.pi)": 0.5 * math.log(2 * math.pi),
+}
+_BY_SINGLE = {float(np.float32(value)): (text, value) for text, value in NAMED.items()}
+
+
+def computed(number: float) -> float:
+    """Return the float64 of the formula for a float32 number, perhaps shortened; the number itself if there is none."""
+    if not _is_long(number, MIN_DIGITS):
+        return number
+    single = float(np.float32(abs(number)))
+    for _, value in _formulas(single):
+        if float(np.float32(value)) == single:
+            hold_same(value, single)
+            return math.copysign(value, number)
+    return number
+
+
+def formula(node: ast.AST) -> ast.expr | None:
+    """Return the formula for a constant that is exactly its float64; None for other constants and nodes."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    if not isinstance(value, float) or not _is_long(value, 2 * MIN_DIGITS):
+        return None
+    return next((quote(text) for text, made in _formulas(value) if made == value), None)
+
+
+def _is_long(number: float, digits: int) -> bool:
+    """Return True if a number has at least so many significant digits."""
+    return math.isfinite(number) and sum(map(str.isdigit, repr(number).partition("e")[0].lstrip("-0."))) >= digits
+
+
+def _formulas(number: float) -> Iterator[tuple[str, float]]:
+    """Yield the formulas that may give a positive number, with the values that Python computes."""
+    named = _BY_SINGLE.get(float(np.float32(number)))
+    if named is not None:
+        yield named
+    if 1 / MAX_PARTS <= number < 1:
+        parts = round(1 / number)
+        yield f"1 / {parts}", 1 / parts
+    if 1 / MAX_ROOT < number * number < MAX_ROOT:
+        square = round(number * number if number > 1 else 1 / (number * number))
+        root = math.sqrt(square)
+        yield (f"math.sqrt({square})", root) if number > 1 else (f"1 / math.sqrt({square})", 1 / root)

@@ -1,4 +1,7 @@
-"""Makes dataclasses of JSON that may be damaged: every value has the type and the range that its field declares."""
+"""JSON of files that may be damaged or hostile, and dataclasses made of it.
+
+Every value of a dataclass has the type and the range that its field declares.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,17 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar
 
-from onnxgen.common.json_text import json_object
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Parse JSON text that must be an object. Raises `ValueError` if it is anything else."""
+    try:
+        found = json.loads(text)
+    except (RecursionError, TypeError) as error:
+        raise ValueError("the JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)) from None
+    if not isinstance(found, dict):
+        raise ValueError("the JSON is not an object")
+    return found
+
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", NoneType: "null"}
 T = TypeVar("T")

@@ -1,12 +1,14 @@
-"""Results that are kept in the user's cache folder, above all digests of large files.
+"""Digests of files, and results that are kept in the user's cache folder.
 
-A digest is kept under the file's path with what the system says of the file: size, times, inode, device. If that is
-unchanged the content is, with one exception, which git calls "racily clean": a file that changed within the same tick
-of the clock as it was read looks the same. So nothing is kept of a file that was touched in the last seconds
-before it was read (https://git-scm.com/docs/racy-git).
+A digest is kept under the file's path with what the system says of the file: size, times, inode,
+device. If that is unchanged the content is, with one exception, which git calls "racily clean": a
+file that changed within the same tick of the clock as it was read looks the same. So nothing is
+kept of a file that was touched in the last seconds before it was read
+(https://git-scm.com/docs/racy-git).
 
-Every fact is a small file of its own, written whole and renamed into place: processes that write at the same time do
-not disturb each other. A fact that is damaged, or can't be read or written, is a fact that is not known.
+Every fact is a small file of its own, written whole and renamed into place: processes that write at
+the same time do not disturb each other. A fact that is damaged, or can't be read or written, is a
+fact that is not known.
 """
 
 from __future__ import annotations
@@ -21,6 +23,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from onnxgen.common.timing import WEIGHTS, stage
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of one file."""
+    digest = hashlib.sha256()
+    with stage(WEIGHTS), open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
 
 RACY_NANOSECONDS = 2_000_000_000  # nanoseconds; the coarsest file system clock (FAT)
 CHUNK = 1 << 20

@@ -1,6 +1,6 @@
 """Drawn inputs with which onnxruntime ended the whole process.
 
-Kernels of onnxruntime divide by a size of 0, or read what is not there. No handler helps then. `cli/surviving.py` runs
+Kernels of onnxruntime divide by a size of 0, or read what is not there. No handler helps then. `cli/process.py` runs
 the command in a process of its own, which tells here what it tries next. If it dies, another one begins, which knows
 what not to try.
 """

@@ -1,7 +1,10 @@
-"""Parsers of `[tool.onnxgen]`: each option of `onnxgen.Options` by its name on the command line, as TOML has it.
+"""Options: the parsers of `[tool.onnxgen]`, and what a dataclass's field declares of an option.
 
-`Kind.read` takes what TOML or a program gives and returns what `onnxgen.Options` holds, or raises `ValueError` with
-the words for what is wanted. Values may be anything: a reader looks at types before it looks at content.
+- `Kind.read` takes what TOML or a program gives and returns what `onnxgen.Options` holds, or raises
+  `ValueError` with the words for what is wanted. Values may be anything: a reader looks at types
+  before it looks at content.
+- `About`: options are declared once. A dataclass's field says what the command, files, programs and
+  pages need of it.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import PurePath
 from typing import Any
@@ -218,3 +221,42 @@ CONSTANTS = Kind(
 )
 RATES = Kind(_tables(_rate, 'a table like {"encoder.*" = 0.1}'), float, table=True, like="SCOPE=0.1")
 LIMITS = Kind(_limits, int, table=True, like=f"nodes=500000; there are {', '.join(LIMIT_NAMES)}")
+
+
+@dataclass(frozen=True)
+class About:
+    """The declared facts about an option.
+
+    Attributes:
+        like: what stands for its value in the command's help.
+        help: what it does, in sentences.
+        kind: how its value is written; None: as its type says.
+        group: the title that it stands under in the command's help.
+        key: its name in files: that of the field, with `-`, unless another is given.
+        option: its name on the command line: its key, unless another is given.
+    """
+
+    like: str
+    help: str
+    kind: Kind | None
+    group: str
+    key: str = ""
+    option: str = ""
+
+
+def declared(default: Any, like: str, help: str, kind: Kind | None = None, *, group: str, **names: str) -> Any:
+    """A field of a dataclass that is an option; see `About`. `default` may be `dict`."""
+    metadata = {"about": About(like, help, kind, group, **names)}
+    return (
+        field(default_factory=dict, metadata=metadata) if default is dict else field(default=default, metadata=metadata)
+    )
+
+
+def options_of(declaring: type) -> dict[str, About]:
+    """The options of a dataclass by field, in order."""
+    found = {}
+    for one in fields(declaring):
+        about: About = one.metadata["about"]
+        key = about.key or one.name.replace("_", "-")
+        found[one.name] = replace(about, key=key, option=f"--{about.option or key}")
+    return found

@@ -1,39 +1,51 @@
-"""Changes by options of the generation (sizes, batch, BatchNorms), applied to the file that is written back."""
+"""Changes by options of the generation, applied to the file that is written back.
+
+Sizes and a free batch are in `freed.py`. BatchNorms that `--restore-batchnorm` restored become
+nodes of the file, each after its convolution. A norm without a matching convolution in the file is
+folded in again (`provenance.Fold`). For `--dtype`, the original file is converted to that floating
+point type. An operator that does not support the type gets Cast nodes around it, and computes in
+single precision. The module's layer may not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
 
+from onnxgen.common.names import Namer
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export import files
 from onnxgen.export.back import write_back
 from onnxgen.export.decoding import fit_decoding
 from onnxgen.export.freed import declare_outputs, fix_sizes, free_batch
-from onnxgen.export.heads import Head
-from onnxgen.export.norms import Norms
-from onnxgen.export.origin import Origin
-from onnxgen.export.places import Array
+from onnxgen.export.heads import Head, fit_sizes
+from onnxgen.export.places import Array, CannotWriteBack, declare, drop_unused, places, used_names
 from onnxgen.export.report import ExportReport
-from onnxgen.export.resized import fit_sizes
-from onnxgen.export.retyped import retyped_file
-from onnxgen.export.shared import CannotWriteBack
-from onnxgen.graph.element_types import NAMED
+from onnxgen.export.state import Origin
+from onnxgen.graph.nodes import FLOATS, NAMED, all_nodes, types_of
+from onnxgen.graph.operators import having_all
+from onnxgen.graph.traits import PRODUCT, SAMPLES
 from onnxgen.heads.reading import find_tail
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
-from onnxgen.passes.retype import KEY
+from onnxgen.passes.retype import KEY, retype, retype_node
 from onnxgen.passes.standard.batchwise import time_first
 from onnxgen.reader import read
-from onnxgen.record.module import metadata_of
+from onnxgen.reader.protos import inner_uses, opset_of, put, uses
+from onnxgen.record.sidecar import metadata_of
 from onnxgen.record.tail import Tail
-from onnxgen.record.way_back import cut_of
+from onnxgen.record.way_back import cut_of, parts
+from onnxgen.shapes import propagate
 from onnxgen.verify.integrity import approximation_of
-from onnxgen.verify.stacked import freed_of
+from onnxgen.verify.oracle import freed_of
 
 SIZES, BATCH, NORMS, DTYPE, LAYOUT = "sizes", "batch", "norms", "dtype", "layout"
 ALL = frozenset((SIZES, BATCH, NORMS, DTYPE, LAYOUT))
@@ -193,3 +205,224 @@ def _time_first(made: Path, report: ExportReport) -> bool:
             f"{counted(count, 'recurrent layer')} take the time first, since onnxruntime runs no others"
         )
     return bool(count)
+
+
+MIN_OPSET = 9  # oldest opset in which BatchNormalization is in evaluation mode by default and has one output
+_Fold = Mapping[str, Any]  # a `provenance.Fold`, as recorded
+
+
+class Norms:
+    """The norms that can be separate nodes in a file.
+
+    Args:
+        model: the file's protobuf.
+        tensors: how each ONNX tensor is made of the state dict (`provenance.way_back`).
+
+    Attributes:
+        tensors: the same for the file with these norms as nodes.
+        folded: the paths of the norms that stay folded in.
+    """
+
+    def __init__(self, model: onnx.ModelProto, tensors: Mapping[str, Any]) -> None:
+        self.model = model
+        self.passed_on = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
+        folds: dict[str, list[tuple[str, _Fold]]] = {}
+        for name, entries in tensors.items():
+            for part in parts(entries):
+                if "fold" in part:
+                    folds.setdefault(part["fold"]["norm"], []).append((name, part["fold"]))
+        self.layers = {path: self._layers(found) for path, found in folds.items()}
+        self.epsilons = {path: found[0][1]["epsilon"] for path, found in folds.items()}
+        self.folded = [path for path, layers in self.layers.items() if not layers]
+        self.without_bias = {
+            path for path, found in folds.items() if any(fold["part"] == "norm bias" for _, fold in found)
+        }
+        unfolded = {name: self._unfolded(entries) for name, entries in tensors.items()}
+        self.tensors = {name: entry for name, entry in unfolded.items() if entry}
+
+    def _layers(self, found: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
+        """Return the convolutions of the graph that have the norm folded in; none if the norm cannot follow all of
+        them.
+        """
+        weights = {name for name, fold in found if fold["part"] == "weight"}
+        biases = {name for name, fold in found if fold["part"] != "weight"}
+        layers = [
+            n for n in self.model.graph.node if n.op_type != "Identity" and weights & set(map(self._stored, n.input))
+        ]
+        fits = all(
+            node.op_type in having_all(PRODUCT, SAMPLES)
+            and node.domain in ("", "ai.onnx")
+            and len(node.input) == 3
+            and self._stored(node.input[1]) in weights
+            and self._stored(node.input[2]) in biases
+            for node in layers
+        )
+        is_alone = len(weights) == 1 and not weights & inner_uses(self.model.graph)
+        return layers if fits and is_alone and opset_of(self.model) >= MIN_OPSET else []
+
+    def _stored(self, name: str) -> str:
+        """Return the stored tensor that a value is. Identity nodes pass on tensors that torch's older exporter
+        shares.
+        """
+        while name in self.passed_on:
+            name = self.passed_on[name]
+        return name
+
+    def _unfolded(self, entries: Any) -> Any:
+        """Return a tensor's record without the separate norms; empty if it was a bias that only the norm had."""
+        if isinstance(entries, str):
+            return entries
+        found: list[Any] = []
+        for entry in entries if isinstance(entries, list) else [entries]:
+            kept = [] if isinstance(entry, str) else [self._part(part) for part in entry["parts"]]
+            rest = [part for part in kept if part is not None]
+            if isinstance(entry, str) or len(rest) == len(kept):
+                found.append(entry if isinstance(entry, str) else {**entry, "parts": rest})
+            elif rest:
+                found.append({**entry, "parts": rest, "partial": True})
+        return found if isinstance(entries, list) and len(found) > 1 else next(iter(found), None)
+
+    def _part(self, part: dict[str, Any]) -> dict[str, Any] | None:
+        fold = part.get("fold")
+        if fold is None or not self.layers[fold["norm"]]:
+            return part
+        return None if fold["part"] == "norm bias" else {key: value for key, value in part.items() if key != "fold"}
+
+    def insert(self, model: onnx.ModelProto, state: Mapping[str, Array]) -> list[str]:
+        """Add the norms to a file whose tensors are as `self.tensors` says. Returns the names of the norms' tensors."""
+        old, namer, added = uses(model.graph), Namer(used_names(model.graph)), []
+        after: dict[str, onnx.NodeProto] = {}
+        of_output = {node.output[0]: node for node in model.graph.node if node.output}
+        kinds = {place.name: place.tensor.data_type for place in places(model) if place.tensor is not None}
+        for path, layers in self.layers.items():
+            values: list[str] = []
+            for node in (of_output[layer.output[0]] for layer in layers):
+                for key in () if values else ("weight", "bias", "running_mean", "running_var"):
+                    values.append(namer.take(f"{path}.{key}"))
+                    kind = helper.tensor_dtype_to_np_dtype(kinds[self._stored(node.input[1])])
+                    array = np.asarray(state[f"{path}.{key}"]).astype(kind, copy=False)
+                    declare(model, numpy_helper.from_array(np.ascontiguousarray(array), values[-1]))
+                result = node.output[0]
+                if path in self.without_bias:
+                    del node.input[2:]
+                node.output[0] = namer.take(f"{result}.conv")
+                norm = helper.make_node("BatchNormalization", [node.output[0], *values], [result])
+                norm.attribute.append(helper.make_attribute("epsilon", self.epsilons[path]))
+                after[node.output[0]] = norm
+            added += values
+        pairs = ((node, after.get(next(iter(node.output), ""))) for node in model.graph.node)
+        put(model.graph.node, [node for pair in pairs for node in pair if node is not None])
+        drop_unused(model.graph, old)
+        return added
+
+
+STANDARD = ("", "ai.onnx")
+_Formals = Sequence[onnx.defs.OpSchema.FormalParameter]
+
+
+def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Path) -> Path:
+    """Write the file in another floating point type into a folder. Nodes and names stay; Cast nodes are added.
+
+    Raises:
+        CannotWriteBack: the file's opset has no such type, or it has local functions.
+    """
+    try:
+        model = ir.load(source)
+    except Exception as error:  # onnx_ir cannot read some forms, such as types of maps
+        raise CannotWriteBack("onnx_ir can't read the file") from error
+    is_external = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
+    if model.functions:
+        raise CannotWriteBack("the file has local functions")
+    opset = model.opset_imports.get("", 1)
+    model.graph.sort()  # in an unsorted file, inputs of a node may not have a known type yet
+    propagate(model.graph, options)
+    retype(model, dtype, is_file=True)
+    casting = _Casting(model, dtype, opset)
+    for node in all_nodes(model.graph):
+        if node.domain in STANDARD and node.op_type != "Cast":
+            casting.fit(node)
+    out = folder / source.name
+    values = list(model.graph.initializers.values())
+    for value in values:
+        if isinstance(tensor := value.const_value, ir.ExternalTensor):  # external data lies beside the original
+            value.const_value = ir.tensor(np.array(tensor.numpy()), tensor.dtype, name=tensor.name)
+    is_large = (
+        sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.MAX_PROTOBUF_BYTES
+    )
+    ir.save(model, out, external_data=f"{out.name}.data" if is_large or is_external else None)
+    return out
+
+
+class _Casting:
+    """Puts Cast nodes around operators that do not support a type."""
+
+    def __init__(self, model: ir.Model, dtype: ir.DataType, opset: int) -> None:
+        self.dtype, self.opset = dtype, opset
+        names = [v.name for node in all_nodes(model.graph) for v in (*node.inputs, *node.outputs) if v is not None]
+        self.namer = Namer(name for name in names if name)
+        cast = onnx.defs.get_schema("Cast", opset, "")
+        if not _takes(cast, cast.outputs[0], dtype):
+            raise CannotWriteBack(f"opset {opset} has no {dtype.name.lower()} (upgrade it with onnx.version_converter)")
+
+    def fit(self, node: ir.Node) -> None:
+        """Cast the inputs and outputs of a node that must compute in single precision."""
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opset, "")
+        except onnx.defs.SchemaError:
+            return
+        formals = [_formal(schema.inputs, i) for i in range(len(node.inputs))]
+        results = [_formal(schema.outputs, i) for i in range(len(node.outputs))]
+        pairs = [*zip(formals, node.inputs, strict=True), *zip(results, node.outputs, strict=True)]
+        ours = [f for f, v in pairs if self._is_ours(v) and f is not None]
+        narrow = {f.type_str for f in ours if not _takes(schema, f, self.dtype)}
+        for i, (formal, value) in enumerate(zip(formals, node.inputs, strict=True)):
+            if formal is not None and formal.type_str in narrow and value is not None and value.dtype in FLOATS:
+                node.replace_input_with(i, self._before(node, value))
+        made = [value for f, value in zip(results, node.outputs, strict=True) if f is not None and f.type_str in narrow]
+        for value in filter(self._is_ours, made):
+            retype_node(node, ir.DataType.FLOAT)
+            self._after(node, value)
+
+    def _is_ours(self, value: ir.Value | None) -> bool:
+        return value is not None and value.dtype == self.dtype
+
+    def _before(self, node: ir.Node, value: ir.Value) -> ir.Value:
+        if value.dtype == ir.DataType.FLOAT:
+            return value
+        cast = self._cast(value, ir.DataType.FLOAT, f"{value.name}.float")
+        assert node.graph is not None
+        node.graph.insert_before(node, cast)
+        return cast.outputs[0]
+
+    def _after(self, node: ir.Node, value: ir.Value) -> None:
+        cast = self._cast(value, self.dtype, value.name or "made")
+        made = cast.outputs[0]
+        ir.convenience.replace_all_uses_with(value, made, replace_graph_outputs=True)
+        cast.replace_input_with(0, value)
+        assert node.graph is not None
+        node.graph.insert_after(node, cast)
+        made.name, value.name = value.name, self.namer.take(f"{value.name}.float")
+        made.shape, made.type, value.type = value.shape, value.type, ir.TensorType(ir.DataType.FLOAT)
+
+    def _cast(self, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+        node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))])
+        node.outputs[0].name = self.namer.take(name)
+        node.outputs[0].shape, node.outputs[0].type = value.shape, ir.TensorType(dtype)
+        return node
+
+
+def _formal(formals: _Formals, i: int) -> onnx.defs.OpSchema.FormalParameter | None:
+    """Return the schema's parameter for an input or output. The last parameter may be variadic."""
+    return formals[min(i, len(formals) - 1)] if formals else None
+
+
+def _takes(schema: onnx.defs.OpSchema, formal: onnx.defs.OpSchema.FormalParameter, dtype: ir.DataType) -> bool:
+    return f"tensor({_ONNX[dtype]})" in types_of(schema, formal)
+
+
+_ONNX = {
+    ir.DataType.FLOAT: "float",
+    ir.DataType.DOUBLE: "double",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+}

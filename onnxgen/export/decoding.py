@@ -1,31 +1,40 @@
 """Fit the decoding of a detector to a head with another number of classes.
 
-The constants that follow from the number of classes are found by what they do. A value behind the raw maps has its
-classes along an axis (`heads.labels`). So its new size is known, and each size or position that a node is given. What
-comes after boxes are chosen (NonMaxSuppression, TopK) has no such axis; there, numbers that are the number of classes
-change. Then the new decoding must compute what the original one computes (`proof.py`).
+The constants that follow from the number of classes are found by what they do. A value behind the
+raw maps has its classes along an axis (`heads.labels`). So its new size is known, and each size or
+position that a node is given. What comes after boxes are chosen (NonMaxSuppression, TopK) has no
+such axis; there, numbers that are the number of classes change. Then the new decoding must compute
+what the original one computes (`same_boxes`).
+
+The proof: both decode the same boxes, objects and first classes. The classes that only one of them
+has get logits so low that no box is of them. So what is computed for each class must be the same,
+and boxes that are chosen must be the same ones. By the same means it is found where a file has its
+boxes and scores: outputs, columns and layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.errors import OnnxgenError
-from onnxgen.export.places import Array
-from onnxgen.export.proof import same_boxes
-from onnxgen.export.shared import CannotWriteBack, drop_unused
-from onnxgen.export.sizes import Sizes, numbers_of, position_of, title_of
-from onnxgen.graph.catalogue import is_a
+from onnxgen.common.names import printable
+from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.export.heads import Sizes, numbers_of, position_of, title_of
+from onnxgen.export.places import Array, CannotWriteBack, drop_unused
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import ADDS, SCALES
-from onnxgen.heads.labels import Axis, Labels, labels_of
+from onnxgen.heads.labels import Axis, Labels, channels_of_classes, labels_of
+from onnxgen.heads.reading import ACCURACY, LAYOUTS
+from onnxgen.heads.response import SEED, Grid, corners, scores, taken
 from onnxgen.options import Options
 from onnxgen.reader import read
-from onnxgen.reader.cut import cut_graph
+from onnxgen.reader.inputs import cut_graph
 from onnxgen.reader.protos import uses
 from onnxgen.record.tail import Tail
 from onnxgen.shapes.info import info
@@ -263,3 +272,233 @@ def _stored(value: ir.Value | None) -> Array | None:
         return None
     found: Array = value.const_value.numpy()
     return found
+
+
+NEVER = -30.0  # the logit of a class that no box is of
+RARE = 4.0  # subtracted from all other classes: few boxes are likely ones
+CLOSE = 1e-5  # relative and absolute
+Maps = dict[str, Array]
+
+
+def same_boxes(
+    original: onnx.ModelProto, fitted: onnx.ModelProto, tail: Tail, classes: int, axes: Mapping[str, Axis]
+) -> None:
+    """Compare what two graphs make of raw maps.
+
+    Args:
+        original: has the head `tail`.
+        fitted: the same for so many classes.
+        axes: of the classes in the values of the original.
+
+    Raises:
+        CannotWriteBack: they differ, or one of them can't be computed.
+    """
+    before, after = _maps(tail, classes)
+    names = outputs_behind(original, tail.maps)
+    both = computed(original, tail, names, before), computed(fitted, tail, names, after)
+    for name, was, now in zip(names, *both):
+        axis = axes.get(name)
+        if axis is not None:
+            wanted = (*was.shape[: axis.axis], axis.size, *was.shape[axis.axis + 1 :])
+            fine = now.shape == wanted and _equal(*_shared(was, now, axis, min(tail.classes, classes)))
+        else:
+            fine = now.shape == was.shape and _equal(was, now)
+        if not fine:
+            raise CannotWriteBack(f"with {classes} classes it computes another {printable(name)}")
+
+
+def _maps(tail: Tail, classes: int) -> tuple[Maps, Maps]:
+    """Return raw maps of both heads, with the same boxes."""
+    drawn, other = np.random.default_rng(0), tail.of_classes(classes)
+    before, after = Maps(), Maps()
+    for level, resized in zip(tail.levels, other.levels):
+        for name in ("boxes", "objectness", "classes"):
+            part, new = getattr(level, name), getattr(resized, name)
+            if part is None:
+                continue
+            anchors, size = len(level.anchors), (level.height, level.width)
+            pair = [
+                (maps.setdefault(tail.maps[p.map], np.zeros((1, anchors * p.step, *size), np.float32)), p)
+                for maps, p in ((before, part), (after, new))
+            ]
+            rows = drawn.standard_normal(
+                (anchors, part.count if name != "classes" else max(part.count, new.count), *size)
+            )
+            for array, p in pair:
+                array.reshape(anchors, p.step, *size)[:, p.first : p.first + p.count] = rows[:, : p.count]
+    for maps, head in ((before, tail), (after, other)):
+        for name, channel, number in channels_of_classes(head):
+            maps[name][:, channel] = NEVER if number >= min(tail.classes, classes) else maps[name][:, channel] - RARE
+    return before, after
+
+
+def outputs_behind(model: onnx.ModelProto, maps: Sequence[str]) -> list[str]:
+    """Return the outputs of a graph that depend on the raw maps."""
+    reached = set(maps)
+    for node in model.graph.node:
+        if not reached.isdisjoint(node.input):
+            reached.update(filter(None, node.output))
+    return [value.name for value in model.graph.output if value.name in reached]
+
+
+def computed(model: onnx.ModelProto, tail: Tail, names: Sequence[str], maps: Maps) -> list[Array]:
+    """Return outputs for raw maps, which take the place of the layers before them."""
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
+    if {value.name for value in part.graph.input} != set(tail.maps):
+        types = {n: onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, m.shape) for n, m in maps.items()}
+        cut_graph(part.graph, (tail.maps, tuple(names)), types)
+    stored = {tensor.name for tensor in part.graph.initializer}
+    feeds: dict[str, Any] = {v.name: maps.get(v.name) for v in part.graph.input if v.name not in stored}
+    for value in part.graph.input:
+        if value.name in feeds and feeds[value.name] is None:  # an image that the decoding asks for its size, say
+            feeds[value.name] = _zeros(value)
+    try:
+        return list(_run(part, names, feeds))
+    except Exception as error:  # both raise errors of every kind
+        raise CannotWriteBack(f"its decoding can't be computed ({one_line(error, 150)})") from None
+
+
+def _zeros(value: onnx.ValueInfoProto) -> Array:
+    dims = [dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim]
+    return np.zeros(dims, onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+
+
+def _run(model: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Array]) -> Sequence[Array]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        from onnx.reference import ReferenceEvaluator
+
+        found: Any = ReferenceEvaluator(model).run(list(names), dict(feeds))
+        return list(found)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    made: Sequence[Array] = session.run(list(names), dict(feeds))
+    return made
+
+
+def _shared(was: Array, now: Array, axis: Axis, classes: int) -> tuple[Array, Array]:
+    """Return what both values have: everything but the classes that only one of them has."""
+    kept = np.sort(np.unique(axis.origins, return_index=True)[1])  # a class that is new stands for the last one
+    kept = kept[axis.codes[axis.origins[kept]] < classes]
+    return was.take(axis.origins[kept], axis.axis), now.take(kept, axis.axis)
+
+
+def _equal(was: Array, now: Array) -> bool:
+    if was.shape != now.shape or was.dtype != now.dtype:
+        return False
+    return bool(np.allclose(was, now, CLOSE, CLOSE, equal_nan=True) if was.dtype.kind == "f" else (was == now).all())
+
+
+Table = tuple[str, int, Array]  # an output, the axis of its columns, and its numbers [points, columns]
+
+
+def decoded_boxes(source: Path, tail: Tail, classes: int) -> dict[str, Any]:
+    """Return where an exported file has its boxes; {} if it chooses them itself, or if they are in no table of points.
+
+    Args:
+        source: the original file, and `tail` its head.
+        classes: of the exported file.
+
+    Returns:
+        `boxes`, `scores` and `objects` (or None), each with its `output`, the `axis` of its columns, the `first` one,
+        their `count`, and the function to `apply`; the `layout` of the boxes (`Tail.layout`), and `shares`. Of a file
+        that leaves offsets as they are the layout is "offsets", and `grid` has the `stride`, `height` and `width` of
+        each level.
+    """
+    model, maps = onnx.load(source), _drawn(tail)
+    names = outputs_behind(model, tail.maps)
+    try:
+        values = computed(model, tail, names, maps)
+    except CannotWriteBack:
+        return {}
+    tables = list(_tables(dict(zip(names, values)), tail.points))
+    raw = [maps[name] for name in tail.maps]
+    grid = Grid(
+        tuple((level.height, level.width) for level in tail.levels), tuple(len(lv.anchors) for lv in tail.levels)
+    )
+    for order in grid.orders():
+        ordered = [(name, axis, table[order]) for name, axis, table in tables]
+        boxes = _boxes(ordered, tail, raw) or _offsets(ordered, tail, raw, order)
+        found = _scores(ordered, tail, raw) if boxes else {}
+        if found:
+            return {**boxes, **_of_classes(found, tail.classes, classes)}
+    return {}
+
+
+def _drawn(tail: Tail) -> dict[str, Array]:
+    """Return raw maps of one image."""
+    drawn, made = np.random.default_rng(SEED), dict[str, Array]()
+    for level in tail.levels:
+        for part in filter(None, (level.boxes, level.classes, level.objectness)):
+            shape = (1, part.step * len(level.anchors), level.height, level.width)
+            made.setdefault(tail.maps[part.map], drawn.standard_normal(shape).astype(np.float32))
+    return made
+
+
+def _tables(values: dict[str, Array], points: int) -> Iterator[Table]:
+    for name, value in values.items():
+        for axis in (1, 2) if value.ndim == 3 and value.dtype.kind == "f" else ():
+            if value.shape[3 - axis] == points:
+                yield name, axis, np.moveaxis(value[0], axis - 1, 1).astype(np.float64)
+
+
+def _boxes(tables: list[Table], tail: Tail, maps: list[Array]) -> dict[str, Any]:
+    with np.errstate(all="ignore"):
+        low, high = np.split(corners(tail, maps), 2, 1)
+    pairs = ((low + high) / 2, high - low), (low, high), (low, high - low)
+    for layout, pair in zip(LAYOUTS, pairs, strict=True):
+        for shares in (False, True):
+            wanted = np.concatenate(pair, 1) / (np.tile([tail.width, tail.height], 2) if shares else 1)
+            if (place := _place(tables, wanted)) is not None:
+                return {"boxes": place, "layout": layout, "shares": shares}
+    return {}
+
+
+def _offsets(tables: list[Table], tail: Tail, maps: list[Array], order: Array) -> dict[str, Any]:
+    """Return the columns of offsets and of logarithms of sizes, for another program to decode."""
+    if tail.kind != "offsets" or any(len(level.anchors) > 1 for level in tail.levels):
+        return {}
+    wanted = np.concatenate([taken(level.boxes, 1, maps) for level in tail.levels])
+    if (place := _place(tables, wanted)) is None:
+        return {}
+    begins = order[np.cumsum([0, *(level.height * level.width for level in tail.levels[:-1])])]
+    levels = [tail.levels[n] for n in np.argsort(begins)]
+    grid = [{"stride": level.stride, "height": level.height, "width": level.width} for level in levels]
+    return {"boxes": place, "layout": "offsets", "shares": False, "grid": grid}
+
+
+def _scores(tables: list[Table], tail: Tail, maps: list[Array]) -> dict[str, Any]:
+    """Return the columns of scores: alone, beside those of objects, or as logits."""
+    of_classes, of_objects = scores(tail, maps)
+    has_objects = tail.levels[0].objectness is not None
+    if (place := _place(tables, of_classes * of_objects)) is not None:
+        return {"scores": place, "objects": None}
+    place, objects = _place(tables, of_classes), _place(tables, of_objects)
+    if has_objects and place is not None and objects is not None:
+        return {"scores": place, "objects": objects}
+    logits = np.concatenate([taken(level.classes, len(level.anchors), maps) for level in tail.levels])
+    if not has_objects and not tail.background and (place := _place(tables, logits)) is not None:
+        return {"scores": {**place, "apply": "sigmoid"}, "objects": None}
+    return {}
+
+
+def _place(tables: list[Table], columns: Array) -> dict[str, Any] | None:
+    """Return where neighbouring columns of an output are these."""
+    count = columns.shape[1]
+    for name, axis, table in tables:
+        for first in range(table.shape[1] - count + 1):
+            if np.allclose(table[:, first : first + count], columns, ACCURACY, ACCURACY):
+                return {"output": name, "axis": axis, "first": first, "count": count, "apply": ""}
+    return None
+
+
+def _of_classes(found: dict[str, Any], before: int, after: int) -> dict[str, Any]:
+    """Return the columns in a file with another number of classes."""
+    place, objects = found["scores"], found["objects"]
+    moved = dict(objects) if objects is not None else None
+    if moved is not None and moved["output"] == place["output"] and moved["first"] > place["first"]:
+        moved["first"] += after - before
+    return {"scores": {**place, "count": after}, "objects": moved}

@@ -1,23 +1,31 @@
-"""Put the new ONNX file in place: it is verified in a temporary folder, then renamed. It never replaces the
-original.
+"""Put the new ONNX file in place, with facts about its training in `metadata_props`.
+
+The file is verified in a temporary folder, then renamed. It never replaces the original. Our
+entries have a prefix of ours. What other tools tell there of the classes and of the inputs is made
+to fit the file.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from onnxgen.common.atomic import is_same_file, own_folder, replacing
+from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
+from onnxgen.export.report import ExportReport
 from onnxgen.reader.protos import tensors_of
+from onnxgen.record.labels import KEYS, PREFIX, alphabet_of, read_list, ultralytics_size
+from onnxgen.record.sidecar import TRAINED
 
 MAX_PROTOBUF_BYTES = (1 << 31) - (1 << 20)  # bytes of tensors in a protobuf, with room for the rest below its limit
 MAX_INLINE_BYTES = 1 << 10  # bytes; smaller tensors always stay inline
@@ -141,3 +149,123 @@ def data_file(out: Path) -> Iterator[Data]:
         is_empty = not file.tell()
     if is_empty:
         path.unlink()
+
+
+def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportReport) -> None:
+    """Put entries into the ONNX file at `path`, instead of all that an earlier export put there.
+
+    Those describe another training. So they go, even if no new ones are given; then the report says so.
+    """
+    model = onnx.load(path, load_external_data=False)
+    found = {entry.key: entry.value for entry in model.metadata_props}
+    facts, missing = _of_outputs(metadata, {value.name for value in model.graph.output})
+    if missing:
+        what = f"the file has no output {', '.join(map(printable, missing))}, which the run's answers are read from"
+        report.notes.append(f"{what}: its metadata does not say how")
+    report.notes += _left_to_others(facts)
+    new = {PREFIX + key: text for key, text in facts.items()}
+    stale = [key for key in found if key.startswith(PREFIX)]
+    if lost := [printable(key) for key in stale if key not in new]:
+        report.notes.append(f"left out what the original says of its own training: {', '.join(lost)}")
+    others = {key: found[key] for key in found if key not in stale}
+    kept, unknown = relabelled(others, json.loads(metadata.get("classes", "[]")))
+    if told := [printable(key) for key in others if kept.get(key) != others[key] and key not in unknown]:
+        report.notes.append(f"the file's own list of classes has the new ones: {', '.join(told)}")
+    if unknown:
+        left = ", ".join(map(printable, unknown))
+        report.notes.append(f"left out what may list other classes, in a form that is not known: {left}")
+    kept = _of_input(kept, model.graph)
+    if stale or new or kept != others:
+        onnx.helper.set_model_props(model, kept | new)
+        save(model, path, report.out)
+
+
+def _of_input(entries: dict[str, str], graph: onnx.GraphProto) -> dict[str, str]:
+    """Return the entries of Ultralytics with the size and the batch of the image that the network takes, if fixed."""
+    shapes = [value.type.tensor_type.shape.dim for value in graph.input]
+    images = [[dim.dim_value for dim in dims] for dims in shapes if len(dims) == 4]
+    told = ultralytics_size(entries)
+    if told is None or len(images) != 1:
+        return entries
+    batch, _, height, width = images[0]  # 0 is an open one
+    made = dict(entries)
+    if height and width and (height, width) != told:
+        made["imgsz"] = f"[{height}, {width}]"
+    if batch and "batch" in made:
+        made["batch"] = str(batch)
+    return made
+
+
+def _of_outputs(metadata: Mapping[str, str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the facts without what they say of outputs that the file does not have, and the names of these.
+
+    A detector that is exported anew ends in its raw maps, and an edited `forward` may return more than the file.
+    """
+    facts = dict(metadata)
+    try:
+        contract = json.loads(facts[TRAINED])
+        outputs = [(entry, _read_from(entry)) for entry in contract["outputs"]]
+    except (KeyError, TypeError, ValueError):  # none, or one that a user wrote
+        return facts, []
+    missing = {name for _, read in outputs for name in read if name not in names}
+    if missing:
+        contract["outputs"] = [entry for entry, read in outputs if not missing & read]
+        facts[TRAINED] = json.dumps(contract)
+    return facts, sorted(missing)
+
+
+def _left_to_others(facts: Mapping[str, str]) -> list[str]:
+    """Return a note if a program that runs the file has to make boxes of its outputs."""
+    try:
+        entries = [entry for entry in json.loads(facts[TRAINED])["outputs"] if entry["kind"] == "boxes"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    said = f"{PREFIX}{TRAINED} in its metadata says how, and samples/deploy/predict.py does it"
+    for entry in entries:
+        if not entry.get("boxes"):
+            return ["its metadata does not say where its boxes are: they are read as the author of the network says"]
+        if entry["layout"] == "offsets":
+            place = printable(entry["boxes"]["output"])
+            return [f"the file does not decode boxes: output {place} has offsets and logarithms of sizes; {said}"]
+    return []
+
+
+def _read_from(entry: Mapping[str, Any]) -> set[str]:
+    """Return the outputs that an entry of the contract is read from."""
+    if entry["kind"] != "boxes":
+        return {entry["name"]}
+    return {entry[part]["output"] for part in ("boxes", "scores", "objects") if entry.get(part)}
+
+
+def relabelled(entries: dict[str, str], classes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return entries with the new classes, and the keys of those that list others in a form that is unknown.
+
+    An entry that lists the same classes stays as it is, also one that lacks the space at the end of an alphabet. A
+    list with the name of the blank at one end keeps it there.
+    """
+    if not classes:
+        return entries, []
+    made, unknown = dict(entries), []
+    for key, text in entries.items():
+        if not KEYS.fullmatch(key):
+            continue
+        found = read_list(text)
+        if found is None:
+            del made[key]
+            unknown.append(key)
+        elif (new := _renamed(found[0], list(classes))) != found[0]:
+            made[key] = found[1](new)
+    return made, unknown
+
+
+def _renamed(old: list[str], classes: list[str]) -> list[str]:
+    """Return a list with the new classes; the old one if it has the same."""
+    alphabet = alphabet_of(old)
+    if alphabet is None:
+        return classes
+    same = alphabet.of(len(classes) + 1)
+    if same is not None and [*same.characters] == classes:
+        return old
+    if alphabet.blank is None or not all(len(name) == 1 for name in classes):
+        return classes
+    return [old[0], *classes] if alphabet.blank == 0 else [*classes, old[-1]]

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from onnxgen.common.names import Namer, printable
-from onnxgen.export.shared import CannotWriteBack, declare, drop_unused, used_names
+from onnxgen.export.places import CannotWriteBack, declare, drop_unused, used_names
 from onnxgen.graph.annotations import FREED
-from onnxgen.graph.catalogue import having
+from onnxgen.graph.operators import having
 from onnxgen.graph.traits import SIZES
 from onnxgen.options import Options
 from onnxgen.paranoid.check import name_of
@@ -25,12 +25,11 @@ from onnxgen.passes import PASSES
 from onnxgen.passes.batch import Freed, dynamic_batch
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
-from onnxgen.reader.placeholders import is_placeholder
+from onnxgen.reader.normal import is_placeholder
 from onnxgen.reader.protos import opset_of, put, uses
 from onnxgen.record.signature import Signature
 from onnxgen.shapes import propagate
-from onnxgen.shapes.dim_text import atom_text
-from onnxgen.shapes.dims import Dim, Sym, Symbol, is_symbol
+from onnxgen.shapes.dims import Dim, Sym, Symbol, atom_text, is_symbol
 from onnxgen.shapes.expression import Atom
 from onnxgen.shapes.info import Info, info
 

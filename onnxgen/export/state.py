@@ -1,25 +1,69 @@
-"""Trained tensors of a safetensors file, or of a module in memory."""
+"""What is exported: the module, its ONNX file, and its trained tensors.
+
+The ONNX file is the one that the module was generated from. The tensors are those of a safetensors
+file, or of a module in memory.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import metadata_of, sidecar_files, sidecar_of
+from onnxgen.record.signature import Signature, recorded
+from onnxgen.record.way_back import TENSORS, WayBack, source_of
 from onnxgen.runtime.checkpoint import is_pickled, read_weights, without_prefix
 from onnxgen.verify.convert import to_numpy
-from onnxgen.weights.sidecar import read_tensors
-from onnxgen.weights.streamed import Array
+from onnxgen.weights.sidecar import Array, read_tensors
 
-if TYPE_CHECKING:
-    from onnxgen.export.origin import Origin
+
+@dataclass(frozen=True)
+class Origin:
+    """A generated module and the ONNX file that it was generated from.
+
+    Attributes:
+        module: the module's path.
+        space: the names in the module.
+        onnx: the ONNX file, which has not changed since.
+        signature: inputs and outputs.
+        record: how the file's tensors are made of the state dict.
+    """
+
+    module: Path
+    space: Mapping[str, Any]
+    onnx: Path
+    signature: Signature
+    record: WayBack
+
+    @property
+    def files(self) -> set[Path]:
+        """Return the module and its weights files."""
+        sidecar = sidecar_of(self.space)
+        return {self.module, *([] if sidecar is None else sidecar_files(sidecar))}
+
+
+def origin_of(module: Path, space: Mapping[str, Any], onnx: Path | None) -> Origin:
+    """Find the ONNX file that a module was generated from (`onnx`: named by the user).
+
+    Raises:
+        OnnxgenError: the module's weights do not name the file, or it can't be found, or has changed.
+    """
+    metadata = metadata_of(space)
+    signature = recorded(metadata)
+    record = WayBack.from_metadata(metadata)
+    path = source_of(module, signature if TENSORS in metadata else None, onnx)
+    assert signature is not None
+    return Origin(module, space, path, signature, record)
+
 
 MAX_KEYS_SHOWN = 3  # keys in a message
 

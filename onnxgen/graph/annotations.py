@@ -1,29 +1,114 @@
-"""All facts, with their types, that onnxgen notes on nodes, values, graphs and models while it works on a file.
+"""All facts, with their types, that onnxgen notes on nodes, values, graphs and models.
 
-onnx_ir gives each of these objects a dict, `meta`, which is not stored in files. Only this module reads and writes it.
-The comment before each fact describes it, and then names the modules that note it -> the modules that read it.
+onnx_ir gives each of these objects a dict, `meta`, which is not stored in files. Only this module
+reads and writes it. The comment before each fact describes it, and then names the modules that note
+it -> the modules that read it.
+
+The reader notes these facts of a file, which need types of their own:
+
+- types of maps, which onnx_ir cannot represent. Only classical models (ai.onnx.ml) have them. At
+  run time they are dicts; keys and values are text or numbers;
+- positions of values in the file. They are recorded after local functions are inlined and before
+  any rewrite;
+- the bytes that were read. They limit the bytes that a generation writes: without that, nodes that
+  copy tensors could make a small file huge.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import onnx
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, Variable
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.options import Options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from onnxgen.graph.maps import MapType
-    from onnxgen.graph.sites import Nodes, Site
     from onnxgen.paranoid.check import Counts
     from onnxgen.passes.batch import Freed
     from onnxgen.passes.folded import Restored
     from onnxgen.shapes.info import Info
-    from onnxgen.weights.approximation import Approximation
-    from onnxgen.weights.copied import Copied
+    from onnxgen.weights.dequantised import Approximation
+    from onnxgen.weights.stored import Copied
+
+
+@dataclass(frozen=True)
+class MapType:
+    """The types of a map's keys and values. `listed`: the value is a sequence of such maps."""
+
+    key: ir.DataType
+    value: ir.DataType
+    listed: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "maps" if self.listed else "map"
+
+
+def map_types(graph: onnx.GraphProto) -> dict[str, MapType]:
+    """Return the types of a graph's inputs and outputs that are maps, by name."""
+    found = {info.name: _map_type(info.type) for info in (*graph.input, *graph.output)}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _map_type(kind: onnx.TypeProto) -> MapType | None:
+    listed = kind.WhichOneof("value") == "sequence_type"
+    if listed:
+        kind = kind.sequence_type.elem_type
+    if kind.WhichOneof("value") != "map_type":
+        return None
+    key, value = kind.map_type.key_type, kind.map_type.value_type.tensor_type.elem_type
+    return MapType(ir.DataType(key), ir.DataType(value), listed)
+
+
+def note_maps(graph: ir.Graph, types: Mapping[str, MapType]) -> None:
+    """Record the types of maps in the values' `meta`."""
+    for value in (*graph.inputs, *graph.outputs):
+        if (value.name or "") in types:
+            MAP.set(value, types[value.name or ""])
+
+
+Site = tuple[str, int]  # name of a node's output in the file, and index of the node's input
+Nodes = dict[str, tuple[tuple[Site, str], ...]]
+
+
+def site(node: ir.Node, index: int) -> Site:
+    """Return the position in the file of an input of a node."""
+    return CALLED.get(node).get(index) or (next((o.name for o in node.outputs if o.name), "") or "", index)
+
+
+def note_nodes(model: ir.Model) -> None:
+    """Record in `model.meta` which values each node of the file takes."""
+    noted: Nodes = {}
+    for node in all_nodes(model.graph):
+        inputs = tuple((site(node, i), v.name) for i, v in enumerate(node.inputs) if v is not None and v.name)
+        noted |= {o.name: inputs for o in node.outputs if o.name}
+    NODES.set(model, noted)
+
+
+def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir.Value | None]) -> None:
+    """Record for an inlined function which inputs come from the call, and which tensors the function stores.
+
+    `values`: for the function's own values, those of the body.
+    """
+    formal = {value: index for index, value in enumerate(function.inputs)}
+    for node in function:
+        made = next((new.producer() for o in node.outputs if (new := values.get(o)) is not None), None)
+        if made is not None:
+            CALLED.set(made, {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal})
+    stored = [o for node in all_nodes(function) if node.op_type == "Constant" for o in node.outputs]
+    stored += [value for graph in function.subgraphs() for value in graph.initializers.values()]
+    for value in stored:
+        new = values.get(value)
+        if new is not None:
+            LOCAL.set(new, (*function.identifier(), value.name))
+
 
 Holder = TypeVar("Holder", bound="ir.Node | ir.Value | ir.Graph | ir.Model")
 Fact = TypeVar("Fact")
@@ -162,3 +247,26 @@ DECIDED: Annotation[ir.Model, bool] = Annotation("decided", False)
 
 def is_trained(value: ir.Value) -> bool:
     return TRAINABLE.get(value)[0]
+
+
+WRITTEN_PER_STORED_BYTE = 4  # bytes written for each stored byte: it may become a float32
+WRITTEN_PER_UNPACKED_BYTE = 16  # the same where quantised weights of two bits become float32
+
+
+def note_read(model: ir.Model, path: Path) -> None:
+    """Record the sizes of the file and of its data files, in bytes."""
+    files = {path, *DATA_FILES.get(model)}
+    BYTES_READ.set(model, sum(os.path.getsize(file) for file in files if os.path.isfile(file)))
+
+
+def writable(model: ir.Model, options: Options) -> int:
+    """Return how many bytes may be written."""
+    times = WRITTEN_PER_STORED_BYTE if options.quantized == "keep" else WRITTEN_PER_UNPACKED_BYTE
+    return times * BYTES_READ.get(model) + options.limits.written
+
+
+def past(size: int, most: int, what: str) -> str | None:
+    """Return a message if `size` bytes are more than `most`, else None. `what` names the thing of that size."""
+    if size <= most:
+        return None
+    return f"{what} {size:,} bytes; the size of the file allows {most:,} (raise it with --limit written={size})"

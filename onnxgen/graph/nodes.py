@@ -1,11 +1,16 @@
-"""All nodes of a graph, and queries that are answered by following values to their producers."""
+"""Queries about nodes: those of a graph, producers of values, schemas, groups of element types.
+
+Attributes become plain Python values here. The schemas are those of the installed onnx.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+from typing import Any, TypeVar
 
 import onnx_ir as ir
+from onnx import defs
 
 from onnxgen.common.names import printable
 
@@ -102,3 +107,53 @@ def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 def opset_of(node: ir.Node, model: ir.Model) -> int:
     """Return the version of its domain that a node is written in."""
     return node.version or model.opset_imports.get(node.domain, 1)
+
+
+NEWER_RUNTIME = (  # the reason if a node has an input or attribute that its function does not know
+    "a newer onnxruntime may have it: update onnxgen, or export the model without it "
+    "(or write a plugin for the operator: docs/EXTENDING.md)"
+)
+
+
+@cache
+def schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
+    """Return the schema of an operator in version `opset`, or None if onnx does not know the operator."""
+    try:
+        return defs.get_schema(name, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+def first_since(name: str, opset: int) -> int:
+    """Return the first version from `opset` on that has an operator of the standard.
+
+    The installed onnx may know no such version: `opset` then.
+    """
+    versions = range(opset, defs.onnx_opset_version() + 1)
+    return next((version for version in versions if schema("", name, version)), opset)
+
+
+def types_of(known: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> Collection[str]:
+    """Return the types that an input or output may have ("tensor(float)"). `formal.types` fails in onnx 1.20."""
+    allowed = {c.type_param_str: c.allowed_type_strs for c in known.type_constraints}
+    return allowed.get(formal.type_str, [formal.type_str])
+
+
+def plain(value: Any) -> Any:
+    """Convert an attribute's value to plain Python: bytes to text, sequences to lists, tensors to numpy arrays."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return value
+
+
+# the types that can be trained, and that `--dtype` accepts
+FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
+
+NAMED = {  # by the names that `--dtype` takes
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "float32": ir.DataType.FLOAT,
+    "float64": ir.DataType.DOUBLE,
+}

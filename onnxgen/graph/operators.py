@@ -1,12 +1,22 @@
-"""The registry of operators: the function that lowers each operator, by opset.
+"""The registry of operators: the function that lowers each, by opset, and what its card declares.
 
-An operator is one small function with the parameters of its ONNX schema: inputs first, then attributes, keyword-only.
-An operator has a second function only if its meaning changed. `find` returns the newest one that is not newer than the
-model's opset.
+An operator is one small function with the parameters of its ONNX schema: inputs first, then
+attributes, keyword-only. An operator has a second function only if its meaning changed. `find`
+returns the newest one that is not newer than the model's opset.
 
-`op` only notes a function in its module. A *layer* is a table of the functions of some modules. onnxgen's own families
-make one. The plugins of a generation make another, which is searched first and dropped after the generation (see
-`onnxgen.plugins`).
+`op` only notes a function in its module. A *layer* is a table of the functions of some modules.
+onnxgen's own families make one. The plugins of a generation make another, which is searched first
+and dropped after the generation (see `onnxgen.plugins`).
+
+*Cards.* `known` and `is_a` look up, by node, what `@op(...)` declares. The operators' modules are
+imported at the first lookup, not before: they import the modules that look facts up. Bodies of
+fused operators and the bundled plugin are imported when an operator is none of `onnxgen.ops`.
+
+*Gradients.* A card says through which inputs no gradient flows, with the reason (`flat`). Every
+other floating-point input is differentiable. `tests/gradients` compares the gradients of all
+operators with finite differences, and checks that cards are right, too. Inputs of text, integers
+and booleans have no derivatives, so nothing is said of them. `docs/OPERATORS.md` prints the
+reasons.
 """
 
 from __future__ import annotations
@@ -27,11 +37,12 @@ import onnx_ir as ir
 
 from onnxgen.common.timing import IMPORTS, stage
 from onnxgen.graph.domains import is_foreign
-from onnxgen.graph.traits import BROADCASTS, STANDARDISES, Trait, all_of
+from onnxgen.graph.traits import BROADCASTS, COMPARISON, RANDOM, SIZES, STANDARDISES, Trait, all_of
 
 if TYPE_CHECKING:
     from onnxgen.plugins.loading import Plugin
-    from onnxgen.shapes.node_facts import Rule
+    from onnxgen.shapes.info import Rule
+
 
 Lowering = Callable[..., Any]
 Positions = Collection[int]
@@ -363,3 +374,83 @@ def named(domain: str, name: str, opset: int) -> Operator | None:
 
 def _newest(found: OperatorTable, domain: str, name: str, opset: int) -> Operator | None:
     return next((v for v in reversed(found.get((domain, name), ())) if v.since <= opset), None)
+
+
+NO_CARD = Operator("", "", 0, lambda b: None)
+
+
+def known(node: ir.Node) -> Operator:
+    """Return the card of a node's operator; an empty one if it is not registered."""
+    found = card(node.domain, node.op_type)
+    return found if found.name else of_plugins(node.domain, node.op_type, node.version or 1) or found
+
+
+def card(domain: str, name: str) -> Operator:
+    """Return all that onnxgen knows of an operator of its own; an empty card if it has none of that name."""
+    key = "" if domain == "ai.onnx" else domain, name
+    return _cards().get(key) or _others().get(key, NO_CARD)
+
+
+def is_a(node: ir.Node, *traits: Trait) -> bool:
+    """Return True if a node's operator has one of these traits."""
+    return not known(node).traits.isdisjoint(traits)
+
+
+@cache
+def having(*traits: Trait) -> frozenset[str]:
+    """Return the names of the operators of `onnxgen.ops`, of any domain, that have one of these traits."""
+    return frozenset(name for (_, name), said in _cards().items() if not said.traits.isdisjoint(traits))
+
+
+@cache
+def having_all(*traits: Trait) -> frozenset[str]:
+    """Return the names of the operators of `onnxgen.ops`, of any domain, that have all of these traits."""
+    return frozenset[str].intersection(*map(having, traits))
+
+
+@cache
+def _cards() -> dict[tuple[str, str], Operator]:
+    return {key: versions[-1] for key, versions in with_functions().items()}
+
+
+@cache
+def _others() -> dict[tuple[str, str], Operator]:
+    return {key: versions[-1] for key, versions in {**written_out(), **bundled()}.items()}
+
+
+PIECEWISE_CONSTANT = "the operator is piecewise constant: its derivative is 0 wherever there is one"
+INTEGERS = "the results are integers or booleans"
+TEXT = "the input is text or an encoded image"
+COUNTED = "the result depends on no floating-point input"
+DRAWN = "the numbers are random and depend on no input"
+BITS = "the operator reads the bits as another type, which is not smooth"
+SETS_SIZE = "the input sets the size of the result, an integer"
+REFUSED = "onnxgen refuses a node with this input"
+TYPE = "only the type of the input counts"
+SETS_GRID = "the input only sets the numbers to round to"
+UNREAD = "nothing reads it"
+
+_OF_KIND = {COMPARISON: INTEGERS, SIZES: INTEGERS, RANDOM: DRAWN}
+
+
+def key(domain: str, name: str) -> str:
+    """Return the name of an operator with its domain."""
+    return f"{domain}.{name}" if domain not in ("", "ai.onnx") else name
+
+
+def everywhere(domain: str, name: str) -> str | None:
+    """Return why no gradient flows through an operator, whatever the input; None if one flows through some."""
+    known = card(domain, name)
+    of_kind = next((why for trait, why in _OF_KIND.items() if trait in known.traits), None)
+    return known.rules.flat if isinstance(known.rules.flat, str) else of_kind
+
+
+def by_input(domain: str, name: str) -> Mapping[str, str]:
+    """Return why none flows through some inputs, by the schema's names."""
+    flat = card(domain, name).rules.flat
+    return flat if isinstance(flat, Mapping) else {}
+
+
+def reason(domain: str, name: str, parameter: str | None = None) -> str | None:
+    """Return why no gradient flows through an operator, or through one of its inputs; None if one does."""
+    return everywhere(domain, name) or (None if parameter is None else by_input(domain, name).get(parameter))

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.heads.decoding import Array
-from onnxgen.heads.frontier import behind, raw_values
-from onnxgen.heads.response import Response
+from onnxgen.heads.reading import behind, raw_values
+from onnxgen.heads.response import Array, Response
 from onnxgen.options import Options
 from onnxgen.passes.trainable import trainable
 from onnxgen.record.tail import Tail

@@ -1,31 +1,415 @@
 """Finds the tail of a detector: its raw maps, and what they mean.
 
-The graph behind the raw maps is not compared with the forms in which exporters write it. It is computed, for maps of
-zeros, of ones and of drawn numbers. A reading counts if it computes the same boxes and probabilities of drawn maps.
+The raw maps are where the trained layers of a graph end (`raw_values`, `behind`). The graph behind
+them is not compared with the forms in which exporters write it. It is computed, for maps of zeros,
+of ones and of drawn numbers. A reading counts if it computes the same boxes and probabilities of
+drawn maps.
+
+`boxes` finds out which raw maps are boxes, and how the graph decodes them. `with_classes` finds out
+which of their channels are classes, by the probabilities that the graph makes of them. Some files
+do not decode boxes, and their published programs do: these heads are known by the shapes of their
+maps (`published`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import FIX_SHAPE, OnnxgenError
-from onnxgen.graph.element_types import FLOATS
-from onnxgen.heads.boxes import Maps, boxes, undecoded
-from onnxgen.heads.classes import with_classes
-from onnxgen.heads.frontier import behind, raw_values
-from onnxgen.heads.published import published
-from onnxgen.heads.response import Response, sizes
-from onnxgen.heads.seen import Probe
+from onnxgen.graph.annotations import is_trained
+from onnxgen.graph.nodes import FLOATS, subgraphs
+from onnxgen.graph.operators import is_a, known
+from onnxgen.graph.traits import ADDS, NORM, PASSES_ON, SCALES, SIZES
+from onnxgen.heads.response import Array, Grid, Probe, Response, Seen, cells_of, corners, scores, sizes, taken
 from onnxgen.options import Options
 from onnxgen.passes.trainable import trainable
-from onnxgen.record.tail import Channels, Tail
+from onnxgen.record.tail import Channels, Level, Tail
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
+
+
+def raw_values(graph: ir.Graph) -> list[ir.Value]:
+    """Return the last values that trained layers make, in the order of the graph.
+
+    `onnxgen.passes.trainable` must have run.
+    """
+    reached, found = set[ir.Value](), list[ir.Value]()
+    todo = list(graph.outputs)
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if value in reached or node is None:
+            continue
+        reached.add(value)
+        if is_layer(node):
+            found.append(value)
+        elif not is_a(node, SIZES):
+            todo.extend(given for given in node.inputs if given is not None)
+            todo.extend(given for inner in subgraphs(node) for given in _captured(inner))
+    order = {node: number for number, node in enumerate(graph)}
+    return sorted(found, key=lambda value: order[value.producer()])  # type: ignore[index]
+
+
+def is_layer(node: ir.Node) -> bool:
+    """Return True for a layer with trained weights, or a trained bias or scale of its channels."""
+    trained = [index for index, value in enumerate(node.inputs) if value is not None and _is_trained(value)]
+    if any(index in known(node).weights for index in trained) or (trained and is_a(node, NORM)):
+        return True
+    if not is_a(node, ADDS, SCALES) or len(node.inputs) != 2 or len(trained) != 1:
+        return False
+    tensor, data = stored(node.inputs[trained[0]]), node.inputs[1 - trained[0]]
+    producer = None if data is None else data.producer()
+    if tensor is None or producer is None:
+        return False
+    shape = tensor.shape.numpy()
+    if producer.op_type == "MatMul":
+        return len(shape) == 1
+    return is_layer(producer) and len(shape) >= 3 and tuple(shape[-2:]) == (1, 1)
+
+
+def _is_trained(value: ir.Value) -> bool:
+    """Return True for a trained stored tensor, also behind nodes that only pass it on."""
+    for _ in range(8):
+        node = value.producer()
+        if is_trained(value) or node is None or not is_a(node, PASSES_ON) or node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    return is_trained(value)
+
+
+def behind(raw: Iterable[ir.Value], graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes that the outputs need beside the raw values, in the order of the graph."""
+    ends, needed = set(raw), set[ir.Value](graph.outputs)
+    found = []
+    for node in reversed(graph):
+        if needed.isdisjoint(node.outputs) or not ends.isdisjoint(node.outputs):
+            continue
+        found.append(node)
+        if not is_a(node, SIZES):
+            needed.update(given for given in node.inputs if given is not None)
+            needed.update(given for inner in subgraphs(node) for given in _captured(inner))
+    return found[::-1]
+
+
+def _captured(graph: ir.Graph) -> list[ir.Value]:
+    """Return the values that a subgraph takes, those of its own included."""
+    found = [value for node in graph for value in node.inputs if value is not None]
+    return found + [value for node in graph for inner in subgraphs(node) for value in _captured(inner)]
+
+
+# UltraFace (Linzaer, Ultra-Light-Fast-Generic-Face-Detector-1MB): widths of the priors by level, in pixels.
+ULTRAFACE = ((10, 16, 24), (32, 48), (64, 96), (128, 192, 256))
+
+
+def published(tail: Tail) -> Tail | None:
+    """Return a tail with the kind that its published program decodes, or None for an unknown head."""
+    counts = [len(level.anchors) for level in tail.levels]
+    if max(counts) == 1 and tail.levels[0].objectness is not None:
+        return replace(tail, kind="offsets", assumed="the file does not decode boxes: offsets as in YOLOX and YuNet")
+    if counts == [len(widths) for widths in ULTRAFACE] and tail.background and tail.classes == 1:
+        anchors = [tuple((float(min(w, tail.width)), float(min(w, tail.height))) for w in ws) for ws in ULTRAFACE]
+        levels = tuple(replace(level, anchors=found) for level, found in zip(tail.levels, anchors))
+        told = "the file does not decode boxes: priors and variances as in UltraFace"
+        return replace(tail, kind="priors", levels=levels, variances=(0.1, 0.2), assumed=told)
+    return None
+
+
+LAYOUTS = ("centres", "corners", "corner")
+ACCURACY = 1e-4  # relative, or in pixels by 10: of the graph's float32
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The raw maps of a head.
+
+    Attributes:
+        names: of all maps, in the order of the graph.
+        channels: of each map.
+        series: indices of maps that have one part in each level.
+        sizes: height and width of each level.
+        image: height and width of the image.
+    """
+
+    names: tuple[str, ...]
+    channels: tuple[int, ...]
+    series: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, int], ...]
+    image: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading of the boxes: a tail whose classes are not read yet, and the order of the graph's points."""
+
+    tail: Tail
+    order: Array
+    series: tuple[int, ...]
+
+
+def boxes(maps: Maps, probe: Probe) -> Reading | None:
+    """Return how the graph decodes boxes, or None if no reading computes what it computes."""
+    drawn = [probe.maps[name] for name in maps.names]
+    for series, grid, channels, bins in splits(maps):
+        values = [value for value in probe.seen(grid.counts) if value.drawn.shape[1] >= 4]
+        for value in reversed(values):
+            for order in grid.orders():
+                for tail in _readings(maps, grid, channels, bins, value.ordered(order)):
+                    if _agrees(tail, drawn, value.drawn[order]):
+                        return Reading(tail, order, series)
+    return None
+
+
+def undecoded(maps: Maps, probe: Probe) -> Reading | None:
+    """Return the boxes of a graph that ends in their numbers as the layers make them; its kind is left open ("")."""
+    drawn = [probe.maps[name] for name in maps.names]
+    for series, grid, channels, bins in splits(maps):
+        levels = _levels(maps, grid, channels, [_rounded(maps, size) for size in grid.sizes])
+        if bins > 1 or any(part.count != part.step for part in channels):
+            continue
+        tail = _tail_of_boxes(maps, levels, "", 1)
+        raw = corners(replace(tail, kind="distances"), drawn)
+        for value in probe.seen(grid.counts):
+            for order in grid.orders():
+                table = value.drawn[order][:, :4]  # YOLOX has objects and classes behind them
+                low = [(cells_of(level) + 0.5) * level.stride for level in levels]
+                far = np.concatenate([np.full(len(cells), level.stride) for cells, level in zip(low, levels)])[:, None]
+                found = np.concatenate(low)
+                if table.shape[1] == 4 and np.allclose(
+                    raw,
+                    np.concatenate((found - table[:, :2] * far, found + table[:, 2:] * far), 1),
+                    ACCURACY,
+                    10 * ACCURACY,
+                ):
+                    return Reading(replace(tail, decoded=""), order, series)
+    return None
+
+
+def splits(maps: Maps) -> Iterator[tuple[tuple[int, ...], Grid, list[Channels], int]]:
+    """Yield (series, grid, channels of the boxes in each level, bins): every way in which maps may hold boxes."""
+    for series in maps.series:
+        counts = [maps.channels[index] for index in series]
+        if all(count % 4 == 0 for count in counts):
+            if len(set(counts)) == 1:
+                yield (
+                    series,
+                    Grid(maps.sizes, (1,) * len(series)),
+                    [Channels(i, 0, counts[0], counts[0]) for i in series],
+                    counts[0] // 4,
+                )
+            if max(counts) > 4:
+                anchors = tuple(count // 4 for count in counts)
+                yield series, Grid(maps.sizes, anchors), [Channels(i, 0, 4, 4) for i in series], 1
+        for anchors_of_all in range(1, counts[0] // 5 + 1) if len(set(counts)) == 1 else ():
+            step, rest = divmod(counts[0], anchors_of_all)
+            if not rest:
+                grid = Grid(maps.sizes, (anchors_of_all,) * len(series))
+                for bins in (1, *range(2, (step - 1) // 4 + 1)) if anchors_of_all == 1 else (1,):
+                    yield series, grid, [Channels(i, 0, 4 * bins, step) for i in series], bins
+
+
+def _readings(maps: Maps, grid: Grid, channels: list[Channels], bins: int, value: Seen) -> Iterator[Tail]:
+    """Yield tails that decode maps of zeros as the graph does, without their classes."""
+    for layout in LAYOUTS:
+        for shares in (False, True):
+            zeros, ones = (_centres(table[:, :4], layout, shares, maps.image) for table in (value.zeros, value.ones))
+            found = _strides(maps, grid, zeros[:, :2])
+            if found is None:
+                continue
+            strides, offset = found
+            levels = _levels(maps, grid, channels, strides)
+            tail = replace(_tail_of_boxes(maps, levels, "", bins), decoded=value.name, layout=layout, shares=shares)
+            for kind in ("distances",) if offset else ("offsets",):
+                for distance in ("identity", "relu", "exp") if kind == "distances" else ("identity",):
+                    yield replace(tail, kind=kind, distance=distance)
+            if not offset or bins > 1:
+                continue
+            anchors = _anchors(grid, zeros[:, 2:])
+            if anchors is None:
+                continue
+            tail = replace(tail, levels=tuple(replace(level, anchors=a) for level, a in zip(levels, anchors)))
+            yield replace(tail, kind="yolov5")
+            yield replace(tail, kind="yolov3")
+            with np.errstate(all="ignore"):
+                moved = ((ones - zeros)[:, :2] / zeros[:, 2:])[0, 0], np.log(ones[:, 2:] / zeros[:, 2:])[0, 0]
+            if np.isfinite(moved).all():
+                yield replace(tail, kind="priors", variances=(round(float(moved[0]), 5), round(float(moved[1]), 5)))
+
+
+def _centres(table: Array, layout: str, shares: bool, image: tuple[int, int]) -> Array:
+    """Return centre and size in pixels of boxes in a layout."""
+    table = table * np.array([image[1], image[0]] * 2) if shares else table
+    low, high = table[:, :2], table[:, 2:]
+    if layout == "corners":
+        return np.concatenate(((low + high) / 2, high - low), 1)
+    return np.concatenate((low + high / 2, high), 1) if layout == "corner" else table
+
+
+def _strides(maps: Maps, grid: Grid, centres: Array) -> tuple[list[float], bool] | None:
+    """Return the strides of the levels, and if points are in the middle of cells (else in their corner)."""
+    starts = np.cumsum([0, *grid.counts])
+    for offset in (0.5, 0.0):
+        found = []
+        for (height, width), anchors, start, stop in zip(grid.sizes, grid.anchors, starts, starts[1:]):
+            cells = cells_of(Level(height, width, 1, ((1, 1),) * anchors, *[Channels(0, 0, 0, 0)] * 2)) + offset
+            options = [maps.image[1] / width, maps.image[0] / height, _rounded(maps, (height, width))]
+            found += [s for s in options if np.allclose(centres[start:stop], cells * s, ACCURACY, 10 * ACCURACY)][:1]
+        if len(found) == len(grid.sizes):
+            return found, offset > 0
+    return None
+
+
+def _rounded(maps: Maps, size: tuple[int, int]) -> float:
+    """Return the power of two that is nearest to the stride of a map whose size may have been rounded up."""
+    return float(2 ** round(float(np.log2(maps.image[1] / size[1]))))
+
+
+def _anchors(grid: Grid, sizes: Array) -> list[tuple[tuple[float, float], ...]] | None:
+    """Return the anchors of each level, or None if their sizes differ from cell to cell."""
+    starts, found = np.cumsum([0, *grid.counts]), []
+    for anchors, start, stop in zip(grid.anchors, starts, starts[1:]):
+        table = sizes[start:stop].reshape(-1, anchors, 2)
+        if not np.allclose(table, table[:1], ACCURACY, 10 * ACCURACY) or (table <= 0).any():
+            return None
+        found.append(tuple((round(float(width), 4), round(float(height), 4)) for width, height in table[0]))
+    return found
+
+
+def _levels(maps: Maps, grid: Grid, channels: Sequence[Channels], strides: Sequence[float]) -> tuple[Level, ...]:
+    return tuple(
+        Level(height, width, stride, ((stride, stride),) * anchors, part, part)
+        for (height, width), anchors, part, stride in zip(grid.sizes, grid.anchors, channels, strides)
+    )
+
+
+def _tail_of_boxes(maps: Maps, levels: tuple[Level, ...], kind: str, bins: int) -> Tail:
+    return Tail(kind, maps.names, levels, *maps.image, 0, bins)
+
+
+def _agrees(tail: Tail, maps: Sequence[Array], table: Array) -> bool:
+    """Return True if a tail decodes drawn maps as the graph does."""
+    wanted = _centres(table[:, :4], tail.layout, tail.shares, (tail.height, tail.width))
+    with np.errstate(all="ignore"):
+        found = corners(tail, maps)
+    found = _centres(found, "corners", False, (1, 1))
+    return bool(np.allclose(found, wanted, ACCURACY, 10 * ACCURACY))
+
+
+OBJECT = re.compile("obj|conf", re.I)  # in the name of a layer or value that says if there is an object
+NO_OBJECTS = ("distances", "priors")  # kinds whose heads have no objectness in the map of their boxes
+LOGITS = "the graph has no activation of the classes: a sigmoid of each is assumed"
+
+
+def with_classes(maps: Maps, probe: Probe, reading: Reading, hints: Sequence[str]) -> Tail | None:
+    """Return the tail of a reading with its classes, or None if none computes what the graph does.
+
+    Args:
+        hints: of each map, names that may say what it is.
+    """
+    drawn = [probe.maps[name] for name in maps.names]
+    grid = Grid(maps.sizes, tuple(len(level.anchors) for level in reading.tail.levels))
+    tables = [value.drawn[reading.order] for value in probe.seen(grid.counts)]
+    options = list(_options(maps, reading))
+    options.sort(key=lambda tail: (_is_unlikely(tail, hints), _comes_before(tail, drawn, tables)))
+    for activated in (True, False):
+        for tail in options:
+            if _is_made(tail, drawn, tables, activated):
+                return tail if activated else replace(tail, assumed=LOGITS)
+    return None
+
+
+def _is_unlikely(tail: Tail, hints: Sequence[str]) -> bool:
+    """True if names call the map of classes one of objectness."""
+    level = tail.levels[0]
+    objects = level.objectness
+    apart = objects is not None and objects.map != level.classes.map
+    return apart and bool(OBJECT.search(hints[level.classes.map])) and not OBJECT.search(hints[objects.map])  # type: ignore[union-attr]
+
+
+def _comes_before(tail: Tail, maps: Sequence[Array], tables: list[Array]) -> bool:
+    """True if a value has a column of one class before that of the objectness, which comes first in all YOLOs."""
+    if tail.classes != 1 or tail.background or tail.levels[0].objectness is None:
+        return False
+    places = [[_place(table, column) for column in scores(tail, maps)] for table in tables]
+    return any(one is not None and other is not None and one < other for one, other in places)
+
+
+def _options(maps: Maps, reading: Reading) -> Iterator[Tail]:
+    """Yield the tail with every choice of channels for its classes and its objectness."""
+    levels = reading.tail.levels
+    anchors = [len(level.anchors) for level in levels]
+    step, first = levels[0].boxes.step, levels[0].boxes.count
+    if step > first + 1 and reading.tail.kind not in NO_OBJECTS:
+        objects = [Channels(level.boxes.map, first, 1, step) for level in levels]
+        classes = [Channels(level.boxes.map, first + 1, step - first - 1, step) for level in levels]
+        yield _tail_with(reading, classes, objects)
+    if step > first:
+        yield from _activated(
+            _tail_with(reading, [Channels(level.boxes.map, first, step - first, step) for level in levels])
+        )
+    parts = {}
+    for series in maps.series:
+        found = [divmod(maps.channels[index], count) for index, count in zip(series, anchors)]
+        if series != reading.series and len(set(found)) == 1 and not found[0][1]:
+            parts[series] = [Channels(index, 0, found[0][0], found[0][0]) for index in series]
+    for series, channels in parts.items():
+        for other, objects in parts.items():
+            if other != series and objects[0].count == 1:
+                yield _tail_with(reading, channels, objects)
+    for channels in parts.values():
+        yield from _activated(_tail_with(reading, channels))
+
+
+def _activated(tail: Tail) -> Iterator[Tail]:
+    yield tail
+    if tail.classes > 1:
+        yield replace(tail, background=True, classes=tail.classes - 1)
+
+
+def _tail_with(reading: Reading, classes: list[Channels], objects: list[Channels] | None = None) -> Tail:
+    levels: list[Level] = []
+    for index, level in enumerate(reading.tail.levels):
+        levels.append(replace(level, classes=classes[index], objectness=None if objects is None else objects[index]))
+    return replace(reading.tail, levels=tuple(levels), classes=classes[0].count)
+
+
+def _is_made(tail: Tail, maps: Sequence[Array], tables: list[Array], activated: bool) -> bool:
+    """Return True if the graph has the probabilities of a tail (or, not activated, its logits) among its values."""
+    if activated:
+        found, objects = scores(tail, maps)
+    else:
+        if tail.background:
+            return False
+        found = np.concatenate([taken(level.classes, len(level.anchors), maps) for level in tail.levels])
+        objects = np.ones((len(found), 1))
+        if tail.levels[0].objectness is not None:
+            objects = np.concatenate(
+                [taken(lv.objectness, len(lv.anchors), maps) for lv in tail.levels if lv.objectness]
+            )
+    apart = tail.levels[0].objectness is None or any(_has(table, objects) for table in tables)
+    return (apart and any(_has(table, found) for table in tables)) or any(_has(t, found * objects) for t in tables)
+
+
+def _has(table: Array, columns: Array) -> bool:
+    """Return True if neighbouring columns of a table are these."""
+    return _place(table, columns) is not None
+
+
+def _place(table: Array, columns: Array) -> int | None:
+    """Return the first of neighbouring columns of a table that are these, or None."""
+    count = columns.shape[1]
+    for start in range(table.shape[1] - count + 1):
+        if np.allclose(table[:, start : start + count], columns, ACCURACY, ACCURACY / 10):
+            return start
+    return None
+
 
 QUERIES = "a head of queries (DETR) is trained by matching, which onnxgen can't do"
 CUT = "generate the module again with --outputs, which names the raw maps, and train it with a loss of your own"

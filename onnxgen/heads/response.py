@@ -1,8 +1,15 @@
-"""The values that a graph computes behind its raw maps, for given maps. `onnx.reference` computes them."""
+"""What a graph computes behind its raw maps, and the same decoding in numpy.
+
+`Response` has the values that a graph computes for given maps. `onnx.reference` computes them.
+`Probe` sees what it computes of every point, for maps of zeros, of ones and of drawn numbers
+(`Seen`). `corners` and `scores` decode raw maps as a record says: a reading of a head is checked
+with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +19,10 @@ from numpy.typing import NDArray
 
 from onnxgen.common.names import printable
 from onnxgen.errors import FIX_SHAPE, OnnxgenError
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import SELECTS
+from onnxgen.record.tail import Channels, Level, Tail
 from onnxgen.shapes.info import info
 
 Array = NDArray[Any]
@@ -102,3 +110,162 @@ def _evaluator(
         return ReferenceEvaluator(proto)
     except Exception as error:  # an operator that it does not know, say
         raise OnnxgenError(f"what is behind the raw maps can't be computed: {printable(str(error), 200)}") from None
+
+
+SEED = 0  # of the drawn maps
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows, columns and anchors of each level of a head, from the finest to the coarsest."""
+
+    sizes: tuple[tuple[int, int], ...]
+    anchors: tuple[int, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        """Return the number of points of each level."""
+        return [height * width * anchors for (height, width), anchors in zip(self.sizes, self.anchors)]
+
+    def orders(self) -> Iterator[Array]:
+        """Yield the orders in which a graph may have the points: where each point is, in the order of `decoding`."""
+        starts = np.cumsum([0, *self.counts])
+        parts = [np.arange(a, b) for a, b in zip(starts, starts[1:])]
+        turned = [
+            part.reshape(anchors, -1).T.ravel() for part, anchors in zip(parts, self.anchors)
+        ]  # anchors come first in the graph
+        yield np.concatenate(parts)
+        if max(self.anchors) > 1:
+            yield np.concatenate(turned)
+        if len(parts) > 1:
+            ends = [part + starts[-1] - start - stop for part, start, stop in zip(parts, starts, starts[1:])]
+            yield np.concatenate(ends)
+            if max(self.anchors) > 1:
+                moved = [end[part - part.min()] for end, part in zip(ends, turned)]
+                yield np.concatenate(moved)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A value, or one of each level, as [points, columns] for the three kinds of maps."""
+
+    name: str
+    zeros: Array
+    ones: Array
+    drawn: Array
+
+    def ordered(self, order: Array) -> Seen:
+        """Return it with other rows."""
+        return replace(self, zeros=self.zeros[order], ones=self.ones[order], drawn=self.drawn[order])
+
+
+class Probe:
+    """Asks a graph once for each kind of maps.
+
+    Attributes:
+        maps: the drawn maps by name.
+    """
+
+    def __init__(self, response: Response) -> None:
+        drawn = np.random.default_rng(SEED)
+        shapes = response.shapes
+        self.maps = {name: drawn.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+        feeds = ({n: np.full(shape, fill, np.float32) for n, shape in shapes.items()} for fill in (0, 1))
+        with np.errstate(all="ignore"):
+            self.values = [response(feed) for feed in (*feeds, self.maps)]
+        self.names = [name for name in response.names if name in self.values[2]]
+
+    def seen(self, counts: Sequence[int]) -> list[Seen]:
+        """Return what has a row for each point of levels with so many points. Array of the whole graph come last."""
+        joined, whole = list[Seen](), [self._one(name, sum(counts)) for name in self.names]
+        if len(counts) > 1:
+            each = [[one for name in self.names if (one := self._one(name, count)) is not None] for count in counts]
+            for parts in zip(*each) if len(set(counts)) == len(counts) and len({len(e) for e in each}) == 1 else ():
+                if len({part.drawn.shape[1] for part in parts}) == 1:
+                    tables = (np.concatenate([getattr(p, kind) for p in parts]) for kind in ("zeros", "ones", "drawn"))
+                    joined.append(Seen(parts[0].name, *tables))
+        return joined + [one for one in whole if one is not None]
+
+    def _one(self, name: str, points: int) -> Seen | None:
+        tables = [_table(value[name], points) for value in self.values]
+        return Seen(name, *tables) if all(table is not None for table in tables) else None  # type: ignore[arg-type]
+
+
+def _table(value: Array, points: int) -> Array | None:
+    """Return a value as [points, columns], or None."""
+    found = np.squeeze(value)
+    found = found[:, None] if found.ndim == 1 else found
+    if found.ndim != 2 or found.shape[0] == found.shape[1] or points not in found.shape:
+        return None
+    return (found if found.shape[0] == points else found.T).astype(np.float64)
+
+
+def corners(tail: Tail, maps: Sequence[Array]) -> Array:
+    """Return the corners float64 [points, 4] in pixels of one image's raw maps [1, channels, height, width].
+
+    Points are in the order of levels, then row, column and anchor.
+    """
+    return np.concatenate([_corners(tail, level, maps) for level in tail.levels])
+
+
+def _corners(tail: Tail, level: Level, maps: Sequence[Array]) -> Array:
+    raw, cells = taken(level.boxes, len(level.anchors), maps), cells_of(level)
+    anchors = np.tile(np.array(level.anchors, np.float64), (level.height * level.width, 1))
+    if tail.bins > 1:
+        raw = softmax(raw.reshape(-1, 4, tail.bins)) @ np.arange(tail.bins)
+    if tail.kind == "distances":
+        if tail.distance != "identity":
+            raw = np.maximum(raw, 0) if tail.distance == "relu" else np.exp(raw)
+        return np.concatenate((cells + 0.5 - raw[:, :2], cells + 0.5 + raw[:, 2:]), 1) * level.stride
+    place, size = raw[:, :2], raw[:, 2:]
+    if tail.kind == "yolov5":
+        middle, size = (sigmoid(place) * 2 - 0.5 + cells) * level.stride, (sigmoid(size) * 2) ** 2 * anchors
+    else:
+        size = np.exp(size * tail.variances[1]) * anchors
+        if tail.kind == "priors":
+            middle = (cells + 0.5) * level.stride + place * tail.variances[0] * anchors
+        else:
+            middle = ((sigmoid(place) if tail.kind == "yolov3" else place) + cells) * level.stride
+    return np.concatenate((middle - size / 2, middle + size / 2), 1)
+
+
+def scores(tail: Tail, maps: Sequence[Array]) -> tuple[Array, Array]:
+    """Return the probabilities [points, classes] and of an object [points, 1], which are 1 without objectness."""
+    classes = np.concatenate([taken(level.classes, len(level.anchors), maps) for level in tail.levels])
+    classes = softmax(classes)[:, 1:] if tail.background else sigmoid(classes)
+    objects = [
+        (
+            np.ones((level.height * level.width * len(level.anchors), 1))
+            if level.objectness is None
+            else sigmoid(taken(level.objectness, len(level.anchors), maps))
+        )
+        for level in tail.levels
+    ]
+    return classes, np.concatenate(objects)
+
+
+def taken(channels: Channels, anchors: int, maps: Sequence[Array]) -> Array:
+    """Return channels of a map as float64 [points, channels]."""
+    found = maps[channels.map]
+    height, width = found.shape[2:]
+    apart = found.reshape(anchors, channels.step, height * width).transpose(2, 0, 1)
+    chosen: Array = apart[..., channels.first : channels.first + channels.count].reshape(-1, channels.count)
+    return chosen.astype(np.float64)
+
+
+def cells_of(level: Level) -> Array:
+    """Return (column, row) of each point of a level, float64 [points, 2]."""
+    row, column = np.mgrid[: level.height, : level.width].reshape(2, -1).astype(np.float64)
+    return np.repeat(np.stack((column, row), 1), len(level.anchors), 0)
+
+
+def sigmoid(x: Array) -> Array:
+    found: Array = 1 / (1 + np.exp(-x))
+    return found
+
+
+def softmax(x: Array) -> Array:
+    """Return the softmax along the last axis."""
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    found: Array = powers / powers.sum(-1, keepdims=True)
+    return found

@@ -21,16 +21,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.code.quote import SizeOf, literal, quote
-from onnxgen.graph.catalogue import card, is_a, known
+from onnxgen.graph.operators import card, is_a, known
 from onnxgen.graph.traits import FILLS, MOVES
 from onnxgen.shapes.dims import Dim
-from onnxgen.shapes.evaluate import operation_of
+from onnxgen.shapes.elements import operation_of
 from onnxgen.shapes.float_sizes import one_axis
-from onnxgen.shapes.info import info
-from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
+from onnxgen.shapes.info import NONSENSE, NodeFacts, Symbols, info
 
 if TYPE_CHECKING:
-    from onnxgen.lowering.arg import Arg
+    from onnxgen.lowering.builder import Arg
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 MAX_ELEMENTS = 64  # more are a tensor

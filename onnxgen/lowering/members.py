@@ -1,7 +1,13 @@
 """The members that `__init__` registers (submodules, parameters and buffers), and their names.
 
-Names come from the file: first the parameter's own name (`layer1.0.conv1.weight`), then the scope of its node, then its
-role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file still has them.
+Names come from the file: first the parameter's own name (`layer1.0.conv1.weight`), then the scope
+of its node, then its role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file
+still has them.
+
+`settle` chooses the final path of each member, so that no two conflict. A file may name one tensor
+`a.weight` and another `a.weight.bias`, or use `a.bias` elsewhere although the layer `a` has no
+bias. In a tree of modules a tensor has no children, and an attribute of a layer belongs to the
+layer. So one of the two names gets an underscore.
 """
 
 from __future__ import annotations
@@ -23,22 +29,29 @@ from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, i
 from onnxgen.code.quote import MemberRef, call, members, quote, unless
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
-from onnxgen.lowering.beginnings import share_beginnings
-from onnxgen.lowering.constants import written, written_text
+from onnxgen.lowering.constants import share_beginnings, written, written_text
 from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.parameter import INTEGERS, initial, is_repeated, is_table, role, role_in_integers, vector
-from onnxgen.lowering.parameter_paths import NOISE, ParameterPaths
+from onnxgen.lowering.parameter import (
+    INTEGERS,
+    NOISE,
+    ParameterPaths,
+    initial,
+    is_repeated,
+    is_table,
+    role,
+    role_in_integers,
+    vector,
+)
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.options import Options
 from onnxgen.passes.broadcasts import broadcasts_itself
-from onnxgen.passes.exporters import is_function_name
 from onnxgen.passes.regular import name_of
+from onnxgen.passes.roles import is_function_name
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import is_alias, siblings
-from onnxgen.weights.copied import Copied, note_copy
 from onnxgen.weights.dtypes import WIDER
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.stored import is_uniform, stored, viewed_from
+from onnxgen.weights.stored import Copied, is_uniform, note_copy, stored, viewed_from
 
 COUNTED = re.compile(r"[A-Za-z]\d+")  # `v96`: a letter and a count say nothing
 

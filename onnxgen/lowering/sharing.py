@@ -1,19 +1,30 @@
-"""Which members of a network are one parameter: those that the file stores as one tensor, with few exceptions.
+"""Which members of a network are one parameter: those stored as one tensor, with few exceptions.
 
-PyTorch's exporters store equal tensors once. So modules that are copies of each other before training (the layers of
-nn.TransformerEncoder) look like modules that share their tensors. The evidence, the strongest first:
+PyTorch's exporters store equal tensors once. So modules that are copies of each other before
+training (the layers of nn.TransformerEncoder) look like modules that share their tensors. The
+evidence, the strongest first:
 
 1. The options `tied` and `untied`.
 2. The names of the parameters, where the file still has them (`scopes.recorded`).
-3. The other tensors of the two modules, and of the modules around them up to the number in which their paths differ. If
-   others have names that tell, these tell for all. A layer with a vector of its own, by its name and still as it was
-   before training, is a copy of which only some tensors were drawn anew. If some tensors differ otherwise, nothing was
-   copied as a whole.
-4. Without any name, whole layers that are equal were copied only if they are as they were before training, in a file
-   that has merged other equal vectors.
+3. The other tensors of the two modules, and of the modules around them up to the number in which
+   their paths differ. If others have names that tell, these tell for all. A layer with a vector of
+   its own, by its name and still as it was before training, is a copy of which only some tensors
+   were drawn anew. If some tensors differ otherwise, nothing was copied as a whole.
+4. Without any name, whole layers that are equal were copied only if they are as they were before
+   training, in a file that has merged other equal vectors.
 
-Vectors of equal numbers, such as the weights of untrained norms, are equal by chance. They need evidence of the first
-two kinds, or a module that is shared as a whole.
+Vectors of equal numbers, such as the weights of untrained norms, are equal by chance. They need
+evidence of the first two kinds, or a module that is shared as a whole.
+
+`TiedTensors` finds the opposite: tied weights that an exporter's constant folding separated. A
+language model's output layer often shares its matrix with the embedding. Exporters fold the
+transposition, and store the transposed copy as another tensor without a name. Training would make
+the two diverge.
+
+`uses` finds the node inputs of the file that each state-dict tensor stands for, if the file shares
+one tensor. Passes have rewritten the graph, so the file's nodes were recorded when they were read
+(`graph.sites`). What a layer's node computes now in one step is, in that record, between its
+outputs and the other values that the graph still has.
 """
 
 from __future__ import annotations
@@ -21,21 +32,23 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.module_def import Member, Statement, Tie, change_own, flattened, is_statistic
 from onnxgen.code.quote import MemberRef, rewrite
 from onnxgen.common.names import ModulePath, printable
+from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError
-from onnxgen.graph.annotations import PARAMETER_NAMES, RESTORED
-from onnxgen.lowering.tied import TiedTensors, look
+from onnxgen.graph.annotations import PARAMETER_NAMES, RESTORED, Site
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path, siblings
 from onnxgen.weights.provenance import Source
-from onnxgen.weights.stored import is_plain
+from onnxgen.weights.stored import Finder, is_plain
+from onnxgen.weights.strided import Array
 
 _MOST = 64  # different parameters that one stored tensor is compared with
 _LARGEST_MERGED = 1024  # elements
@@ -366,3 +379,71 @@ def _equal(a: Source, b: Source) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+
+
+class TiedTensors:
+    """Finds unnamed matrices that are copies of named ones."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._named: dict[object, list[Source]] = defaultdict(list)
+        self._by_look: dict[object, dict[object, list[Source]]] = {}  # filled on demand
+        for source in sources:
+            if len(source.shape) >= 2 and source.is_identity and _is_named(source):
+                self._named[source.shape, source.dtype].append(source)
+
+    def original(self, source: Source) -> Source | None:
+        """Return the named matrix that this one is a copy of; None if it has a name itself, or is not a copy."""
+        kind = source.shape, source.dtype
+        if len(source.shape) < 2 or len(source.names) != 1 or _is_named(source) or kind not in self._named:
+            return None
+        if kind not in self._by_look:
+            looks = self._by_look[kind] = defaultdict(list)
+            for named in self._named[kind]:
+                looks[look(named)].append(named)
+        alike = self._by_look[kind].get(look(source), ())
+        return next((found for found in alike if _is_copy(source, found)), None)
+
+
+def _is_copy(source: Source, of: Source) -> bool:
+    if source.label and source.label not in of.names:
+        return False
+    with stage(WEIGHTS):
+        a, b = source.numpy(), of.numpy()
+        same = bool(np.array_equal(a, b)) and bool((a != a.flat[:1]).any())  # zeros are equal by chance
+    source.release()
+    of.release()
+    return same
+
+
+def _is_named(source: Source) -> bool:
+    return param_path(source.names[0]) is not None
+
+
+def look(source: Source) -> object:
+    """Return three corners of the first two axes, to tell most different matrices apart.
+
+    Not a row, which is scattered over the whole file if the matrix is stored transposed.
+    """
+    with stage(WEIGHTS):
+        return tuple(_corner(source, *ends).tobytes() for ends in ((0, 0), (0, -1), (-1, 0)))
+
+
+def _corner(source: Source, *ends: int) -> Array:
+    """Return the elements at these positions of the first axes, and at the first position of all others."""
+    for axis, size in enumerate(source.shape):
+        at = ends[axis] % size if axis < len(ends) and size else 0
+        source = source.slice(axis, at, at + 1)
+    return source.numpy()
+
+
+def uses(model: ir.Model, members: Iterable[Member], tensors: Collection[str]) -> dict[str, dict[str, list[Site]]]:
+    """Return, for each of `tensors` (ONNX names), the sites that use it, by the state-dict key for these sites."""
+    finder = Finder(model)
+    found: dict[str, dict[str, set[Site]]] = {name: {} for name in tensors}
+    for member in members if found else ():
+        for key, (state_key, source) in zip(member.keys, member.state_keys(), strict=True):
+            for name in found.keys() & set(source.names):
+                sites = found[name].setdefault(state_key, set())
+                for node, indices in member.users.get(key, ()):
+                    sites |= finder.sites(name, node, indices)
+    return {name: {key: sorted(sites) for key, sites in keys.items()} for name, keys in found.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a, known
+from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ELEMENTWISE, RESHAPE, STRIDES, VIEW
 from onnxgen.shapes.info import info
 

@@ -13,17 +13,13 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.kinds import argument_annotation
-from onnxgen.code.module_def import Member
+from onnxgen.code.module_def import Member, Stub, argument_annotation, listed, named
 from onnxgen.code.printer import annotation as annotation_tree
 from onnxgen.code.quote import literal, shortest
-from onnxgen.code.stub import Stub, listed, named
 from onnxgen.common.names import MODULE_ATTRIBUTES, RESERVED, Namer, identifier, printable
 from onnxgen.errors import Problem
-from onnxgen.graph.nodes import told
-from onnxgen.graph.schemas import plain
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.graph.nodes import plain, told
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.shapes.info import Info, info
 from onnxgen.weights.dtypes import TORCH_DTYPES
 

@@ -12,12 +12,11 @@ from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import ACTIVATION, ELEMENTWISE, RECTIFIER, SIGMOID, SOFTMAX, Trait
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
+from onnxgen.ops.cast import WIDER
+from onnxgen.ops.index import shown_axis
 from onnxgen.ops.math import unary
 from onnxgen.ops.rules import rules
-from onnxgen.ops.subscript import shown_axis
-from onnxgen.ops.wide import WIDER
 from onnxgen.shapes import own, usual
 from onnxgen.shapes.dims import dim_max
 

@@ -1,25 +1,35 @@
-"""Attention that `F.scaled_dot_product_attention` computes: ONNX's Attention-23 and the one that passes write."""
+"""Attention: `F.scaled_dot_product_attention`, and torch's modules where a pass found one.
+
+Those are `nn.MultiheadAttention` (`passes.multihead`) and `nn.TransformerEncoderLayer`,
+`nn.TransformerEncoder` and those of decoders (`passes.transformer`).
+"""
 
 from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, Ref, shortest, unless
+from onnxgen.errors import BUG
 from onnxgen.graph.annotations import DROPOUT, REFUSED
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.ops.rules import rules
+from onnxgen.passes.attention_masks import HIDES, causal
 from onnxgen.passes.rewrite import only_user
+from onnxgen.passes.transformer_stacks import FIRST
 from onnxgen.passes.views import MAX_CHAIN, arranges
-from onnxgen.shapes import own
+from onnxgen.shapes import own, own_layers
 from onnxgen.shapes.dims import Dim, floordiv, known_less
 from onnxgen.shapes.info import info
+from onnxgen.weights.provenance import Source, concat
 
 # Relative error of a scale that an exporter computes step by step in a dtype.
 SCALE_ERRORS = {ir.DataType.FLOAT: 3e-7, ir.DataType.FLOAT16: 2e-3, ir.DataType.BFLOAT16: 2e-2}
@@ -152,3 +162,205 @@ def _scale(dtype: ir.DataType | None, size: Dim | None, scale: float | None) -> 
         return OMIT
     digits = (float(f"{scale:.{n}g}") for n in range(1, 18))
     return next(short for short in digits if math.isclose(short, scale, rel_tol=near))
+
+
+PROJECTIONS = ("q", "k", "v")
+Keys = dict[str, Source | Arg | tuple[Source, tuple[int, ...]] | None]  # see `Builder.module_at`
+
+
+@op("MultiheadAttention", domain=DOMAIN, matrix="q_weight", reference=own_layers.MultiheadAttention)
+def multihead_attention(
+    b: Builder, query: Arg, key: Arg, value: Arg, q_weight: Arg, k_weight: Arg, v_weight: Arg, q_bias: Arg | None,
+    k_bias: Arg | None, v_bias: Arg | None, out_weight: Arg, out_bias: Arg | None, attn_mask: Arg | None = None,
+    key_padding_mask: Arg | None = None, *,
+    heads: int, starts: list[int], transposed: int, batch_first: int, dropout: float, need_weights: int, average: int,
+) -> Any:  # fmt: skip
+    """`y, weights = self.attn(query, key, value)`; the matrices are [in, out], and q, k and v start at `starts`."""
+    for arg, name in ((attn_mask, "mask"), (key_padding_mask, "padding_mask")):
+        b.role(arg, name)
+    tensors = (q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, out_weight, out_bias)
+    keys, (width, kdim, vdim) = tensors_of(tensors, starts, transposed, first=3)
+    build = b.call(
+        "nn.MultiheadAttention",
+        width,
+        heads,
+        dropout=unless(shortest(dropout, ir.DataType.FLOAT), 0.0),
+        bias=unless(q_bias is not None, True),
+        kdim=unless(kdim, width),
+        vdim=unless(vdim, width),
+        batch_first=unless(bool(batch_first), False),
+        dtype=unless(out_weight.dtype, ir.DataType.FLOAT),
+    )
+    module = b.module_at(b.scope, "attn", build, keys)
+    if module is None:
+        raise b.error("the weights of the attention belong to other modules", BUG)
+    if q_bias is not None and out_bias is None:  # the file has no place for it, so it stays zeros
+        module.member.extra["out_proj.bias"] = np.zeros(width, (out_weight.dtype or ir.DataType.FLOAT).numpy())
+        module.member.frozen.add("out_proj.bias")
+    mask = with_length(b, attn_mask, query, batch_first, key_padding_mask)
+    made = b.call(
+        module, query, key, value,
+        key_padding_mask=unless(key_padding_mask, None),
+        need_weights=unless(bool(need_weights), True),
+        attn_mask=unless(mask, None),
+        average_attn_weights=unless(bool(average), True),
+    )  # fmt: skip
+    return b.unpack(made, 2) if len(b.node.outputs) > 1 else b("x[0]", x=made)
+
+
+def with_length(b: Builder, mask: Arg | None, query: Arg, batch_first: int, padding: Arg | None = None) -> Any:
+    """Return a mask, or a new one of the query's length: if it is stored, and hides later positions and no others."""
+    found = None if mask is None or mask.constant is None else causal(mask.value)
+    length = query.shape[batch_first] if query.shape else None
+    if found is None or found.kept or found.inside != 0 or not found.rows == found.columns == length:
+        return mask
+    # torch takes masks of one type
+    is_bool = mask is not None and mask.dtype == ir.DataType.BOOL
+    if not is_bool and (found.outside > HIDES or (padding is not None and padding.dtype != ir.DataType.BOOL)):
+        return mask
+    return b.let(b("causal_mask(x.shape[i], x.device)", x=query, i=batch_first), "mask")
+
+
+def tensors_of(
+    tensors: Sequence[Arg | None], starts: Sequence[int], transposed: int, first: int
+) -> tuple[Keys, tuple[int, ...]]:
+    """Return the tensors of one layer by their keys, and the sizes of query, key and value.
+
+    Args:
+        tensors: the weights of q, k and v, their biases, and the weight and bias of the output.
+        starts: the first column of q, k and v in their weights, which are [in, out].
+        transposed: 1 if the weight of the output is [in, out].
+        first: the index of the first tensor among the node's inputs.
+    """
+    *projections, out_weight, out_bias = [None if t is None else t.source for t in tensors]
+    assert out_weight is not None
+    width = out_weight.shape[0]
+    weights = [w.slice(1, at, at + width).transpose() for w, at in zip(projections[:3], starts) if w is not None]
+    biases = [v.slice(0, at, at + width) for v, at in zip(projections[3:], starts) if v is not None]
+    keys: Keys = {}
+    if {w.shape for w in weights} == {(width, width)}:
+        keys["in_proj_weight"] = concat(weights, 0), (first, first + 1, first + 2)
+    else:
+        keys |= {f"{name}_proj_weight": (w, (first + i,)) for i, (name, w) in enumerate(zip(PROJECTIONS, weights))}
+    if biases:
+        keys["in_proj_bias"] = concat(biases, 0), (first + 3, first + 4, first + 5)
+    keys["out_proj.weight"] = (out_weight.transpose() if transposed else out_weight), (first + 6,)
+    if out_bias is not None:
+        keys["out_proj.bias"] = out_bias, (first + 7,)
+    return keys, tuple(w.shape[1] for w in weights)
+
+
+ATTENTIONS = {"encoder": ("self_attn",), "decoder": ("self_attn", "multihead_attn")}
+
+
+@op("Transformer", domain=DOMAIN, reference=own_layers.Transformer)
+def transformer(
+    b: Builder, source: Arg, target: Arg | None, src_mask: Arg | None, tgt_mask: Arg | None, memory_mask: Arg | None,
+    *tensors: Arg | None, stacked: int, encoders: int, decoders: int, norms: int, heads: int, batch_first: int,
+    norm_first: int, dropout: float, activation: str, epsilon: float, norm_epsilon: float, starts: list[int],
+    transposed: list[int],
+) -> ast.expr:  # fmt: skip
+    """`self.encoder(source, mask)` or `self.decoder(source, memory)`.
+
+    `tensors`: those of each layer: of its attentions, of both linear layers, of its norms; then of the stack's norm.
+    """
+    given, keys = _Tensors(tensors, starts, transposed), Keys()
+    for i in range(encoders or decoders):
+        given.layer(keys, f"layers.{i}." if stacked else "", ATTENTIONS["encoder" if encoders else "decoder"])
+    if norms:
+        given.pair(keys, "norm")
+    linear, size = tensors[8 if encoders else 16], None if source.shape is None else source.shape[-1]
+    assert linear is not None and linear.shape is not None
+    dtype, bias = unless(source.dtype, ir.DataType.FLOAT), unless(tensors[7] is not None, True)
+    options = {
+        "dropout": unless(shortest(dropout, ir.DataType.FLOAT), 0.1),
+        "activation": unless(activation, "relu"),
+        "layer_norm_eps": unless(shortest(epsilon, ir.DataType.FLOAT), 1e-5),
+        "batch_first": unless(bool(batch_first), False),
+        "norm_first": unless(bool(norm_first), False),
+        "bias": bias,
+        "dtype": dtype,
+    }
+    inner = unless(linear.shape[-1], 2048)
+    build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
+    if stacked:
+        norm = _norm(b, size, norm_epsilon, tensors[-1] is not None, dtype) if norms else OMIT
+        is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
+        build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
+    module = b.module_at(b.scope, "transformer", build, keys)
+    if module is None:
+        raise b.error("the weights of the transformer belong to other modules", BUG)
+    masks = _masks(b, stacked, encoders, src_mask, tgt_mask, memory_mask)
+    for name in masks.keys() & {"mask", "src_mask", "tgt_mask"}:
+        query = target if name == "tgt_mask" and encoders else source
+        masks[name] = masks[name] if query is None else with_length(b, masks[name], query, batch_first)
+    return b.call(module, source, unless(target, None), **masks)
+
+
+def _norm(b: Builder, size: Any, epsilon: float, has_bias: bool, dtype: Any) -> ast.expr:
+    """Return the norm behind a stack."""
+    eps = unless(shortest(epsilon, ir.DataType.FLOAT), 1e-5)
+    return b.call("nn.LayerNorm", size, eps=eps, bias=unless(has_bias, True), dtype=dtype)
+
+
+def _stack(b: Builder, layer: ast.expr, encoders: int, decoders: int, norm: Any, is_fast: bool) -> ast.expr:
+    """Return a stack. torch warns if an encoder is asked for nested tensors, the default, but can't use them."""
+    if decoders:
+        return b.call("nn.TransformerDecoder", layer, decoders, norm=norm)
+    return b.call(
+        "nn.TransformerEncoder", layer, encoders, norm=norm, enable_nested_tensor=OMIT if is_fast else False
+    )  # fmt: skip
+
+
+def _masks(
+    b: Builder, stacked: int, encoders: int, src_mask: Arg | None, tgt_mask: Arg | None, memory_mask: Arg | None
+) -> dict[str, Any]:
+    """Return the masks as keywords. Stacks look at the numbers of a mask unless they are told that it is causal."""
+    names = "mask" if stacked and encoders else "src_mask", "tgt_mask", "memory_mask"
+    made: dict[str, Any] = {}
+    for name, mask in zip(names, (src_mask, tgt_mask, memory_mask)):
+        if mask is None:
+            continue
+        b.role(mask, "mask")
+        made[name] = mask
+        if stacked and name != "memory_mask":
+            found = causal(mask.value)
+            hint = "is_causal" if name == "mask" else name.replace("mask", "is_causal")
+            made[hint] = found is not None and bool(found.inside == 0)
+    return made
+
+
+@dataclass
+class _Tensors:
+    """The tensors of a node, which are taken one by one."""
+
+    tensors: Sequence[Arg | None]
+    starts: list[int]
+    transposed: list[int]
+    taken: int = 0
+    attentions: int = 0
+
+    def layer(self, keys: Keys, prefix: str, attentions: Sequence[str]) -> None:
+        """Add the tensors of one layer."""
+        for name in attentions:
+            n = self.attentions
+            part = self.tensors[self.taken : self.taken + 8]
+            made, _ = tensors_of(part, self.starts[3 * n : 3 * n + 3], self.transposed[n], FIRST + self.taken)
+            keys |= {f"{prefix}{name}.{key}": value for key, value in made.items()}
+            self.taken += 8
+            self.attentions += 1
+        for name in ("linear1", "linear2"):
+            self.pair(keys, prefix + name, transposed=True)
+        for i in range(len(attentions) + 1):
+            self.pair(keys, f"{prefix}norm{i + 1}")
+
+    def pair(self, keys: Keys, name: str, transposed: bool = False) -> None:
+        """Add a weight and a bias."""
+        for key in ("weight", "bias"):
+            arg = self.tensors[self.taken]
+            if arg is not None:
+                source = arg.source
+                assert source is not None
+                turned = transposed and key == "weight"
+                keys[f"{name}.{key}"] = (source.transpose() if turned else source), (FIRST + self.taken,)
+            self.taken += 1

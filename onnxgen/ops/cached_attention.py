@@ -1,26 +1,32 @@
-"""Attention of onnxruntime with a cache of keys and values, whose rows may have different lengths."""
+"""Attention of onnxruntime with a cache of keys and values, by rows or by pages.
+
+For pages, and for keys that another operator selected, onnxruntime has kernels for GPUs only, so
+the code here follows their documentation.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import onnx_ir as ir
 
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.errors import WRITER
-from onnxgen.graph.operators import op
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.graph.operators import INTEGERS, op
+from onnxgen.lowering.builder import Arg, Builder, Unpack
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import equal, infer_attention, ranges
+from onnxgen.shapes import equal, infer_microsoft, ranges
 
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 
 
 @op(
-    "GroupQueryAttention", domain=MICROSOFT, infer=infer_attention.group_query_attention,
+    "GroupQueryAttention", domain=MICROSOFT, infer=infer_microsoft.group_query_attention,
     still="seqlens_k total_sequence_length cos_cache sin_cache position_ids query_seqlens",
     axes="b l q; b l d; b l d; b n p h; b n p h; s; ; ; ; ; ; ; ; ; ; ; b", equal=equal.cached(6),
     ranges=ranges.group_query_attention,
@@ -82,7 +88,7 @@ def _before(
 
 
 @op(
-    "SparseAttention", domain=MICROSOFT, infer=infer_attention.sparse_attention,
+    "SparseAttention", domain=MICROSOFT, infer=infer_microsoft.sparse_attention,
     still="block_row_indices block_col_indices total_sequence_length key_total_sequence_lengths cos_cache sin_cache",
     axes="b l q; b l d; b l d; b n p h; b n p h; ; ; ; s", equal=equal.cached(7),
 )  # fmt: skip
@@ -234,3 +240,281 @@ def _scale(b: Builder, scale: Arg | ast.expr | None, kind: str) -> Arg | ast.exp
     if scale is None:
         raise b.error(f"a cache quantised as {kind} has no scale", WRITER)
     return scale
+
+
+CACHE_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8}
+FLAT = "y.squeeze(0).transpose(0, 1).flatten(1)"  # [1, heads, tokens, size] as [tokens, heads * size]
+MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for source in ("main", "auxiliary")}
+
+
+@op(
+    "PagedAttention", domain=MICROSOFT,
+    still="cumulative_sequence_length past_seqlens block_table cos_cache sin_cache slot_mapping attention_metadata",
+    infer=infer_microsoft.paged_attention,
+)  # fmt: skip
+def paged_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg | None,
+    cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, cos_cache: Arg | None = None,
+    sin_cache: Arg | None = None, slot_mapping: Arg | None = None, head_sink: Arg | None = None,
+    q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None, k_scale: Arg | None = None,
+    v_scale: Arg | None = None, attention_metadata: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, do_rotary: int = 0, is_causal: int = 1, k_cache_dtype: str = "",
+    k_quant_type: str = "NONE", kv_cache_layout: str = "SEPARATE", local_window_size: int = -1,
+    qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
+    softcap: float = 0.0, v_cache_dtype: str = "", v_head_size: int = 0, v_quant_type: str = "NONE",
+) -> list[ast.expr | None]:  # fmt: skip
+    """Attention of packed tokens. Their keys and values are first written into pages, which are outputs, too.
+
+    Pages are of floats or int8. Values may be the first elements of the keys (LATENT, multi-head latent attention:
+    DeepSeek-AI 2024). A window includes a query's own key, as in onnxruntime's test
+    (test/python/transformers/test_paged_attention_cuda.py).
+    """
+    is_latent, size = value_cache is None, (key_cache.shape or (None,))[-1]
+    is_narrow = v_head_size not in (0, size) and not (is_latent and scale)
+    if (kv_cache_layout == "LATENT") != is_latent or is_narrow or is_latent and (key is None or value is not None):
+        raise b.error(
+            f"kv_cache_layout {kv_cache_layout} contradicts the inputs or v_head_size, or needs a scale", WRITER
+        )
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    q, *new = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
+    q, new[0] = normalized(b, (q, new[0]), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
+    at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
+    if do_rotary:
+        q, new[0] = at.rotated(b, (q, new[0]), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
+    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)]
+    (k, *more), pages = at.written(b, new, (key_cache, value_cache), types, slot_mapping)
+    v = more[0] if more else b("k[..., :n]", k=k, n=v_head_size) if v_head_size else k
+    y = _shown(b, (q, k, v), at.mask(b, local_window_size, is_causal), scale, softcap, head_sink)
+    return [b(FLAT, y=y), *pages]
+
+
+@op(
+    "SparsePagedAttention", domain=MICROSOFT,
+    still="cumulative_sequence_length past_seqlens block_table slot_mapping selected_indices selected_counts "
+    "auxiliary_lengths cos_cache sin_cache attention_metadata",
+    infer=infer_microsoft.paged_attention,
+)  # fmt: skip
+def sparse_paged_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg,
+    cumulative_sequence_length: Arg, past_seqlens: Arg, block_table: Arg, slot_mapping: Arg | None,
+    selected_indices: Arg, selected_counts: Arg, auxiliary_key: Arg | None = None, auxiliary_value: Arg | None = None,
+    auxiliary_lengths: Arg | None = None, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    head_sink: Arg | None = None, q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None,
+    k_scale: Arg | None = None, v_scale: Arg | None = None, attention_metadata: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, attention_mode: str = "selected_only",
+    auxiliary_cache_layout: str = "contiguous", auxiliary_kv_shared: int = 0, do_rotary: int = 0, is_causal: int = 1,
+    k_quant_type: str = "NONE", local_window_size: int = -1, qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0, selected_kv_source: str = "main",
+    softcap: float = 0.0, v_quant_type: str = "NONE",
+) -> list[ast.expr | None]:  # fmt: skip
+    """PagedAttention to selected keys, which may be of a second cache, and optionally to the last keys.
+
+    A key that is both counts once, as in onnxruntime's kernel (contrib_ops/cuda/bert/sparse_paged_attention_impl.cu).
+    """
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    others = auxiliary_key, auxiliary_key if auxiliary_kv_shared else auxiliary_value, auxiliary_lengths
+    is_main, is_local = selected_kv_source == "main", attention_mode == "local_plus_selected"
+    if (attention_mode, selected_kv_source) not in MODES or auxiliary_cache_layout != "contiguous":
+        raise b.error(
+            f"attention_mode {attention_mode} with selected_kv_source {selected_kv_source} is not defined"
+            f", or auxiliary_cache_layout {auxiliary_cache_layout} is not contiguous",
+            WRITER,
+        )
+    if not is_main and None in others:
+        raise b.error("the auxiliary key, value or lengths are missing", WRITER)
+    q, k, v = _of_tokens(b, query, key, value, num_heads, kv_num_heads)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
+    at = _places(b, q, key_cache, cumulative_sequence_length, past_seqlens, block_table)
+    if do_rotary:
+        q, k = at.rotated(b, (q, k), cos_cache, sin_cache, rotary_interleaved, rotary_offset)
+    types = [(k_scale, k_quant_type, 8), (v_scale, v_quant_type, 8)]
+    kv, pages = at.written(b, [k, v], (key_cache, value_cache), types, slot_mapping)
+    seen, k, v = _selection(b, at, kv, None if is_main else others, (selected_indices, selected_counts), is_causal)
+    if is_local:
+        near = b.let(at.mask(b, local_window_size, is_causal), "near")
+        seen = b("x | y", x=near, y=seen) if is_main else b("torch.cat([x, y], -1)", x=near, y=seen)
+        k, v = (k, v) if is_main else [b("torch.cat([x, y], 2)", x=x, y=y) for x, y in zip(kv, (k, v))]
+    y = _shown(b, (q, k, v), seen, scale, softcap, head_sink)
+    return [b(FLAT, y=y), *pages]
+
+
+@dataclass
+class _Places:
+    """The sequence (row) and position of each packed token, and the table of the rows' pages of `entries` entries."""
+
+    starts: Arg
+    past: Arg
+    table: ast.expr
+    rows: ast.expr
+    places: ast.expr
+    entries: ast.expr
+
+    def rotated(
+        self, b: Builder, operands: tuple[ast.expr, ast.expr], cos: Arg | None, sin: Arg | None, interleaved: int,
+        start: int,
+    ) -> list[ast.expr]:  # fmt: skip
+        return rotated(b, operands, b("p[None]", p=self.places), cos, sin, bool(interleaved), start)
+
+    def written(
+        self, b: Builder, new: list[ast.expr], caches: Sequence[Arg | None], types: Sequence[Quantised], slots: Any
+    ) -> tuple[list[ast.expr], list[ast.expr]]:
+        """Write new keys and values into the pages; return the contents of the pages of all rows, and the pages."""
+        pages: list[ast.expr] = []
+        if slots is None:
+            slots = b.let(b.call("page_slots", self.table, self.rows, self.places, self.entries), "slots")
+        for cache, x, kind in zip(caches, stored(b, new, types), types):
+            if (
+                cache is None
+                or cache.dtype not in CACHE_DTYPES
+                or (cache.dtype == ir.DataType.INT8) != (kind[1] != "NONE")
+            ):
+                raise b.error(
+                    "a cache of 4 bits or of float8 is not handled", "export the model with a cache of float16 or int8"
+                )
+            pages.append(b.let(b.call("write_slots", cache, slots, x), "cache"))
+        kept = [b.let(b.call("read_pages", p, self.table), name) for p, name in zip(pages, "kv")]
+        return read(b, kept, types), pages
+
+    def mask(self, b: Builder, window: int = -1, is_causal: int = 1) -> ast.expr:
+        at = self.starts, self.past, self.table, self.rows, self.places, self.entries
+        options = {"window": unless(window, -1), "is_causal": unless(bool(is_causal), True)}
+        return b.call("page_mask", *at, **options)
+
+
+def _places(b: Builder, q: ast.expr, cache: Arg, starts: Arg, past: Arg, table: Arg) -> _Places:
+    rows = b.let(b("token_rows(s, q.shape[2])", s=starts, q=q), "rows")
+    places = b.let(b.call("token_places", starts, past, rows), "positions")
+    pages = b.let(b("t.masked_fill(t >= c.shape[0], -1)", t=table, c=cache), "pages")
+    return _Places(starts, past, pages, rows, places, b("c.shape[1]", c=cache))
+
+
+def _selection(
+    b: Builder, at: _Places, kv: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg],
+    is_causal: int,
+) -> list[ast.expr]:  # fmt: skip
+    """Return the mask of each token's selected keys, and these keys and values, of the pages or of a second cache."""
+    rows, batch = at.rows, b("t.shape[0]", t=at.table)
+    keys = b("k.shape[2] // n", k=kv[0], n=batch) if others is None else b("k.shape[1]", k=others[0])
+    seen = b.let(b.call("selected_mask", *chosen, rows, keys), "seen")
+    if others is None:
+        mask = b.call("row_mask", seen, rows, batch)
+        return [b("x & y", x=mask, y=at.mask(b, is_causal=is_causal)), *kv]
+    inside = b("x & window_mask(m[r, None] - 1, n).squeeze(1)", x=seen, m=others[2], r=rows, n=keys)
+    wide = "x.flatten(0, 1).transpose(0, 1).expand(k.shape[1], -1, -1).unsqueeze(0)"
+    more = [b.let(b(wide, x=x, k=kv[0]), name) for x, name in zip(others, "kv")]
+    return [b.call("row_mask", inside, rows, batch), *more]
+
+
+def _check(b: Builder, heads: int, shared: int, window: int) -> None:
+    if shared < 1 or heads % shared or window == 0:
+        raise b.error(
+            f"num_heads {heads} is not a multiple of kv_num_heads {shared}, or local_window_size is 0", WRITER
+        )
+
+
+def _of_tokens(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, heads: int, shared: int
+) -> list[ast.expr]:  # fmt: skip
+    """Reshape q, k and v from [tokens, heads * size] to [1, heads, tokens, size]; v is left out if there is none."""
+    if key is not None and value is None:
+        form = "x.unflatten(-1, (n, -1)).transpose(0, 1).unsqueeze(0)"
+        return [b.let(b(form, x=x, n=n), name) for x, n, name in ((query, heads, "q"), (key, shared, "k"))]
+    rows = [None if x is None else b("x.unsqueeze(0)", x=x) for x in (query, key, value)]
+    return split(b, rows[0] or query, rows[1], rows[2], heads, shared)
+
+
+def _shown(
+    b: Builder, operands: tuple[ast.expr, ...], shown: ast.expr, scale: float, softcap: float, sink: Any
+) -> ast.expr:  # fmt: skip
+    options = {"scale": scale or OMIT, "softcap": softcap or OMIT, "sink": unless(sink, None)}
+    return b.call("shown_attention", *operands, b.let(shown, "mask"), **options)
+
+
+@op(
+    "DynamicSparseAttention", domain=MICROSOFT,
+    still="selected_indices selected_counts seqlens_k total_sequence_length cos_cache sin_cache position_ids "
+    "committed_length",
+    infer=infer_microsoft.dynamic_sparse_attention,
+)  # fmt: skip
+def dynamic_sparse_attention(
+    b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
+    auxiliary_key: Arg | None, auxiliary_value: Arg | None, selected_indices: Arg, selected_counts: Arg,
+    seqlens_k: Arg, total_sequence_length: Arg, cos_cache: Arg | None = None, sin_cache: Arg | None = None,
+    position_ids: Arg | None = None, q_norm_weight: Arg | None = None, k_norm_weight: Arg | None = None,
+    head_sink: Arg | None = None, committed_length: Arg | None = None, key_scale: Arg | None = None,
+    value_scale: Arg | None = None, *,
+    num_heads: int, kv_num_heads: int, attention_mode: str = "selected_only", auxiliary_kv_shared: int = 0,
+    do_rotary: int = 0, is_causal: int = 1, local_window_size: int = -1, output_bf16: int = 0,
+    qk_norm_epsilon: float = 1e-6, rotary_interleaved: int = 0, rotary_offset: int = 0, scale: float = 0.0,
+    selected_kv_source: str = "main", smooth_softmax: int = 0,
+) -> list[ast.expr | None]:  # fmt: skip
+    """Attention to selected keys; or to the last keys of the cache and to selected keys of a second cache."""
+    _check(b, num_heads, kv_num_heads, local_window_size)
+    others = auxiliary_key, auxiliary_key if auxiliary_value is None and auxiliary_kv_shared else auxiliary_value
+    is_local = (attention_mode, selected_kv_source) == ("local_plus_selected", "auxiliary")
+    if not is_causal or not is_local and (attention_mode, selected_kv_source) != ("selected_only", "main"):
+        what = f"{attention_mode} with {selected_kv_source}"
+        raise b.error(f"attention_mode {what} as selected_kv_source is not defined, or is_causal is 0", WRITER)
+    if is_local and (local_window_size < 0 or None in others):
+        raise b.error("local_window_size or the auxiliary key and value are missing", WRITER)
+    if b.wants(3):
+        raise b.error("output validation_status (CUDA's checks) is not handled", "leave validation_status out")
+    q, k, v = split(b, query, key, value, num_heads, kv_num_heads)
+    q, k = normalized(b, (q, k), (q_norm_weight, k_norm_weight), [qk_norm_epsilon] * 2)
+    lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
+    places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q)), "positions")
+    if do_rotary:
+        at: Any = places if position_ids is None else position_ids
+        q, k = rotated(b, (q, k), at, cos_cache, sin_cache, bool(rotary_interleaved), rotary_offset)
+    (k, v), types = _as_cached(b, (k, v), query, past_key, (key_scale, value_scale), kv_num_heads)
+    present = appended(b, stored(b, [k, v], types), (past_key, past_value), lengths, total_sequence_length)
+    chosen, second = (selected_indices, selected_counts), others if is_local else None
+    k, v, shown = _joined(b, read(b, present, types), second, chosen, places, local_window_size)
+    sink: Any = head_sink
+    if head_sink is None and smooth_softmax:
+        sink = b("q.new_zeros(n)", q=q, n=num_heads)
+    made = b("y.transpose(1, 2).flatten(2)", y=_shown(b, (q, k, v), shown, scale, 0.0, sink))
+    return [b("y.bfloat16()", y=made) if output_bf16 else made, *present]
+
+
+def _as_cached(
+    b: Builder, new: tuple[ast.expr, ast.expr], query: Arg, past: Arg | None, scales: Sequence[Arg | None], shared: int
+) -> tuple[Sequence[ast.expr], list[Quantised]]:
+    """Convert new keys and values to the type of the cache, and return how to quantise them (one scale per channel)."""
+    if past is not None and past.dtype == ir.DataType.INT8:
+        found = [None if s is None else b("s.view(n, 1, -1)", s=s, n=shared) for s in scales]
+        return new, [(scale, "PER_CHANNEL", 8) for scale in found]
+    plain: list[Quantised] = [(None, "NONE", 8)] * 2
+    if past is None or past.dtype == query.dtype:
+        return new, plain
+    return [b("x.to(p.dtype)", x=x, p=past) for x in new], plain
+
+
+def _joined(
+    b: Builder, caches: list[ast.expr], others: Sequence[Arg | None] | None, chosen: tuple[Arg, Arg], places: ast.expr,
+    window: int,
+) -> list[ast.expr]:  # fmt: skip
+    """Return keys, values and the mask of what each query sees: selected keys, which may be of a second cache."""
+    k, v = caches
+    mask = "selected_mask(i, n, p, x.shape[2])"
+    seen = b(mask, i=chosen[0], n=chosen[1], p=places, x=k if others is None else others[0])
+    if others is None:
+        return [k, v, b("m & window_mask(p, k.shape[2])", m=seen, p=places, k=k)]
+    shown = b("torch.cat([window_mask(p, k.shape[2], w), m], -1)", p=places, k=k, w=window, m=seen)
+    return [*(b.let(b("torch.cat([x, y], 2)", x=x, y=y), n) for x, y, n in zip(caches, others, "kv")), shown]
+
+
+@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT, infer=infer_microsoft.merged_selections, flat=INTEGERS)
+def packed_sparse_attention_indexer_merge(
+    b: Builder, base_indices: Arg, base_counts: Arg, base_row_indices: Arg, range_starts: Arg | None = None,
+    range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,
+    max_output_entries: int, policy_mode: str,
+) -> Unpack:  # fmt: skip
+    """Merge the indices selected for a query with a range of indices or with further ones, without repetition."""
+    is_range = policy_mode == "append_range"
+    more = (range_starts, range_ends) if is_range else (additional_indices, additional_counts)
+    if max_output_entries < 1 or policy_mode not in ("append_range", "append_indices") or None in more:
+        raise b.error(f"policy_mode {policy_mode!r} is unknown, or the inputs that it appends are missing", WRITER)
+    form = "merge_selections(x, n, r, *index_ranges(s, e, m), m)" if is_range else "merge_selections(x, n, r, s, e, m)"
+    given: tuple[Any, ...] = (base_indices, base_counts, base_row_indices, *more, max_output_entries)
+    return b.unpack(b(form, **dict(zip("xnrsem", given))))

@@ -10,18 +10,15 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, shortest, unless
 from onnxgen.errors import INFER
-from onnxgen.graph.gradients import COUNTED, INTEGERS, PIECEWISE_CONSTANT, SETS_SIZE
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import COUNTED, INTEGERS, PIECEWISE_CONSTANT, SETS_SIZE, op
 from onnxgen.graph.traits import ELEMENTWISE, EXACT, FILLS, MOVES, RANDOM, SELECTS, SIZES, TEXTS
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.lowering.from_sizes import Sized
-from onnxgen.ops.cast import converted
+from onnxgen.ops.cast import WIDER, computed, converted
 from onnxgen.ops.index import positions
 from onnxgen.ops.rules import rules
-from onnxgen.ops.wide import WIDER, computed
 from onnxgen.shapes.dims import nonnegative
-from onnxgen.shapes.infer_elementwise import like, same
+from onnxgen.shapes.infer_math import like, same
 
 T = ir.DataType
 

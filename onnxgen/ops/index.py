@@ -1,36 +1,102 @@
-"""Operators that pick elements by position: Gather, Slice, Scatter and their kin."""
+"""Operators that pick elements by position (Gather, Slice, Scatter), and Python's own indexing.
+
+`subscript` writes `x[:, 0]`, `x[..., -1]`, `x[:, 1:-1]`. `never_negative` proves from the graph
+that an integer tensor has no negative elements, which Python would count from the end.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.quote import OMIT, unless
+from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.errors import CHECK, FIX_SHAPE
 from onnxgen.graph.annotations import PADDING
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import op
-from onnxgen.graph.traits import MOVES, PASSES_ON, SELECTS, STRIDES
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.graph.operators import is_a, known, op
+from onnxgen.graph.traits import KEEPS_SIGN, MOVES, PASSES_ON, SELECTS, STRIDES
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.lowering.from_sizes import Sized, each
-from onnxgen.ops.fake_quant import layer
+from onnxgen.ops.cast import BITS, computed, flipped, moved
+from onnxgen.ops.linear import layer
 from onnxgen.ops.rules import rules
-from onnxgen.ops.sign import never_negative
-from onnxgen.ops.subscript import piece, subscript
-from onnxgen.ops.wide import BITS, computed, flipped, moved
-from onnxgen.passes.exporters import padding_row
+from onnxgen.passes.roles import padding_row
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes import own
-from onnxgen.shapes.dims import Dim, dim_min
-from onnxgen.shapes.infer_elementwise import same
+from onnxgen.shapes.dims import Dim, dim_min, nonnegative
+from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
+
+FULL = ast.Slice()
+
+
+def subscript(x: Arg | ast.expr, items: Mapping[int, Any], rank: int | None = None) -> ast.expr:
+    """Return `x[...]` with an item (a number, a tensor or a slice) for each given axis, counted from the front.
+
+    A single item on the last axis of a tensor of rank 3 or more is written with an ellipsis.
+    """
+    last = max(items)
+    if len(items) == 1 and rank is not None and rank > 2 and last == rank - 1:
+        parts: list[ast.expr] = [ast.Constant(...), literal(items[last])]
+    else:
+        parts = [literal(items[i]) if i in items else FULL for i in range(last + 1)]
+    inner = parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
+    return ast.Subscript(literal(x), inner, ast.Load())
+
+
+def piece(start: Dim | ast.expr | None, end: Dim | ast.expr | None, step: int = 1) -> ast.Slice:
+    """Return `start:end:step`; None is left out."""
+    return ast.Slice(
+        None if start is None else literal(start),
+        None if end is None else literal(end),
+        None if step == 1 else literal(step),
+    )
+
+
+def shown_axis(axis: int, rank: int | None) -> int:
+    """Return the axis as a person writes it: -1 for the last of three or more."""
+    return -1 if rank is not None and rank > 2 and axis == rank - 1 else axis
+
+
+MAX_DEPTH = 32
+
+
+def never_negative(value: ir.Value | None, trust_inputs: bool = False, depth: int = MAX_DEPTH) -> bool:
+    """Return True if that is proven. `trust_inputs`: the graph's inputs are taken for ids, which are not negative."""
+    if value is None or depth == 0:
+        return False
+    data: NDArray[Any] | None = info(value).data
+    if data is not None:
+        if data.dtype == object:
+            return all(nonnegative(d) for d in data.flat)
+        return data.dtype.kind in "biuf" and bool((data >= 0).all())
+    tensor = stored(value)
+    if tensor is not None:
+        return tensor.dtype.is_integer() and bool((tensor.numpy() >= 0).all())
+    node = value.producer()
+    if node is None:
+        return trust_inputs and value.is_graph_input()
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    facts = known(node)
+    if node.op_type == "TopK" and value is node.outputs[1]:
+        return True
+    if value is node.outputs[0] and facts.least is not None and facts.least >= 0:
+        return True
+    places: Collection[int] = {"Clip": (1,), "Range": (0, 2)}.get(node.op_type, facts.data)
+    if node.op_type not in ("Clip", "Range"):
+        if not is_a(node, MOVES) and not (value is node.outputs[0] and is_a(node, KEEPS_SIGN)):
+            return False
+    inputs = [v for i, v in enumerate(node.inputs) if i in places and v is not None]
+    return bool(inputs) and all(never_negative(i, trust_inputs, depth - 1) for i in inputs)
+
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
 FARTHEST = (2**31 - 1, 2**63 - 1)  # "to the end" for negative steps in onnxruntime; the standard says INT_MIN

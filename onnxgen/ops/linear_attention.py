@@ -9,13 +9,11 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
-from onnxgen.graph.gradients import REFUSED
-from onnxgen.graph.operators import op
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.graph.operators import REFUSED, op
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.ops.cast import as_float32
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import drawn, infer_attention
+from onnxgen.shapes import infer_microsoft, ranges
 
 # Update rules with a decay, and those with an update rate (beta).
 DECAYING, LEARNING = ("gated", "gated_delta"), ("delta", "gated_delta")
@@ -36,7 +34,7 @@ def terms(b: Builder, update_rule: str, decay: Arg | None, beta: Arg | None) -> 
 
 @op("LinearAttention", since=27)
 @op(
-    "LinearAttention", domain=MICROSOFT, infer=infer_attention.linear_attention,
+    "LinearAttention", domain=MICROSOFT, infer=infer_microsoft.linear_attention,
     axes="b l h; b l k; b l v; b n d e; b l g; b l u",
 )  # fmt: skip
 def linear_attention(
@@ -61,9 +59,9 @@ def linear_attention(
 
 
 @op(
-    "GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer_attention.gated_delta_net,
+    "GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer_microsoft.gated_delta_net,
     axes="t n d; t n d; t h e; ; t h; t h; b h e d; h",
-    drawn={3: drawn.starts},
+    drawn={3: ranges.starts},
 )  # fmt: skip
 def gated_delta_net(
     b: Builder, query: Arg, key: Arg | None = None, value: Arg | None = None, cu_seqlens: Arg | None = None,
@@ -158,7 +156,7 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
     ]
 
 
-@op("Mamba2Verify", domain=MICROSOFT, infer=infer_attention.mamba)
+@op("Mamba2Verify", domain=MICROSOFT, infer=infer_microsoft.mamba)
 def mamba2_verify(
     b: Builder, projection: Arg, conv_state: Arg, ssm_state: Arg, conv_weight: Arg, conv_bias: Arg, dt_bias: Arg,
     A_negative: Arg, D: Arg, norm_weight: Arg, state_row: Arg, *, heads: int, n_groups: int, head_dim: int = 64,
@@ -179,10 +177,10 @@ def mamba2_verify(
 
 
 @op(
-    "VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_attention.packed_conv,
+    "VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer_microsoft.packed_conv,
     axes="t c; c o k; ; c; b c s; b",
     flat={"kernel_delta": REFUSED, "previous_mask": REFUSED},
-    drawn={2: drawn.starts, 5: drawn.below(-1, 4)},
+    drawn={2: ranges.starts, 5: ranges.below(-1, 4)},
 )  # fmt: skip
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,

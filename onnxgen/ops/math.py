@@ -1,4 +1,4 @@
-"""Arithmetic: elementwise functions of one, two or many tensors, bits, and sums along an axis."""
+"""Arithmetic, comparisons and logic: elementwise functions, bits, and sums along an axis."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, literal, unless
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT, op
 from onnxgen.graph.traits import (
     ADDS,
     AVERAGES,
     BROADCASTS,
     COMMUTES,
+    COMPARISON,
     ELEMENTWISE,
     KEEPS_SIGN,
+    MOVES,
     PICKS,
     RECTIFIER,
     SCALES,
     WHOLE,
 )
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.lowering.from_sizes import Sized, formula
-from onnxgen.ops.cast import FLOAT8_MAX
+from onnxgen.ops.cast import FLOAT8_MAX, SIGNED, WIDER, compared, computed, is_integer
 from onnxgen.ops.rules import rules
-from onnxgen.ops.wide import SIGNED, WIDER, compared, computed, is_integer
-from onnxgen.shapes import evaluate_math, own, ranges, usual
+from onnxgen.shapes import elements, own, ranges, usual
 from onnxgen.shapes.dims import dim_max, dim_min, int_div
-from onnxgen.shapes.infer_elementwise import same, same_bool
+from onnxgen.shapes.elements import equal as equal_dims
+from onnxgen.shapes.elements import less
+from onnxgen.shapes.infer_math import same, same_bool
 from onnxgen.shapes.info import info
 
 MAX_TERMS = 32  # of a sum in one expression
@@ -82,12 +83,12 @@ for _name in ("Rsqrt", "Log10", "Log2"):
     op(_name, domain=DOMAIN, traits=[ELEMENTWISE], reference=_reference)(unary(f"torch.{_name.lower()}(x)"))
 
 
-@op("Abs", traits=[ELEMENTWISE], least=0.0, numbers=np.abs, dims=evaluate_math.absolute)
+@op("Abs", traits=[ELEMENTWISE], least=0.0, numbers=np.abs, dims=elements.absolute)
 def abs_(b: Builder, X: Arg) -> ast.expr:
     return X.expr if X.dtype in WIDER else b("torch.abs(x)", x=X)
 
 
-@op("Sign", traits=[ELEMENTWISE], numbers=np.sign, dims=evaluate_math.sign, flat=PIECEWISE_CONSTANT)
+@op("Sign", traits=[ELEMENTWISE], numbers=np.sign, dims=elements.sign, flat=PIECEWISE_CONSTANT)
 def sign(b: Builder, input: Arg) -> ast.expr:
     """torch.sign gives 0 for NaN, ONNX gives NaN."""
     if input.is_float:
@@ -169,7 +170,7 @@ def mul(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = No
 
 
 @op(
-    "Div", traits=[SCALES], numbers=usual.divide, elements=evaluate_math.folded(evaluate_math.quotient, int_div),
+    "Div", traits=[SCALES], numbers=usual.divide, elements=elements.folded(elements.quotient, int_div),
     ranges=ranges.mod, neutral=1, bound=lambda node, bounds: 0.0 if min(bounds) >= 0 else -math.inf,
 )  # fmt: skip
 def div(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
@@ -386,3 +387,99 @@ def is_inf(b: Builder, X: Arg, *, detect_negative: int = 1, detect_positive: int
         return b("torch.zeros_like(x, dtype=torch.bool)", x=X)
     name = "isinf" if detect_negative and detect_positive else "isneginf" if detect_negative else "isposinf"
     return b(f"torch.{name}(x)", x=_without_float8(b, X))
+
+
+# in torch, of numbers that Python computes from sizes, in numpy, of dims, and what changes nothing
+LOGIC: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any], bool]] = {
+    "And": ("x & y", "x and y", np.logical_and, lambda a, b: a and b, True),
+    "Or": ("x | y", "x or y", np.logical_or, lambda a, b: a or b, False),
+    "Xor": ("x ^ y", "x != y", np.logical_xor, operator.ne, False),
+}
+ORDER: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+    "Less": ("x < y", np.less, less),
+    "LessOrEqual": ("x <= y", np.less_equal, lambda a, b: not less(b, a)),
+    "Greater": ("x > y", np.greater, lambda a, b: less(b, a)),
+    "GreaterOrEqual": ("x >= y", np.greater_equal, lambda a, b: not less(a, b)),
+}
+
+
+def _order(template: str) -> Callable[..., ast.expr | Sized]:
+    def lower(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+        if axis is None and (sized := formula(template, A, B)) is not None:
+            return sized
+        operands = [A, B] if A.dtype == ir.DataType.UINT64 else aligned(b, A, B, axis)
+        return computed(b, A.dtype, lambda x, y: b(template, x=x, y=y), *operands, order=True, back=False)
+
+    return lower
+
+
+def _logic(template: str, of_sizes: str) -> Callable[..., ast.expr | Sized]:
+    lower = binary(template)
+
+    def of_either(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+        sized = formula(of_sizes, A, B) if axis is None else None
+        return sized or lower(b, A, B, broadcast=broadcast, axis=axis)
+
+    return of_either
+
+
+for _relation, (_written, _of_sizes, _computed, _dims, _neutral) in LOGIC.items():
+    _logical = op(_relation, traits=[COMMUTES], numbers=_computed, dims=_dims, neutral=_neutral, flat=INTEGERS)
+    _logical(_logic(_written, _of_sizes))
+for _relation, (_written, _computed, _dims) in ORDER.items():
+    op(_relation, traits=[COMPARISON], numbers=_computed, dims=_dims)(_order(_written))
+
+
+@op("Equal", traits=[COMPARISON], numbers=np.equal, dims=equal_dims)
+def equal(b: Builder, A: Arg, B: Arg, *, broadcast: int = 0, axis: int | None = None) -> ast.expr | Sized:
+    if axis is None and (sized := formula("x == y", A, B)) is not None:
+        return sized
+    if A.dtype == ir.DataType.STRING:
+        return b("torch.from_numpy(np.asarray(x == y, dtype=bool))", x=A, y=B)
+    x, y = aligned(b, A, B, axis)
+    if A.dtype == ir.DataType.BOOL and isinstance(y, ast.Constant):
+        return literal(x) if y.value else b("~x", x=x)
+    return computed(b, A.dtype, lambda x, y: b("x == y", x=x, y=y), x, y, back=False)
+
+
+@op("Not", traits=[ELEMENTWISE], numbers=np.logical_not, flat=INTEGERS)
+def not_(b: Builder, X: Arg) -> ast.expr | Sized:
+    sized = formula("not x", X)  # the opposite of a comparison of sizes is a comparison: `x.dim() != 2`
+    return b("~x", x=X) if sized is None else sized.map(_opposite)
+
+
+OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt
+}  # fmt: skip
+
+
+def _opposite(tree: ast.expr) -> ast.expr:
+    match tree:
+        case ast.UnaryOp(operand=ast.Compare(left=left, ops=[one], comparators=[other])):
+            return ast.Compare(left, [OPPOSITE[type(one)]()], [other])
+    return tree
+
+
+@op("Where", traits=[MOVES, BROADCASTS], data="X Y", still="condition", **rules("where"))
+def where(b: Builder, condition: Arg, X: Arg, Y: Arg) -> ast.expr:
+    """Pick elements of X where the condition is true, else of Y; all three broadcast."""
+    if X.dtype == ir.DataType.STRING:
+        return b("np.where(c.cpu(), x, y)", c=condition, x=X, y=Y)
+    sized = b.sized(condition.value)
+    if sized is not None and sized.one is not None and X.shape is not None and X.shape == Y.shape == b.out().shape:
+        return b("x if c else y", x=X, c=sized.one, y=Y)
+    x, y = _choices(b, condition, X, Y)
+    if not isinstance(x, Arg) and isinstance(y, Arg) and y.shape is not None and y.shape == b.out().shape:
+        return b("y.masked_fill(c, x)", y=y, c=condition, x=x)
+    return b("torch.where(c, x, y)", c=condition, x=x, y=y)
+
+
+def _choices(b: Builder, condition: Arg, X: Arg, Y: Arg) -> list[Any]:
+    """Return X and Y, as Python numbers where the result keeps its type and rank."""
+    ranks = condition.rank, X.rank, Y.rank
+    if condition.rank is None or max(r if r is not None else 99 for r in ranks) > condition.rank:
+        return b.numbers(X, Y)
+    x, y = X.number, Y.number
+    if x is not None and y is not None and X.dtype not in (ir.DataType.FLOAT, ir.DataType.INT64):
+        return [X, y]
+    return [X if x is None else x, Y if y is None else y]

@@ -1,4 +1,4 @@
-"""Normalisation layers, and Dropout."""
+"""Normalisation layers, Dropout, and a learned scale and bias for a whole map."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from onnxgen.graph.annotations import OWN_NORM
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import ELEMENTWISE, KEEPS_SIGN, NORM, SAME, SAMPLES
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
+from onnxgen.ops.index import shown_axis
 from onnxgen.ops.rules import rules
-from onnxgen.ops.subscript import shown_axis
 from onnxgen.shapes import own
+
+
+@op("Affine", domain=DOMAIN, traits=[ELEMENTWISE], weights="scale bias", reference=own.Affine)
+def affine(b: Builder, x: Arg, scale: Arg, bias: Arg) -> ast.expr:
+    """`scale * x + bias`, with single numbers."""
+    sources = {"scale": scale.source, "bias": bias.source}
+    keys = {key: None if source is None else source.reshape((1,)) for key, source in sources.items()}
+    dtype = OMIT if scale.source is None else unless(scale.source.dtype, ir.DataType.FLOAT)
+    build = b.call("LearnableAffine", dtype=dtype)
+    module = b.module("affine", build, **keys) if all(keys.values()) else None
+    return b("m(x)", m=module, x=x) if module is not None else b("s * x + b", s=scale, x=x, b=bias)
 
 
 def _dtype(arg: Arg) -> Any:

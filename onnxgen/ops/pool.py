@@ -14,12 +14,10 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import AVERAGES, GLOBAL_POOL, PICKS, POOL
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
-from onnxgen.ops.conv import same
+from onnxgen.lowering.builder import Arg, Builder
+from onnxgen.ops.conv import f_pad, resolve_pads, same
 from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.ops.pad import f_pad, resolve_pads
-from onnxgen.shapes import infer_conv, own
+from onnxgen.shapes import infer_math, own
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
 from onnxgen.shapes.ranges import max_unpool as places
@@ -204,7 +202,7 @@ def max_pool(
     return made if back is None else b("y.to(d)", y=made, d=back)
 
 
-@op("MaxpoolWithMask", domain=MICROSOFT, infer=infer_conv.pool)
+@op("MaxpoolWithMask", domain=MICROSOFT, infer=infer_math.pool)
 def maxpool_with_mask(
     b: Builder, X: Arg, M: Arg, *, auto_pad: str = "NOTSET", kernel_shape: list[int], pads: list[int] | None = None,
     storage_order: int = 0, strides: list[int] | None = None,

@@ -11,14 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, literal, unless
-from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT, op
 from onnxgen.graph.traits import AVERAGES, KEEPS_SIGN, NORMALISES, PICKS, REDUCTION, SELECTS, WHOLE
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.lowering.builder import Arg, Builder, Unpack
+from onnxgen.ops.cast import WIDER, computed, is_integer
 from onnxgen.ops.rules import rules
-from onnxgen.ops.wide import WIDER, computed, is_integer
-from onnxgen.shapes import evaluate_math, usual
+from onnxgen.shapes import elements, usual
 from onnxgen.shapes.dims import Dim, dim_max, dim_min, product, symbols
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -97,7 +95,7 @@ class Reduction:
 # numpy, and of two dims (None: constants are not folded, either).
 REDUCTIONS: dict[str, tuple[str, str, str, Callable[..., Any], Callable[..., Any] | None]] = {
     "ReduceSum": ("x", "sum", "r", np.sum, operator.add),
-    "ReduceMean": ("x", "mean", "r", np.mean, evaluate_math.undefined),
+    "ReduceMean": ("x", "mean", "r", np.mean, elements.undefined),
     "ReduceProd": ("x", "prod", "r", np.prod, operator.mul),
     "ReduceMax": ("x", "amax", "r", np.max, dim_max),
     "ReduceMin": ("x", "amin", "r", np.min, dim_min),
@@ -232,7 +230,7 @@ def _position(function: str) -> Callable[..., ast.expr]:
 
 
 for _name, _numbers in (("ArgMax", np.argmax), ("ArgMin", np.argmin)):
-    _rules = rules("position", elements=evaluate_math.position(_numbers), flat=INTEGERS)
+    _rules = rules("position", elements=elements.position(_numbers), flat=INTEGERS)
     op(_name, traits=[SELECTS], least=0.0, **_rules)(_position(_name.lower()))
 
 

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from onnxgen.code.quote import OMIT, NiceFloat, shortest, unless
 from onnxgen.errors import CHECK
-from onnxgen.graph.gradients import SETS_SIZE
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import SETS_SIZE, op
 from onnxgen.graph.traits import RESAMPLES
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.ops.conv import same
 from onnxgen.ops.rules import rules
 from onnxgen.shapes.dims import Dim, evaluate, exact_div, scale_size, symbols

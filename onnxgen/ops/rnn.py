@@ -11,16 +11,14 @@ import onnx_ir as ir
 from onnxgen.code.module_def import Assign
 from onnxgen.code.quote import OMIT, MemberRef, Ref, shortest, unless
 from onnxgen.errors import BUG, CHECK, counted
-from onnxgen.graph.catalogue import card
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import Lowering, op
+from onnxgen.graph.operators import Lowering, card, op
 from onnxgen.graph.traits import RECURRENT
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder, Unpack
+from onnxgen.lowering.builder import Arg, Builder, Unpack
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
-from onnxgen.shapes import drawn, infer_microsoft, own_layers
+from onnxgen.shapes import infer_microsoft, own_layers, ranges
 from onnxgen.weights.provenance import Source, concat
 
 # ONNX's activation functions, with onnxruntime's defaults for alpha and beta (ONNX has none for most of them).
@@ -294,7 +292,7 @@ def rnn(
 @op(
     "AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer_microsoft.lstm,
     axes="s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
-    drawn={4: drawn.up_to(0, 0), 12: drawn.up_to(11, 1)},
+    drawn={4: ranges.up_to(0, 0), 12: ranges.up_to(11, 1)},
 )  # fmt: skip
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,

@@ -5,27 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from onnxgen.passes.batch import arithmetic, layout
-from onnxgen.shapes import (
-    equal,
-    evaluate_layout,
-    evaluate_math,
-    infer_conv,
-    infer_elementwise,
-    infer_layout,
-    infer_math,
-    infer_slice,
-    ranges,
-    usual,
-)
-from onnxgen.weights import views
+from onnxgen.shapes import elements, equal, infer_layout, infer_math, ranges, usual
+from onnxgen.weights import stored
 
 ROOMS = {
-    "infer": (infer_elementwise, infer_layout, infer_slice, infer_conv, infer_math),
-    "elements": (evaluate_layout, evaluate_math),
+    "infer": (infer_math, infer_layout),
+    "elements": (elements,),
     "kernel": (usual,),
     "batch": (arithmetic, layout),
     "equal": (equal,),
-    "view": (views,),
+    "view": (stored,),
 }
 
 

@@ -11,12 +11,11 @@ from onnxgen.graph.annotations import KEPT
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import ELEMENTWISE, JOINS, MOVES, PASSES_ON, RESHAPE, SAME, STRIDES, TEXTS, VIEW
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.ops.generate import fill
+from onnxgen.ops.index import subscript
 from onnxgen.ops.math import unary
 from onnxgen.ops.rules import rules
-from onnxgen.ops.subscript import subscript
 from onnxgen.shapes import own
 from onnxgen.shapes.dims import Dim, Sym, is_symbol, product, symbols
 from onnxgen.shapes.infer_layout import equal_parts

@@ -7,10 +7,8 @@ import ast
 import onnx_ir as ir
 
 from onnxgen.code.quote import OMIT, DeviceOf, unless
-from onnxgen.graph.gradients import PIECEWISE_CONSTANT
-from onnxgen.graph.operators import op
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.graph.operators import PIECEWISE_CONSTANT, op
+from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.ops.cast import converted
 from onnxgen.ops.rules import rules
 

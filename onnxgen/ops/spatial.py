@@ -7,15 +7,13 @@ from typing import Any
 
 from onnxgen.code.quote import OMIT, call, shortest, unless
 from onnxgen.errors import CHECK
-from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT, TEXT
-from onnxgen.graph.operators import op
+from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT, TEXT, op
 from onnxgen.graph.traits import CONVOLUTION, MOVES, NORMALISES, PRODUCT, SAMPLES, SELECTS, SHUFFLES
-from onnxgen.lowering.arg import Arg
-from onnxgen.lowering.builder import Builder
+from onnxgen.lowering.builder import Arg, Builder
+from onnxgen.ops.cast import moved
 from onnxgen.ops.conv import same
 from onnxgen.ops.rules import rules
-from onnxgen.ops.wide import moved
-from onnxgen.shapes.node_facts import MAX_RANK
+from onnxgen.shapes.info import MAX_RANK
 
 # GridSample has other names before opset 20.
 SAMPLING_MODES = {"linear": "bilinear", "cubic": "bicubic"} | {m: m for m in ("bilinear", "bicubic", "nearest")}

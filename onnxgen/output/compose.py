@@ -1,4 +1,7 @@
-"""Composes the result of a generation: source, lazy weights with their provenance, and a report."""
+"""Composes the result of a generation: source, lazy weights with their provenance, and a report.
+
+`signature` is what a sidecar records of inputs and outputs, told from the graph.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +25,32 @@ from onnxgen.code.module_def import ModuleDef
 from onnxgen.code.printer import is_quotable
 from onnxgen.code.render import Frame, aligned, render
 from onnxgen.common.built import as_json
+from onnxgen.common.cache import file_sha256
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE
-from onnxgen.graph.budget import past, writable
-from onnxgen.lowering.uses import uses
+from onnxgen.graph.annotations import APPROXIMATED, DATA_FILES, FREED, LOCAL, RESTORED, TRAINABLE, past, writable
+from onnxgen.lowering.sharing import uses
 from onnxgen.options import Options
-from onnxgen.output.signature import signature
 from onnxgen.passes.folded import folds
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import add_used, stored_values
+from onnxgen.purpose import purpose_of
 from onnxgen.record.asked import KEY as OPTIONS
 from onnxgen.record.asked import asked
-from onnxgen.record.base import BASE, BUILD_LINE, packed
-from onnxgen.record.digest import tree_digest, with_fingerprint
+from onnxgen.record.base import BASE, BUILD_LINE, packed, tree_digest, with_fingerprint
 from onnxgen.record.labels import KEY as ALPHABET
 from onnxgen.record.labels import alphabet_in
 from onnxgen.record.sidecar import index_path
 from onnxgen.record.signature import KEY as SIGNATURE
+from onnxgen.record.signature import Port, Signature
 from onnxgen.record.way_back import WayBack, cut_of
 from onnxgen.shapes.info import info
-from onnxgen.weights.approximation import KEY as APPROXIMATION
-from onnxgen.weights.copied import twins
+from onnxgen.weights.dequantised import KEY as APPROXIMATION
 from onnxgen.weights.dequantised import UnpackedTensor, quantised
 from onnxgen.weights.dtypes import TORCH_DTYPES
 from onnxgen.weights.provenance import Source, way_back
-from onnxgen.weights.sidecar import is_sharded
-from onnxgen.weights.streamed import embed_bytes, stored_dtype
+from onnxgen.weights.sidecar import embed_bytes, is_sharded, stored_dtype
+from onnxgen.weights.stored import twins
 
 Tensors = dict[str, Source | NDArray[Any]]
 DATA = "data"  # key in the sidecar's metadata
@@ -304,3 +306,18 @@ def _row(value: ir.Value) -> tuple[str, str, str]:
     dims = "?" if facts.shape is None else ", ".join(printable(str(d), 24) for d in facts.shape)
     dtype = "?" if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "str")
     return printable(value.name or "", 40), dtype if facts.kind == "tensor" else f"{facts.kind} of {dtype}", f"[{dims}]"
+
+
+def signature(model: ir.Model, path: Path) -> Signature:
+    """Return the signature of a graph with propagated shapes, read from `path`. External data is not hashed."""
+    stored = set(model.graph.initializers)
+    inputs = tuple(_described(v) for v in model.graph.inputs if v.name not in stored)
+    outputs = tuple(map(_described, model.graph.outputs))
+    return Signature(inputs, outputs, path.name, file_sha256(path), purpose_of(model))
+
+
+def _described(value: ir.Value) -> Port:
+    facts = info(value)
+    dims = None if facts.shape is None else tuple(d if isinstance(d, int) else str(d) for d in facts.shape)
+    dtype = None if facts.dtype is None else TORCH_DTYPES.get(facts.dtype, "str")
+    return Port(value.name or "", dtype, dims, facts.kind)

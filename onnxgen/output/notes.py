@@ -9,12 +9,12 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
 from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, TRAINABLE, UNROLLED, is_trained
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
-from onnxgen.passes.places import CHOSEN
+from onnxgen.passes.roles import CHOSEN
 from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from

@@ -1,38 +1,134 @@
-"""Compare the graph before and after each pass: changed parts are computed on both sides, on drawn inputs."""
+"""Compare the graph before and after each pass: changed parts are computed on both sides.
+
+At the end weight provenance is checked: untrained weights must give the file's own numbers, of a
+quantised file its integers.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxgen.errors import WrongRewrite
-from onnxgen.graph.element_types import NAMED
+from onnxgen.errors import OnnxgenError, WrongRewrite
+from onnxgen.graph.nodes import NAMED
 from onnxgen.options import Options
 from onnxgen.paranoid.apart import HAS_ONNXRUNTIME
-from onnxgen.paranoid.back import altered, lost
-from onnxgen.paranoid.claims import Claim, Difference, claims, difference
-from onnxgen.paranoid.comparison import Comparison
-from onnxgen.paranoid.draws import (
-    FILLED,
+from onnxgen.paranoid.claims import (
+    Claim,
+    Difference,
+    Hopeless,
+    Refused,
+    Region,
+    Regions,
+    Untold,
+    claims,
+    decision,
+    difference,
+    digest,
 )
+from onnxgen.paranoid.comparison import Comparison
+from onnxgen.paranoid.draws import FILLED
 from onnxgen.paranoid.picture import Picture, take
-from onnxgen.paranoid.promises import EXPAND, broken, known_nodes
-from onnxgen.paranoid.region import Hopeless, Refused, Region, Regions, Untold, decision, digest
+from onnxgen.paranoid.promises import ADDS, EXPAND, broken, known_nodes, mistyped, untrue
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.training import ADDS, untrue
-from onnxgen.paranoid.typed import mistyped
+from onnxgen.record.way_back import WayBack
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import info
+from onnxgen.weights.dequantised import Dequantised, DequantisedTensor
+from onnxgen.weights.provenance import Source, rebuild
 
 if TYPE_CHECKING:
     from onnxgen.output.compose import Generated
-    from onnxgen.paranoid.learns import Learns
+    from onnxgen.paranoid.quantised import Learns
+
+
+HALF_RTOL = 1e-2  # relative precision of an 8-bit mantissa
+
+
+def lost(model: ir.Model, generated: Generated) -> Iterator[str]:
+    """Yield, for float tensors that the file stores as integers, why they would not be written back.
+
+    A tensor that is not trained need not be: it is a constant of the module.
+    """
+    way_back = WayBack.from_metadata(generated.metadata)
+    record, how = way_back.tensors, way_back.quantised
+    trained = generated.report.trainable
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if not isinstance(tensor, DequantisedTensor):
+            continue
+        name = value.name or ""
+        if name in record:
+            if name not in how or Dequantised.of_record(how[name]) != tensor.how:
+                yield f"{name!r}: the weights do not record its integers"
+            elif why := _changed(tensor, name, record, generated):
+                yield f"{name!r} {why}"
+        elif trained.get(name, (False, ""))[0]:
+            yield f"{name!r} is trained, but is not written back"
+
+
+def altered(generated: Generated) -> Iterator[str]:
+    """Yield, for tensors that the state dict is made of unchanged, how an export without training would differ."""
+    way_back = WayBack.from_metadata(generated.metadata)
+    record, how = way_back.tensors, way_back.quantised
+    sources = [found for found in generated.tensors.values() if isinstance(found, Source)]
+    pieces = {piece.name: piece.tensor for source in sources for piece in (*source.pieces, *source.empty)}
+    for name in (record.keys() & pieces.keys()) - how.keys():
+        try:
+            floats = np.asarray(rebuild(record, name, partial(_numbers, generated), pieces[name].numpy()))
+        except (KeyError, OnnxgenError) as error:
+            yield f"{name!r} can't be written back: {error}"
+            continue
+        original = np.asarray(pieces[name].numpy())
+        exact = floats.dtype == original.dtype and floats.tobytes() == original.tobytes()
+        if not exact and not _is_near(floats, original) or floats.shape != original.shape:
+            yield f"{name!r} is written back as other numbers"
+
+
+def _numbers(generated: Generated, key: str) -> Any:
+    found = generated.tensors[key]
+    return found.numpy() if isinstance(found, Source) else found
+
+
+def _is_near(floats: Any, original: Any) -> bool:
+    """Return True if the numbers are close. For `--dtype` and folded BatchNorms, exact equality is not expected."""
+    if original.dtype.kind not in "fV" or floats.shape != original.shape:
+        return False
+    held = np.isfinite(floats.astype(np.float64))  # a narrower type may not hold numbers this large
+    wide = original.astype(np.float64)[held]
+    return bool(np.allclose(floats.astype(np.float64)[held], wide, HALF_RTOL, HALF_RTOL * np.abs(wide).max(initial=0)))
+
+
+def _changed(tensor: DequantisedTensor, name: str, record: Mapping[str, Any], generated: Generated) -> str:
+    """Describe how an export of an untrained tensor would differ; empty if it would not."""
+    read: list[Any] = []
+
+    def state(key: str) -> Any:
+        read.append(_numbers(generated, key))
+        return read[-1]
+
+    def stored(key: str) -> Any:
+        return tensor.stored[key].numpy()
+
+    original = np.asarray(tensor.numpy())
+    floats = np.asarray(rebuild(record, name, state, original))
+    if any(one.dtype.itemsize < original.dtype.itemsize for one in read):  # by `--dtype`: only close
+        return "" if _is_near(floats, original) else "is written back as other floats"
+    if not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):  # compares shapes, too
+        return "is written back as other floats"
+    before = stored(tensor.how.tensor)
+    made = tensor.how.integers(floats, stored, stored)
+    same = made.shape == before.shape and made.dtype == before.dtype and made.tobytes() == before.tobytes()
+    return "" if same else "is written back as other integers"
+
 
 Pass = Callable[[ir.Model, Options], None]
 MAX_NODES_SHOWN = 6  # nodes in an error message
@@ -134,8 +230,7 @@ class Checker:
 
     def check_quantised(self, model: ir.Model, before: Picture, after: Picture, options: Options) -> None:
         """Compare a graph whose integers became floats by what the integers represent. Raises `WrongRewrite`."""
-        from onnxgen.paranoid.learns import Learns
-        from onnxgen.paranoid.quantised import Quantised
+        from onnxgen.paranoid.quantised import Learns, Quantised
 
         if any(info(value).dtype is None for value in model.graph.inputs):
             self.last = None

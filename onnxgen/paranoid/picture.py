@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import is_trained
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import ALIAS, all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RANDOM, SIZES
 from onnxgen.shapes.info import Info, infos
 

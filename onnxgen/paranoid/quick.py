@@ -18,12 +18,11 @@ from onnxgen.graph.annotations import DECIDED
 from onnxgen.graph.annotations import TRAINABLE as DECISION
 from onnxgen.options import Options
 from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, changes, name_of, refuse
-from onnxgen.paranoid.claims import Claim, Difference
+from onnxgen.paranoid.claims import Claim, Difference, Region, Regions, Untold
 from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.draws import FILLED
 from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import broken
-from onnxgen.paranoid.region import Region, Regions, Untold
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import SECOND, Doubt, wrong_decisions
 

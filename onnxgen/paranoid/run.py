@@ -10,13 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import OWN_NORM
-from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import card, is_a
 from onnxgen.graph.traits import RANDOM, RECURRENT
-from onnxgen.paranoid import stand_ins
-from onnxgen.paranoid.foreign import MICROSOFT, adapted
+from onnxgen.paranoid import single as stand_ins
+from onnxgen.paranoid.claims import Broken, Cone, Untold
+from onnxgen.paranoid.draws import MICROSOFT, adapted
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Broken, Cone, Untold
 from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes import own
 from onnxgen.shapes.dims import evaluate

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import card, is_a, known
 from onnxgen.graph.domains import DOMAIN
+from onnxgen.graph.operators import card, is_a, known
 from onnxgen.graph.traits import (
     ADDS,
     AVERAGES,
@@ -35,8 +35,8 @@ from onnxgen.graph.traits import (
     VIEW,
     WHOLE,
 )
+from onnxgen.paranoid.claims import Broken, Untold, uses
 from onnxgen.paranoid.picture import Made, Picture
-from onnxgen.paranoid.region import Broken, Untold, uses
 from onnxgen.paranoid.run import Side, Values
 from onnxgen.paranoid.single import NARROW, Single
 from onnxgen.shapes import own

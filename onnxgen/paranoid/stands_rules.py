@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgen.paranoid.claims import Broken, Untold
 from onnxgen.paranoid.picture import Made
-from onnxgen.paranoid.region import Broken, Untold
 from onnxgen.paranoid.stands import LIKE, Kind, Stands, roots, rule
 
 INT32 = ir.DataType.INT32

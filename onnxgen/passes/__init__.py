@@ -11,10 +11,8 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
-from onnxgen.graph.catalogue import having
-from onnxgen.graph.element_types import NAMED
-from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.operators import own
+from onnxgen.graph.nodes import NAMED, all_nodes
+from onnxgen.graph.operators import having, own
 from onnxgen.graph.traits import COMPARISON, ELEMENTWISE, MOVES, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
 from onnxgen.options import Options
 from onnxgen.paranoid.quick import NEEDED, checker_for, is_paranoid
@@ -93,59 +91,59 @@ PASSES: list[Pass] = [
     Step("trainable"),  # before anything is folded: trained tensors must not be folded
     _propagate,  # types, dims and constants, which the idioms' checks read
     Step("trainable:kept"),  # when it is decided what is trained; types are known then, which the second decision needs
-    Step("axes"),  # also those of branches that are never taken
-    Step("taken:decide"),  # what ranks decide, while nodes are still those of the file
-    Step("taken"),  # then inner values are all in one graph
-    Step("layer_sizes"),  # after contrib, which writes layers, and before any pass moves their tensors
-    Step("axes"),  # again: what is taken must fit the ranks, before anything counts axes modulo the rank
+    Step("checks:axes"),  # also those of branches that are never taken
+    Step("expand:decide"),  # what ranks decide, while nodes are still those of the file
+    Step("expand:taken"),  # then inner values are all in one graph
+    Step("checks:layer_sizes"),  # after contrib, which writes layers, and before any pass moves their tensors
+    Step("checks:axes"),  # again: what is taken must fit the ranks, before anything counts axes modulo the rank
     Step("expand"),  # after propagation: a function body may depend on types
     Step("text"),  # text becomes numbers, so that the passes below meet nothing unusual
-    Step("known"),  # shapes computed beside the data would count as users of it
+    Step("no_ops:known"),  # shapes computed beside the data would count as users of it
     # sizes are numbers now, and operators are still the exporter's: it has a rule for each
     Step("batch:dynamic_batch", when=_frees_batch),
-    Step("shared_views", MOVES),  # before no_ops and unbind, which would merge what is apart
+    Step("shared_nodes:shared_views", MOVES),  # before no_ops and unbind, which would merge what is apart
     Step("sequences", "SplitToSequence"),
     Step("no_ops"),  # casts and identities would hide a pattern
-    Step("equal:equal_nodes"),  # when what changes nothing is gone, and before patterns ask who alone uses a value
-    Step("filled", "ConstantOfShape"),
-    Step("chosen", "GatherND Gather NonZero"),
+    Step("no_ops:equal_nodes"),  # when what changes nothing is gone, and before patterns ask who alone uses a value
+    Step("broadcasts:filled", "ConstantOfShape"),
+    Step("indexed:chosen", "GatherND Gather NonZero"),
     Step("indexed", COMPARISON, "GatherND And"),  # before broadcasts, which takes an Expand away
-    Step("standardised", "BatchNormalization"),  # before norms, which would take the statistics that it computes beside
+    Step("norms:standardised", "BatchNormalization"),  # before norms, which would take its statistics
     Step("dropout", RANDOM),  # before another idiom takes its Mul
     Step("unrolled", "Gemm MatMul"),  # before recurrent, which finds the module of such layers
     Step("recurrent", RECURRENT),
-    Step("roll", "Concat"),  # rolls and rotary embeddings start from Slices, which unbind would take
-    Step("one_row", "Squeeze"),  # before views, which takes the axes together
-    Step("unbind", "Gather Slice Split"),  # after recurrent, whose states exporters cut with Slices
-    Step("repeats", "Expand Tile"),  # before views, which would merge the Reshape that ends it
-    Step("stack", "Concat"),
+    Step("concats:roll", "Concat"),  # rolls and rotary embeddings start from Slices, which unbind would take
+    Step("convolutions:one_row", "Squeeze"),  # before views, which takes the axes together
+    Step("slices:unbind", "Gather Slice Split"),  # after recurrent, whose states exporters cut with Slices
+    Step("broadcasts:repeats", "Expand Tile"),  # before views, which would merge the Reshape that ends it
+    Step("concats:stack", "Concat"),
     Step("concats", "Concat"),  # before growing, which looks for lists that are taken on the way
     Step("views"),  # chains of reshapes hide a transpose
-    Step("tensordot", "Einsum Reshape"),  # behind views, which makes one Reshape of several
-    Step("turned", "Transpose"),  # before attention, which looks for the keys
-    Step("quantized.fakes:once", "FakeQuantize"),  # when moves are as few as they get
+    Step("linear:tensordot", "Einsum Reshape"),  # behind views, which makes one Reshape of several
+    Step("linear:turned", "Transpose"),  # before attention, which looks for the keys
+    Step("quantized.pairs:once", "FakeQuantize"),  # when moves are as few as they get
     Step("broadcasts", "Expand"),  # an Expand before an operator that broadcasts hides a pattern, too
     Step("reductions", REDUCTION),  # before the idioms, which ask for means and for the axes that are kept
     Step("norms", REDUCTION, "MatMul"),
-    Step("deviation", REDUCTION),  # statistics that no norm has taken
-    Step("group_norm", "InstanceNormalization"),
-    Step("pooling", REDUCTION, "Squeeze"),  # means that no norm has taken
-    Step("paddings", "Pad"),
+    Step("reductions:deviation", REDUCTION),  # statistics that no norm has taken
+    Step("norms:group_norm", "InstanceNormalization"),
+    Step("convolutions:pooling", REDUCTION, "Squeeze"),  # means that no norm has taken
+    Step("convolutions:paddings", "Pad"),
     Step("activations", ELEMENTWISE),
-    Step("softmax", REDUCTION, SOFTMAX),  # before attention, which looks for it
-    Step("normalise", REDUCTION),
-    Step("normalise:reciprocal_roots", "Sqrt Pow"),  # roots that no norm has taken
+    Step("activations:softmax", REDUCTION, SOFTMAX),  # before attention, which looks for it
+    Step("reductions:normalise", REDUCTION),
+    Step("reductions:reciprocal_roots", "Sqrt Pow"),  # roots that no norm has taken
     Step("multihead", SOFTMAX),  # before attention, which takes its inner part
     Step("attention", SOFTMAX),  # before linear, which also starts from MatMul
-    Step("empty_rows", "Where"),  # of attention that is still spelled out
+    Step("attention_masks:empty_rows", "Where"),  # of attention that is still spelled out
     Step("views"),  # again: attention permutes the heads of an Einsum
     Step("slices", RESHAPE, "Slice"),
-    Step("growing", "Concat"),  # after all idioms, which look for whole lists
+    Step("concats:growing", "Concat"),  # after all idioms, which look for whole lists
     Step("shared_nodes"),  # when chains are as short as they get
-    Step("added_bias", "Add"),
+    Step("convolutions:added_bias", "Add"),
     Step("linear", "Gemm MatMul"),
     Step("transformer", "MultiheadAttention"),  # around the layers that are found by now
-    Step("affine", "Mul"),  # what no idiom has taken
+    Step("linear:affine", "Mul"),  # what no idiom has taken
     infer_missing_scopes,  # for the remaining nodes; idioms are single nodes now
     Step("folded:restore_batchnorm", when=_restores),  # last: no idiom contains a norm that is put back
 ]

@@ -2,12 +2,14 @@
 
     softmax(q @ k^T * scale + mask) @ v          q, k, v: [..., length, size]
 
-- The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The products may be Einsum.
+- The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The
+  products may be MatMul or Einsum (`product`).
 - Masks are added, or Where hides scores. A mask that is exactly causal becomes `is_causal`.
 - Where batch and heads are one axis, the scores may get them as two while masks are added.
-- Between softmax and v may be Dropout, and a step that sets rows without any key to zero: torch's exporters write
-  `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN in the file but zeros in torch's
-  function. So a mask of -inf is then only accepted if it hides no whole row.
+- Between softmax and v may be Dropout, and a step that sets rows without any key to zero: torch's
+  exporters write `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN
+  in the file but zeros in torch's function. So a mask of -inf is then only accepted if it hides no
+  whole row.
 
 ONNX's Attention supports neither Dropout nor operands of other ranks. So the pass writes
 `onnxgen.Attention(q, k, v, mask)`.
@@ -15,36 +17,172 @@ ONNX's Attention supports neither Dropout nor operands of other ranks. So the pa
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import DROPOUT, SCOPE
-from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.nodes import made_by
+from onnxgen.graph.nodes import FLOATS, made_by
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.attention_operands import (
-    Operand,
-    as_value,
-    is_no_number,
-    lifted,
-    merge_heads,
-    product,
-    replace_permuted,
-    swapped,
-    unscaled,
-    without_number,
-)
-from onnxgen.passes.causal import Causal, causal
+from onnxgen.passes.attention_masks import Causal, causal
 from onnxgen.passes.match import dropout_ratio, scalar, standard_nodes, uniform
-from onnxgen.passes.rewrite import only_user, own
-from onnxgen.passes.steps import insert
+from onnxgen.passes.rewrite import beside, insert, known_ints, only_user, own, permuted, replace
 from onnxgen.shapes.dims import Call, Dim, atoms, dim_min
-from onnxgen.shapes.info import Info, Shape, info
+from onnxgen.shapes.info import Info, Shape, info, set_info
+
+Perm = tuple[int, ...]
+
+
+@dataclass
+class Operand:
+    """`value.permute(perm) * scale`."""
+
+    value: ir.Value
+    perm: Perm
+    scale: float = 1.0
+
+    @property
+    def shape(self) -> Shape | None:
+        return permuted(info(self.value), self.perm).shape
+
+
+@dataclass
+class Product:
+    """`(left @ right).permute(order)`; both operands have the same rank and the same leading axes."""
+
+    left: Operand
+    right: Operand
+    order: Perm
+
+
+def product(node: ir.Node | None, by_result: bool) -> Product | None:
+    """Return a MatMul or Einsum as a product, else None.
+
+    `by_result`: the leading axes of an Einsum are in the order of its result, not of `left`.
+    """
+    if node is None or len(node.inputs) != 2 or None in node.inputs:
+        return None
+    left, right = (Operand(v, tuple(range(info(v).rank or 0))) for v in node.inputs if v is not None)
+    if len(left.perm) != len(right.perm) or len(left.perm) < 3:
+        return None
+    if node.op_type == "MatMul":
+        return Product(left, right, left.perm)
+    equation = node.attributes["equation"].as_string().replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    parts = terms.split(",")
+    if not arrow or "." in equation or any(len(set(p)) != len(p) for p in (*parts, result)):
+        return None
+    return _einsum(left, right, parts, result, by_result)
+
+
+def _einsum(left: Operand, right: Operand, parts: list[str], result: str, by_result: bool) -> Product | None:
+    a, b = parts
+    summed = [c for c in a if c in b and c not in result]
+    rows, columns = ([c for c in p if c not in q] for p, q in ((a, b), (b, a)))
+    if len(summed) != 1 or len(rows) != 1 or len(columns) != 1 or len(result) != len(a) or len(a) != len(b):
+        return None
+    if by_result and result[-2:] == columns[0] + rows[0]:
+        return _einsum(right, left, [b, a], result, by_result)
+    leading = [c for c in (result if by_result else a) if c in a and c in b and c != summed[0]]
+    natural = [*leading, *rows, *columns]
+    first = Operand(left.value, tuple(a.index(c) for c in [*leading, *rows, *summed]))
+    second = Operand(right.value, tuple(b.index(c) for c in [*leading, *summed, *columns]))
+    return Product(first, second, tuple(natural.index(c) for c in result))
+
+
+def unscaled(operand: Operand) -> Operand:
+    """Return an operand with numeric factors moved into its scale, and the Transposes between them into its perm."""
+    while True:
+        (value, number), perm = without_number(operand.value), operand.perm
+        if value is operand.value:
+            node = made_by(value, "Transpose")
+            if node is None or node.inputs[0] is None or "perm" not in node.attributes:
+                return operand
+            inner = node.attributes["perm"].as_ints()
+            value, perm = node.inputs[0], tuple(inner[p] for p in perm)
+        operand = Operand(value, perm, operand.scale * number)
+
+
+def without_number(value: ir.Value) -> tuple[ir.Value, float]:
+    """Return (x, c) of a value that is x * c for a positive number c, else (value, 1)."""
+    node = made_by(value, "Mul", "Div")
+    if node is None:
+        return value, 1.0
+    for index in (1, 0) if node.op_type == "Mul" else (1,):
+        number, x = scalar(node.inputs[index]), node.inputs[1 - index]
+        if number is not None and number > 0 and x is not None and info(x).rank == info(value).rank:
+            return x, number if node.op_type == "Mul" else 1 / number
+    return value, 1.0
+
+
+def is_no_number(value: ir.Value) -> bool:
+    """Return True if a value is multiplied by NaN or an infinity."""
+    node = made_by(value, "Mul", "Div")
+    factors = [] if node is None else [scalar(x) for x in node.inputs]
+    return any(factor is not None and not math.isfinite(factor) for factor in factors)
+
+
+def lifted(operand: Operand) -> Operand | None:
+    """Return an operand before its batch and heads were merged into one leading axis, else None."""
+    node = made_by(operand.value, "Reshape")
+    source = None if node is None else node.inputs[0]
+    before, after = info(source).shape, info(operand.value).shape
+    if source is None or before is None or after is None or operand.perm[0] != 0:
+        return None
+    if len(before) != 4 or len(after) != 3 or before[2:] != after[1:]:
+        return None
+    return unscaled(Operand(source, (0, *(p + 1 for p in (0, *operand.perm[1:]))), operand.scale))
+
+
+def swapped(operand: Operand) -> Operand:
+    """Return an operand with its last two axes swapped."""
+    *leading, rows, columns = operand.perm
+    return Operand(operand.value, (*leading, columns, rows), operand.scale)
+
+
+def as_value(operand: Operand, before: ir.Node) -> ir.Value:
+    """Return an operand without its scale. If a Transpose is needed, it is inserted after the operand's producer."""
+    value, graph, producer = operand.value, before.graph, operand.value.producer()
+    assert graph is not None
+    if operand.perm == tuple(range(len(operand.perm))):
+        return value
+    made = ir.node("Transpose", [value], {"perm": operand.perm}, version=13)
+    beside(made, before)
+    if producer is not None and producer.graph is graph:
+        graph.insert_after(producer, made)
+    else:
+        graph.insert_before(before, made)
+    made.outputs[0].name = f"{value.name}.turned"
+    set_info(made.outputs[0], permuted(info(value), operand.perm))
+    return made.outputs[0]
+
+
+def replace_permuted(node: ir.Node, new: ir.Node, order: Perm) -> None:
+    """Replace `node` by `new` and the permutation of its result."""
+    if order == tuple(range(len(order))):
+        replace(node, new)
+        return
+    straight = permuted(info(node.outputs[0]), [order.index(i) for i in range(len(order))])
+    made = _insert_result(node, new, "straight", straight.shape)
+    replace(node, ir.node("Transpose", [made], {"perm": order}, version=13))
+
+
+def merge_heads(node: ir.Node, new: ir.Node, operands: list[Operand]) -> None:
+    """Replace `node` by `new`, which has batch and heads as two axes, and a Reshape that merges them."""
+    shape, values = operands[0].shape or (), operands[2].shape or ()
+    made = _insert_result(node, new, "heads", (*shape[:-1], values[-1]))
+    replace(node, ir.node("Reshape", [made, known_ints(info(node.outputs[0]).shape or ())], version=13))
+
+
+def _insert_result(node: ir.Node, new: ir.Node, suffix: str, shape: Shape | None) -> ir.Value:
+    new.name = node.name
+    return insert(node, new, f"{node.outputs[0].name}.{suffix}", Info(info(node.outputs[0]).dtype, shape), node)
+
 
 HIDING = -1e30  # a score gets no weight if it is at most this, or if this is added to it
 
@@ -194,7 +332,7 @@ def _scores(value: ir.Value) -> Logits | None:
     merged = _before_reshape(value, 3, 4)
     if merged is not None:
         inner = _scores(merged) if only_user(merged) is not None else None
-        return None if inner is None else replace(inner, leading=(info(value).shape or ())[:2])
+        return None if inner is None else dataclasses.replace(inner, leading=(info(value).shape or ())[:2])
     scores, scale = without_number(value)
     found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
     if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):

@@ -1,23 +1,58 @@
-"""An Expand whose users broadcast by themselves is removed: it hides patterns and costs a line of code.
+"""Expand, Tile and ConstantOfShape: tensors of one number, operands that broadcast, and repeated
+elements.
 
-    y = x / norm.expand_as(x)   is   y = x / norm
-
-Every user must have another operand that already has the full shape. Users whose other operands are numbers may come
-between: then their results are small, too.
-
+    torch.zeros(n, 1) + 8                      is   torch.full((n, 1), 8.0)
+    y = x / norm.expand_as(x)                  is   y = x / norm
     y = x + where(mask.expand_as(x), 0, low)   is   y = x + where(mask, 0, low)
+    Unsqueeze(a + 1), Expand or Tile n times   is   x.repeat_interleave(n, dim), written as
+    along it, Reshape to merge a and a + 1          `onnxgen.RepeatInterleave`
+
+An Expand hides patterns and costs a line of code. It is removed if every user has another operand
+that already has the full shape. Users whose other operands are numbers may come between: then their
+results are small, too. Exporters repeat key and value heads that several query heads share (Ainslie
+et al. 2023, arXiv 2305.13245), too.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.nodes import made_by
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import BROADCASTS
 from onnxgen.options import Options
-from onnxgen.passes.match import scalar, standard_nodes
-from onnxgen.passes.rewrite import drop
-from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.passes.match import scalar, standard_nodes, uniform
+from onnxgen.passes.rewrite import drop, only_user, own, replace, stored_views
+from onnxgen.shapes.elements import evaluate
+from onnxgen.shapes.info import Info, NodeFacts, Symbols, info, set_info
+
+
+def filled(model: ir.Model, options: Options) -> None:
+    """Compute the number once, where the file computes it for each element."""
+    for fill in standard_nodes(model, "ConstantOfShape"):
+        while (user := only_user(fill.outputs[0])) is not None and (number := _number(fill, user)) is not None:
+            made = ir.node(fill.op_type, fill.inputs, {"value": ir.tensor(number)}, version=fill.version)
+            replace(user, made)
+            fill = made
+
+
+def _number(fill: ir.Node, user: ir.Node) -> NDArray[np.generic] | None:
+    """Return the one number of a node that takes a tensor of one number, and otherwise constants; None if unknown."""
+    tensor, made = info(fill.outputs[0]), info(user.outputs[0])
+    is_float = made.dtype is not None and made.dtype.is_floating_point()
+    if user.domain or not is_a(user, BROADCASTS) or not is_float or tensor.shape is None or tensor.shape != made.shape:
+        return None
+    inputs: list[Info | None] = []
+    for value in user.inputs:
+        number, dtype = uniform(value) if value is fill.outputs[0] else scalar(value), info(value).dtype
+        if number is None or dtype is None or not dtype.is_floating_point():
+            return None
+        inputs.append(Info(dtype, (1,), np.asarray([number], dtype.numpy())))
+    facts = NodeFacts(user, user.version or 1, inputs, Symbols({}))
+    facts.inferred = [Info(made.dtype, (1,))]
+    return evaluate(facts, 1)[0].constant
 
 
 def broadcasts(model: ir.Model, options: Options) -> None:
@@ -58,3 +93,27 @@ def broadcasts_itself(node: ir.Node, expanded: ir.Value, source: ir.Value | None
     others = [info(i).shape for i in node.inputs if i is not None and i is not expanded]
     known = [shape, *(other for other in others if other is not None)]
     return all(any(at <= len(dims) and dims[-at] == made[-at] for dims in known) for at in range(1, len(made) + 1))
+
+
+def repeats(model: ir.Model, options: Options) -> None:
+    """Rewrite every Reshape that ends such a chain."""
+    weights = stored_views(model)
+    for node in standard_nodes(model, "Reshape"):
+        repeated = made_by(node.inputs[0], "Expand", "Tile")
+        lengthened = None if repeated is None else made_by(repeated.inputs[0], "Unsqueeze", "Reshape")
+        x = None if lengthened is None else lengthened.inputs[0]
+        if repeated is None or x is None or x in weights or info(x).data is not None:
+            continue
+        if only_user(repeated.outputs[0]) is node:
+            _rewrite(node, x, repeated)
+
+
+def _rewrite(node: ir.Node, x: ir.Value, repeated: ir.Node) -> None:
+    values = x, repeated.inputs[0], repeated.outputs[0], node.outputs[0]
+    before, one, many, after = (info(v).shape or () for v in values)
+    for axis, size in enumerate(before):
+        head, tail, count = before[:axis], before[axis + 1 :], many[axis + 1] if axis + 1 < len(many) else 1
+        wanted = (*head, size, 1, *tail), (*head, size, count, *tail), (*head, size * count, *tail)
+        if isinstance(count, int) and count > 1 and (one, many, after) == wanted:
+            replace(node, own("RepeatInterleave", [x], repeats=count, axis=axis))
+            return

@@ -12,13 +12,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RANDOM
 from onnxgen.options import Options
-from onnxgen.passes.idioms import Idiom, Table, same_as
 from onnxgen.passes.match import uniform
-from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.pattern import Idiom, Match, Pattern, Table, same_as
 from onnxgen.passes.rewrite import own
 from onnxgen.shapes.info import Info, info, set_info
 

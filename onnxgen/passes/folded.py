@@ -18,14 +18,13 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import RESTORED, SCOPE, TRAINABLE
-from onnxgen.graph.catalogue import having_all, is_a, known
-from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import FLOATS, all_nodes
+from onnxgen.graph.operators import having_all, is_a, known
 from onnxgen.graph.traits import NORM, PRODUCT, RECTIFIER, SAMPLES, VIEW
 from onnxgen.options import Options
-from onnxgen.passes.exporters import holds_folded_norm, is_by_pytorch, is_in_norm
 from onnxgen.passes.match import standard_nodes
-from onnxgen.passes.steps import input_at
+from onnxgen.passes.rewrite import input_at
+from onnxgen.passes.roles import holds_folded_norm, is_by_pytorch, is_in_norm
 from onnxgen.scopes.origin import param_path, recorded_scope
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.provenance import Fold, Source

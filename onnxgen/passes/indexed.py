@@ -1,9 +1,14 @@
-"""Indices that count from 0 along an axis: what they select, and how they compare with 0, is known.
+"""Indexing by tensors: by indices that count from 0 along an axis, and by masks.
 
     x[arange(batch)[:, None, None, None], arange(n)]   is   x[:, None, None, :]
     arange(n) >= 0                                     is   true
+    Transpose(NonZero(mask))                           is   mask.nonzero()
+    GatherND(x, the same)                              is   x[mask]
+    Gather(x, Squeeze(the same), axis) of one          is   x[:, mask], which is a Compress
 
-Exporters write masks in this way that are functions of positions, for each query and each key.
+Exporters write masks by counting indices that are functions of positions, for each query and each
+key. torch has a row for the position of each element, ONNX a column. Sizes must be the same for
+certain.
 """
 
 from __future__ import annotations
@@ -13,13 +18,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import elements, ints, scalar, standard_nodes, uniform
-from onnxgen.passes.rewrite import replace
-from onnxgen.passes.steps import constant, insert, known_ints
+from onnxgen.passes.rewrite import constant, insert, known_ints, own, replace
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info
 
@@ -131,3 +136,38 @@ def _axes(value: ir.Value | None) -> list[int | None] | None:
             return None
         axes.append(counted(maker.inputs[0]))
     return axes
+
+
+def chosen(model: ir.Model, options: Options) -> None:
+    """Replace every such node."""
+    for node in standard_nodes(model, "Transpose"):
+        found = made_by(node.inputs[0], "NonZero")
+        perm = node.attributes.get_ints("perm", [1, 0])
+        if found is not None and list(perm) == [1, 0]:
+            replace(node, own("Positions", [found.inputs[0]]))
+    for node in standard_nodes(model, "GatherND", "Gather"):
+        (_of_axes if node.op_type == "GatherND" else _of_axis)(node)
+
+
+def _of_axes(node: ir.Node) -> None:
+    mask, shape = _mask(node.inputs[1]), info(node.inputs[0]).shape
+    sizes = info(mask).shape
+    if sizes and shape is not None and shape[: len(sizes)] == sizes and not node.attributes.get_int("batch_dims", 0):
+        replace(node, own("Chosen", [node.inputs[0], mask]))
+
+
+def _of_axis(node: ir.Node) -> None:
+    squeeze, shape = made_by(node.inputs[1], "Squeeze"), info(node.inputs[0]).shape
+    if squeeze is None or shape is None or ints(squeeze, "axes", 1) not in ([1], [-1]):
+        return
+    axis, mask = node.attributes.get_int("axis", 0) % len(shape), _mask(squeeze.inputs[0])
+    if info(mask).shape == (shape[axis],):
+        replace(node, ir.node("Compress", [node.inputs[0], mask], {"axis": axis}, version=11))
+
+
+def _mask(value: ir.Value | None) -> ir.Value | None:
+    """Return the mask whose true elements are at these positions, else None."""
+    node = None if value is None else value.producer()
+    is_own = node is not None and (node.domain, node.op_type) == (DOMAIN, "Positions")
+    mask = node.inputs[0] if node is not None and is_own else None
+    return mask if info(mask).dtype == ir.DataType.BOOL else None

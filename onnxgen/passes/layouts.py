@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import made_by
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import VIEW
 from onnxgen.passes.slices import piece
 from onnxgen.shapes.dims import Dim, Sym, Symbol, evaluate, symbols

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxgen.graph.annotations import is_trained
-from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import FILLS, MOVES
-from onnxgen.passes.steps import input_at
+from onnxgen.passes.rewrite import input_at
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 

@@ -1,30 +1,46 @@
-"""Remove nodes that change nothing: they only hide patterns from the idioms.
+"""Remove nodes that change nothing, have known results, or compute a value again.
 
-These are Identity, casts to the type that a value already has or had, products with 1, sums with 0, the greater of a
-value and -inf and the like for truth values, Slices of everything, Reshapes to the shape that a value has, and Where
-with a condition that is known to be the same everywhere. The only element along an axis that was just added is what the
-axis was added to.
+Such nodes only hide idioms.
 
-A CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's elements.
+What changes nothing is Identity, casts to the type that a value already has or had, products with
+1, sums with 0, the greater of a value and -inf and the like for truth values, Slices of everything,
+Reshapes to the shape that a value has, and Where with a condition that is known to be the same
+everywhere. The only element along an axis that was just added is what the axis was added to. A
+CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's
+elements. A node that makes a graph output becomes an Identity, so that the output keeps its name.
+An Identity that gives a stored tensor the name of a parameter stays, too: the legacy exporter
+stores equal tensors once.
 
-A node that makes a graph output becomes an Identity, so that the output keeps its name. An Identity that gives a
-stored tensor the name of a parameter stays, too: the legacy exporter stores equal tensors once.
+Known results: exporters compute shapes beside the data (`Shape -> Gather -> Concat -> Reshape`).
+Once the elements are known, the nodes that made them only hide idioms, since an inner value must
+have one user. Their results become values without a producer; `shapes.info` has their elements.
+Unused nodes are removed, too. Known floats stay: they may be computed from stored tensors that are
+not trained, which are written back through these nodes. Views of a buffer of the state dict stay,
+too.
+
+Equal nodes: PyTorch's exporters write a value once. Others write what a loop's body needs again at
+each place: the next index of PaddlePaddle's decoders, three times in each turn. Only inner graphs
+are changed so: in the main graph a block that is written out again is a block of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Collection
+
 import onnx_ir as ir
 
-from onnxgen.graph.annotations import ROOT
-from onnxgen.graph.catalogue import is_a, known
-from onnxgen.graph.nodes import ALIAS, all_nodes, made_by, passed_on
-from onnxgen.graph.traits import COMMUTES, RESHAPE
+from onnxgen.graph.annotations import KEPT, ROOT, SCOPE, is_trained
+from onnxgen.graph.nodes import ALIAS, all_nodes, has_subgraphs, made_by, passed_on
+from onnxgen.graph.operators import is_a
+from onnxgen.graph.operators import known as known_card
+from onnxgen.graph.traits import COMMUTES, RANDOM, RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import elements, scalar, uniform
 from onnxgen.passes.rewrite import beside, drop, replace
 from onnxgen.passes.slices import Cut, cuts
 from onnxgen.scopes.origin import param_path
-from onnxgen.shapes.info import info, set_info
+from onnxgen.shapes.info import info, set_info, shown_dims
 from onnxgen.weights.stored import stored
 
 NO_CUT = Cut(0, 0, 0, 0)  # of a Slice whose bounds are not known
@@ -111,7 +127,7 @@ def _passed_on(node: ir.Node) -> ir.Value | None:
         return source if stored(source) is None and _same(source, output) else None
     if node.op_type == "Gather":
         return _of_one(node)
-    neutral = known(node).rules.neutral
+    neutral = known_card(node).rules.neutral
     if neutral is not None and len(node.inputs) == 2:
         first, second = node.inputs
         if _is(second, neutral) and _same(first, output):
@@ -143,3 +159,70 @@ def _same(value: ir.Value | None, output: ir.Value) -> bool:
     """True if a result has the type and shape of an input, that is, nothing has broadcast it."""
     facts = info(value)
     return facts.shape is not None and facts.shape == info(output).shape and facts.dtype == info(output).dtype
+
+
+def known(model: ir.Model, options: Options) -> None:
+    """Remove every node whose results are all known or unused, users before their producers."""
+    for node in reversed(all_nodes(model.graph)):
+        if node.graph is None or not node.inputs or any(o.is_graph_output() or shown_dims(o) for o in node.outputs):
+            continue
+        used = [o for o in node.outputs if o.uses()]
+        if all(_is_known(o) for o in used):
+            for old in used:
+                new = ir.Value(name=old.name, shape=old.shape, type=old.type)
+                set_info(new, info(old))
+                ir.convenience.replace_all_uses_with(old, new)
+            node.graph.remove(node, safe=True)
+
+
+def _is_known(value: ir.Value) -> bool:
+    facts = info(value)
+    is_float = facts.dtype is None or facts.dtype.is_floating_point()
+    return not KEPT.get(value) and facts.data is not None and not is_float
+
+
+def equal_nodes(model: ir.Model, options: Options) -> None:
+    """Merge equal nodes of every inner graph that compute with more than stored tensors.
+
+    What is made of stored tensors alone may be two parameters: one that an exporter stored once, and named twice.
+    """
+
+    def may(node: ir.Node) -> bool:
+        moves = any(value is not None and stored(value) is None and info(value).data is None for value in node.inputs)
+        return node.graph is not model.graph and moves and not is_a(node, RANDOM)
+
+    merge_equal(model, may)
+
+
+def merge_equal(model: ir.Model, may: Callable[[ir.Node], bool], kept: Collection[ir.Value] = ()) -> None:
+    """Let one node stand for all equal ones of a scope. `may`: the nodes it is about; `kept`: values that stay."""
+    first: dict[tuple[object, ...], ir.Value] = {}
+    for node in all_nodes(model.graph):
+        made = node.outputs[0] if len(node.outputs) == 1 else None
+        if made is None or has_subgraphs(node) or not may(node) or made in kept or made.is_graph_output():
+            continue
+        told = tuple(sorted((name, _said(a)) for name, a in node.attributes.items()))
+        what = (node.op_type, node.domain, node.version, node.overload)
+        key = (*what, *map(_given, node.inputs), told, node.graph, SCOPE.get(node))
+        if node.inputs and first.setdefault(key, made) is not made:
+            made.replace_all_uses_with(first[key])
+            drop(node)
+
+
+def _said(attribute: ir.Attr) -> str:
+    """Return a text that only equal attributes have: the text of a long tensor leaves numbers out."""
+    value = attribute.value
+    if not isinstance(value, ir.TensorProtocol):
+        return f"{attribute.type} {value}"
+    return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+
+
+def _given(value: ir.Value | None) -> object:
+    """Return what an input is: sizes, or one number that is not trained, if they are known."""
+    facts = info(value)
+    if facts.data is not None:
+        return (facts.dtype, tuple(facts.data.shape), *facts.data.reshape(-1).tolist())
+    constant = None if value is None or is_trained(value) else facts.constant
+    if constant is None or constant.size != 1:
+        return value
+    return (facts.dtype, constant.shape, constant.tobytes())

@@ -1,36 +1,107 @@
-"""LayerNorm, RMSNorm and InstanceNorm spelled out in elementary operators become the standard operators.
+"""Norms spelled out become operators: LayerNorm, RMSNorm, InstanceNorm, GroupNorm, BatchNorm.
 
-    d = x - mean(x);  d / sqrt(mean(d * d) + eps) * scale + bias          (Ba et al. 2016, arXiv 1607.06450)
-    x * m + (bias - mean(x) * m);  m = scale / sqrt(var(x) + eps)         the same, as TensorFlow writes it
-    x / sqrt(mean(x * x) + eps) * scale                                   (Zhang & Sennrich 2019, arXiv 1910.07467)
+    d = x - mean(x);  d / sqrt(mean(d * d) + eps) * scale + bias     Ba et al. 2016
+    x * m + (bias - mean(x) * m);  m = scale / sqrt(var(x) + eps)    the same, TensorFlow's way
+    x / sqrt(mean(x * x) + eps) * scale                              Zhang & Sennrich 2019
 
-Over the last axes it is LayerNorm, over all axes behind the channels InstanceNorm (Ulyanov et al. 2016, arXiv
-1607.08022), and over the channels of an image LayerNorm between two Transposes, as in ConvNeXt.
+Over the last axes it is LayerNorm (arXiv 1607.06450) or RMSNorm (arXiv 1910.07467), over all axes
+behind the channels InstanceNorm (Ulyanov et al. 2016, arXiv 1607.08022), and over the channels of
+an image LayerNorm between two Transposes, as in ConvNeXt. GroupNorm (Wu & He 2018, arXiv
+1803.08494) becomes GroupNormalization-21. Scale and bias have the shape [C, 1, 1], or both are
+missing:
+
+    Reshape to [N, groups, -1]; InstanceNormalization with scale 1 and bias 0; Reshape back;
+    Mul by a scale; Add a bias
+
+`standardised` takes BatchNormalization by the statistics of its own input, which nobody keeps:
+
+    F.batch_norm(x, None, None, weight, bias, training=True)
+
+It is a BatchNorm without running statistics, or it standardises a weight (Qiao et al. 2019, arXiv
+1903.10520), as in NFNet and ResNetV2: the weight as one sample, [1, out, -1]. Torch's exporters
+compute the statistics beside the norm. The legacy exporter may do so from a folded copy of the
+weight, and stores the weight as the norm takes it. Its own shape is the convolution's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import OWN_NORM, SCOPE, is_trained
-from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.nodes import made_by
-from onnxgen.graph.schemas import first_since
+from onnxgen.graph.nodes import first_since, made_by
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.idioms import Idiom, Table, same_as
-from onnxgen.passes.match import trimmed
-from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.match import other, standard_nodes, trimmed, uniform
+from onnxgen.passes.pattern import Idiom, Match, Pattern, Table, same_as
 from onnxgen.passes.reparametrised import IDIOMS
-from onnxgen.passes.rewrite import only_user
-from onnxgen.passes.steps import filled, flattened, insert, transposed
+from onnxgen.passes.rewrite import filled, flattened, insert, only_user, own, replace, transposed
 from onnxgen.scopes.origin import param_path
-from onnxgen.shapes.info import info
+from onnxgen.shapes.info import Shape, info
 from onnxgen.weights.stored import folded_from, stored
+
+OWN_MEAN = Pattern("ReduceMean(x, axes, 0)")
+OWN_VARIANCE = Pattern("ReduceMean((x - ReduceMean(x, axes)) ** 2, axes, 0)")
+
+
+def standardised(model: ir.Model, options: Options) -> None:
+    """Rewrite every such norm to `onnxgen.Standardize`."""
+    for node in standard_nodes(model, "BatchNormalization"):
+        x, scale, bias, mean, variance = node.inputs[:5]
+        is_training = node.attributes.get_int("training_mode", 0) == 1
+        computed = stored(mean) is None and stored(variance) is None
+        if not computed or not (is_training or _is_of(mean, OWN_MEAN, x) and _is_of(variance, OWN_VARIANCE, x)):
+            continue
+        if any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+            continue
+        last, weight, shape = _reshaped(node, x)
+        attributes: dict[str, Any] = {"epsilon": node.attributes.get_float("epsilon", 1e-5)}
+        attributes |= {"shape": shape} if shape else {}
+        inputs = [weight, None if uniform(scale) == 1 else scale, None if uniform(bias) == 0 else bias]
+        replace(last, own("Standardize", inputs, **attributes), node)
+
+
+def _is_of(statistic: ir.Value | None, formula: Pattern, x: ir.Value | None) -> bool:
+    """Return True if a value is this statistic of each channel of `x`. Half precision would round at each step."""
+    maker, facts = None if statistic is None else statistic.producer(), info(x)
+    is_exact = facts.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    match = None if maker is None or not is_exact else formula.match(maker)
+    return match is not None and match.tensor("x") is x and match.axes() == (0, *range(2, facts.rank or 0))
+
+
+def _reshaped(node: ir.Node, x: ir.Value | None) -> tuple[ir.Node, ir.Value | None, list[int]]:
+    """Return the Reshape after the norm of a stored weight, the weight, and its own shape; else the norm and no shape.
+
+    The weight is stored in its own shape or as the norm takes it.
+    """
+    reshape = only_user(node.outputs[0])
+    weight = _unshaped(x)
+    before, after = info(x).shape or (), () if reshape is None else info(reshape.outputs[0]).shape or ()
+    shape = [d for d in after if isinstance(d, int)]
+    if reshape is None or not is_a(reshape, RESHAPE) or weight is None or len(before) != 3 or len(shape) < 2:
+        return node, x, []
+    fits = len(shape) == len(after) and before == (1, shape[0], math.prod(shape[1:]))
+    return (reshape, weight, shape) if fits and info(weight).shape in (before, after) else (node, x, [])
+
+
+def _unshaped(x: ir.Value | None) -> ir.Value | None:
+    """Return the trained tensor that a value is, perhaps in another shape; else None.
+
+    If it is stored in the other shape, nothing else may use it.
+    """
+    node = None if x is None else x.producer()
+    if node is not None and stored(x) is None and is_a(node, RESHAPE):
+        weight = node.inputs[0]
+    else:
+        weight = x if x is not None and only_user(x) is not None else None
+    return weight if weight is not None and stored(weight) is not None and is_trained(weight) else None
+
 
 CENTRED = "(x - ReduceMean(x, axes))"
 VARIANCE = f"ReduceMean({CENTRED} ** 2, axes)"
@@ -175,3 +246,41 @@ TABLE = Table(
 def norms(model: ir.Model, options: Options) -> None:
     """Rewrite every spelled-out normalisation, with its scale and bias where it has them, and normalised weights."""
     TABLE.rewrite(model, users_first=True)
+
+
+def group_norm(model: ir.Model, options: Options) -> None:
+    """Rewrite every spelled-out GroupNorm."""
+    for node in standard_nodes(model, "InstanceNormalization"):
+        if uniform(node.inputs[1]) == 1 and uniform(node.inputs[2]) == 0:
+            _rewrite(node)
+
+
+def _rewrite(node: ir.Node) -> None:
+    before, after = made_by(node.inputs[0], "Reshape"), only_user(node.outputs[0], "Reshape")
+    groups = (info(node.inputs[1]).shape or (None,))[0]
+    if before is None or after is None or not isinstance(groups, int):
+        return
+    x, shape, grouped = before.inputs[0], info(after.outputs[0]).shape, info(before.outputs[0]).shape
+    if x is None or shape is None or info(x).shape != shape or len(shape) < 3 or not isinstance(shape[1], int):
+        return
+    if grouped is None or grouped[:2] != (shape[0], groups) or shape[1] % groups:
+        return
+    last, inputs = _affine(after, shape, shape[1], info(x).dtype or ir.DataType.FLOAT)
+    attributes = {"num_groups": groups, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
+    replace(last, ir.node("GroupNormalization", [x, *inputs], attributes, version=21), origin=node)
+
+
+def _affine(after: ir.Node, shape: Shape, channels: int, dtype: ir.DataType) -> tuple[ir.Node, list[ir.Value]]:
+    """Return the last node of the norm, its scale and its bias. Missing ones are filled in as ones and zeros."""
+    last = after
+    product = only_user(after.outputs[0], "Mul")
+    total = None if product is None else only_user(product.outputs[0], "Add")
+    if product is not None and total is not None:
+        scale, bias = other(product, after.outputs[0]), other(total, product.outputs[0])
+        wanted = (channels, *[1] * (len(shape) - 2))
+        if uniform(scale) == 1 and uniform(bias) == 0 and info(total.outputs[0]).shape == shape:
+            last = total
+        elif scale is not None and bias is not None:
+            if trimmed(scale, len(wanted)) == wanted == trimmed(bias, len(wanted)):
+                return total, [flattened(scale, total), flattened(bias, total)]
+    return last, [filled(last, [channels], number, dtype) for number in (1, 0)]

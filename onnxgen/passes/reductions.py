@@ -1,30 +1,43 @@
-"""Reductions as a person writes them.
+"""Reductions as a person writes them, statistics, and vectors divided by their norms.
 
-    Unsqueeze(ReduceMax(x, axes, keepdims=0), axes)     is   ReduceMax(x, axes, keepdims=1)
-    ReduceMax(Squeeze(x, 1), 1, keepdims=1)             is   ReduceMax(x, 2, keepdims=0)
-    ReduceMax(ReduceMax(x, 3), 2)                       is   ReduceMax(x, (2, 3))
-    Cast(ReduceMin(Cast(x, INT32)), BOOL)               is   ReduceMin(x)                 of truth values: `x.all()`
-    ReduceSum(x, axes) * (1 / n)                        is   ReduceMean(x, axes)          n: the elements of each sum
+    Unsqueeze(ReduceMax(x, axes, keepdims=0), axes)   is   ReduceMax(x, axes, keepdims=1)
+    ReduceMax(Squeeze(x, 1), 1, keepdims=1)           is   ReduceMax(x, 2, keepdims=0)
+    ReduceMax(ReduceMax(x, 3), 2)                     is   ReduceMax(x, (2, 3))
+    Cast(ReduceMin(Cast(x, INT32)), BOOL)             is   ReduceMin(x) of truth values: `x.all()`
+    ReduceSum(x, axes) * (1 / n)                      is   ReduceMean(x, axes), n: elements of a sum
 
-TensorFlow and JAX drop the axes and add them again, and write a mean as a sum. Sums of sums stay: they are rounded in
-another order.
+TensorFlow and JAX drop the axes and add them again, and write a mean as a sum. Sums of sums stay:
+they are rounded in another order. `deviation` writes torch's `var` and `std`, which are unbiased:
+
+    mean((x - mean(x)) ** 2) * n / (n - 1)            n: the number of elements that are averaged
+
+The variance divided by n is left alone: it is more often a step of a norm that was written out.
+`normalise` writes `F.normalize` and `F.cosine_similarity`, since ONNX's LpNormalization has no eps:
+
+    x / max(norm(x), eps)                                  norms of order 1 or 2
+    x * rsqrt(max(sum(x * x), eps ** 2))                   TensorFlow's l2_normalize
+    sum(x / max(norm(x), eps) * y / max(norm(y), eps))     torch's cosine_similarity, decomposed
+
+Reciprocals of roots that no norm has taken become torch's `rsqrt`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.code.quote import shortest
 from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.idioms import Idiom, Table
-from onnxgen.passes.match import Reduction, ints, reduction, standard_nodes
-from onnxgen.passes.pattern import Match, Pattern
-from onnxgen.passes.rewrite import only_user, replace, together
-from onnxgen.passes.steps import known_ints
+from onnxgen.passes.match import Reduction, ints, is_close, reduction, standard_nodes
+from onnxgen.passes.pattern import Idiom, Match, Pattern, Table, same_as
+from onnxgen.passes.rewrite import known_ints, only_user, own, replace, together
+from onnxgen.shapes.dims import product
 from onnxgen.shapes.info import info
 
 EXTREMES = ("ReduceMax", "ReduceMin")
@@ -134,3 +147,93 @@ def _mean(match: Match) -> ir.Node | None:
 
 
 MEANS = Table([Idiom((Pattern("ratio * ReduceSum(x, axes, keep)"),), _mean)])
+
+
+MEAN = "ReduceMean((x - ReduceMean(x, axes)) ** 2, axes, keep)"
+STATIC, DYNAMIC = f"ratio * {MEAN}", f"n * {MEAN} / (n - 1)"
+
+
+def _build(op_type: str, match: Match) -> ir.Node | None:
+    x, axes, keepdims = match.tensor("x"), match.axes(), int(match.number("keep"))
+    count = product((info(x).shape or ())[axis] for axis in axes)
+    if "n" in match.bound:
+        cast = made_by(match.tensor("n"), "Cast")
+        data = info(cast.inputs[0]).data if cast is not None else None
+        if data is None or data.size != 1 or data.flat[0] != count:
+            return None
+    elif not isinstance(count, int) or count < 2 or not is_close(match.number("ratio"), count / (count - 1), x):
+        return None
+    if info(match.root.outputs[0]).rank != (info(x).rank or 0) - (0 if keepdims else len(axes)):
+        return None  # a factor of one element has a higher rank and adds axes
+    return own(op_type, [x], axes=axes, keepdims=keepdims)
+
+
+DEVIATION_IDIOMS = Table(
+    [
+        Idiom(tuple(Pattern(f"({v}) ** 0.5") for v in (STATIC, DYNAMIC)), partial(_build, "Deviation")),
+        Idiom((Pattern(STATIC), Pattern(DYNAMIC)), partial(_build, "Variance")),
+    ]
+)
+
+
+def deviation(model: ir.Model, options: Options) -> None:
+    """Rewrite every unbiased variance and deviation."""
+    DEVIATION_IDIOMS.rewrite(model, users_first=True)
+
+
+def _normalize(order: int, *spellings: str, eps: Callable[[float], float] = float) -> Idiom:
+    """Make an idiom of `F.normalize`. `eps` computes epsilon from the number that the spelling binds."""
+
+    def build(match: Match) -> ir.Node | None:
+        least, axes = match.number("eps"), match.axes()
+        if len(axes) != 1 or least <= 0 or not same_as(match):
+            return None
+        return own("Normalize", [match.tensor("x")], axis=axes[0], p=order, epsilon=eps(least))
+
+    return Idiom(tuple(Pattern(s) for s in spellings), build)
+
+
+def _cosine(match: Match) -> ir.Node | None:
+    x, y, axes = match.tensor("x"), match.tensor("y"), match.axes()
+    if info(x).rank is None or info(x).shape != info(y).shape or info(x).dtype != info(y).dtype:
+        return None
+    if axes != (int(match.number("axis")),):
+        return None
+    return own("CosineSimilarity", [x, y], axis=axes[0], epsilon=match.number("eps"))
+
+
+def _rsqrt(match: Match) -> ir.Node | None:
+    return own("Rsqrt", [match.tensor("x")]) if same_as(match) else None
+
+
+HALF = "onnxgen_Normalize({}, axis=axis, p=2, epsilon=eps)"
+
+NORMALISE_IDIOMS = Table(
+    [
+        _normalize(
+            2,
+            "x / Clip(ReduceL2(x, axes), eps, inf)",
+            "x / Clip(ReduceSum(x ** 2, axes) ** 0.5, eps, inf)",
+            "x / Clip(ReduceSumSquare(x, axes) ** 0.5, eps, inf)",
+        ),
+        _normalize(
+            2,
+            "x / Clip(ReduceSum(x ** 2, axes), eps, inf) ** 0.5",
+            "x / Clip(ReduceSumSquare(x, axes), eps, inf) ** 0.5",
+            eps=lambda square: math.sqrt(shortest(square)),
+        ),
+        _normalize(1, "x / Clip(ReduceL1(x, axes), eps, inf)", "x / Clip(ReduceSum(Abs(x), axes), eps, inf)"),
+        Idiom((Pattern(f"ReduceSum({HALF.format('x')} * {HALF.format('y')}, axes, 0)"),), _cosine),
+    ]
+)
+ROOTS = Table([Idiom((Pattern("x ** -0.5"),), _rsqrt)])
+
+
+def normalise(model: ir.Model, options: Options) -> None:
+    """Rewrite every vector that is divided by its norm."""
+    NORMALISE_IDIOMS.rewrite(model)
+
+
+def reciprocal_roots(model: ir.Model, options: Options) -> None:
+    """Rewrite every reciprocal of a root."""
+    ROOTS.rewrite(model)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.points import grids
+from onnxgen.code.literals import grids
 from onnxgen.weights.stored import is_uniform, leading
 
 SAMPLED_ELEMENTS = 4096  # the first elements show if a tensor can have a rule at all

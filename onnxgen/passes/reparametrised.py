@@ -10,10 +10,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import is_trained
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
-from onnxgen.passes.idioms import Idiom, same_as
-from onnxgen.passes.pattern import Match, Pattern
+from onnxgen.passes.pattern import Idiom, Match, Pattern, same_as
 from onnxgen.passes.rewrite import own
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from onnxgen.errors import Problem, Problems
 from onnxgen.graph.annotations import is_trained
-from onnxgen.graph.catalogue import is_a
-from onnxgen.graph.element_types import FLOATS
-from onnxgen.graph.nodes import all_nodes, subgraphs, told
+from onnxgen.graph.nodes import FLOATS, all_nodes, subgraphs, told
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import BROADCASTS, FILLS, RESAMPLES
 from onnxgen.shapes.info import info, set_info
 from onnxgen.weights.stored import stored

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
-from onnxgen.passes.rewrite import drop
-from onnxgen.passes.steps import constant, input_at, insert, replace_uses
+from onnxgen.passes.rewrite import constant, drop, input_at, insert, replace_uses
 from onnxgen.shapes.info import Info, info, set_info
 
 

@@ -1,10 +1,16 @@
-"""Give each layer of a stack its own copy of nodes that the exporter wrote once for all of them.
+"""Give each module its own copy of a node that the exporter wrote once for several modules.
 
-PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first layer prepares the
-mask that all layers use, or the activation of the value that all branches take. With a copy in each, the layers are
-equal again, as their author wrote them. Only cheap nodes are copied: views, arithmetic on the network's inputs and
-constants, and functions of one value that comes into the layer (leaky ReLU, Mish). The scopes of the users must differ
-only in numbers; those of such functions may also be other modules with a part of the same name (`time`).
+PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first
+layer prepares the mask that all layers use, or the activation of the value that all branches take.
+With a copy in each, the layers are equal again, as their author wrote them. Only cheap nodes are
+copied: views, arithmetic on the network's inputs and constants, and functions of one value that
+comes into the layer (leaky ReLU, Mish). The scopes of the users must differ only in numbers; those
+of such functions may also be other modules with a part of the same name (`time`).
+
+`shared_views` does it early, for views of a vector of equal numbers. Biases are equal before
+training, and the dynamo exporter merges equal tensors and then equal nodes. So the attentions of a
+decoder all read one Split of an encoder's `in_proj_bias`. With a node in each module, the parameter
+is that module's own. A tied weight has no equal numbers once it is trained.
 """
 
 from __future__ import annotations
@@ -16,13 +22,60 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE, STANDS_FOR, copy_all, is_trained
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.traits import ELEMENTWISE, RANDOM, STRIDES
+from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
+from onnxgen.graph.traits import ELEMENTWISE, MOVES, RANDOM, STRIDES
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import names_of
+from onnxgen.passes.rewrite import drop, names_of
 from onnxgen.passes.views import arranges
 from onnxgen.shapes.info import info, set_info
+from onnxgen.weights.stored import is_uniform, stored
+
+
+def shared_views(model: ir.Model, options: Options) -> None:
+    """Copy every such node into the scopes of its users."""
+    for node in all_nodes(model.graph):
+        x = node.inputs[0] if is_a(node, MOVES) else None
+        tensor = stored(x)
+        if x is None or tensor is None or not is_trained(x) or not is_uniform(tensor) or not _is_cut(node, tensor):
+            continue
+        users: dict[ModulePath, list[tuple[ir.Node, int, int]]] = defaultdict(list)
+        for place, output in enumerate(node.outputs):
+            for user, index in output.uses():
+                users[SCOPE.get(user)].append((user, index, place))
+        if () in users or (len(users) == 1 and len(x.uses()) == 1):
+            continue
+        for scope in [s for s in users if _is_apart(s, SCOPE.get(node))]:
+            copy = _copy_view(node, scope)
+            for user, index, place in users[scope]:
+                user.replace_input_with(index, copy.outputs[place])
+        drop(node)
+
+
+def _is_cut(node: ir.Node, tensor: ir.TensorProtocol) -> bool:
+    """True if each output has less than all elements."""
+    shapes = [info(output).shape for output in node.outputs]
+    return all(s and all(isinstance(d, int) and d < tensor.size for d in s) and len(s) == 1 for s in shapes)
+
+
+def _is_apart(a: ModulePath, b: ModulePath) -> bool:
+    """True if neither module is in the other."""
+    return any(x != y for x, y in zip(a, b))
+
+
+def _copy_view(node: ir.Node, scope: ModulePath) -> ir.Node:
+    attributes, count = list(node.attributes.values()), len(node.outputs)
+    copy = ir.Node("", node.op_type, node.inputs, attributes, num_outputs=count, version=node.version, name=node.name)
+    copy_all(node, copy)
+    SCOPE.set(copy, scope)
+    STANDS_FOR.set(copy, names_of(node))
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        new.type, new.shape = old.type, old.shape
+        set_info(new, info(old))
+    assert node.graph is not None
+    node.graph.insert_before(node, copy)
+    return copy
 
 
 def shared_nodes(model: ir.Model, options: Options) -> None:

@@ -12,12 +12,11 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, told
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import FILLS, MOVES, TEXTS
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import beside, own
-from onnxgen.passes.steps import input_at, insert
+from onnxgen.passes.rewrite import beside, input_at, insert, own
 from onnxgen.shapes.info import Info, info, set_info
 
 STRING = ir.DataType.STRING

@@ -21,15 +21,12 @@ from onnxgen.graph.annotations import CLASSES, SCOPE, SITES
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.options import Options
-from onnxgen.passes.alone import Takers
+from onnxgen.passes.attention_masks import only_hides
 from onnxgen.passes.match import dropout_ratio, other
-from onnxgen.passes.multihead_masks import only_hides
-from onnxgen.passes.rewrite import only_user, own
-from onnxgen.passes.steps import input_at
-from onnxgen.passes.transformer_stacks import FIRST, Layer, Noted, join, put
+from onnxgen.passes.rewrite import input_at, only_user, own
+from onnxgen.passes.transformer_stacks import FIRST, Layer, Noted, Takers, join, put
 from onnxgen.shapes.info import info
-from onnxgen.weights.sites import Finder, Place
-from onnxgen.weights.stored import Views
+from onnxgen.weights.stored import Finder, Place, Views
 
 ATTENTION_TENSORS = range(3, 11)  # inputs of `onnxgen.MultiheadAttention`
 NAMES = {1: "TransformerEncoderLayer", 2: "TransformerDecoderLayer"}  # by the number of attentions

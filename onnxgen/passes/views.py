@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import PRODUCER, SCOPE
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
-from onnxgen.passes.equal import merge_equal
-from onnxgen.passes.rewrite import drop, only_user, replace, together
-from onnxgen.passes.steps import insert, known_ints, stored_views
+from onnxgen.passes.no_ops import merge_equal
+from onnxgen.passes.rewrite import drop, insert, known_ints, only_user, replace, stored_views, together
 from onnxgen.shapes.dims import Dim, TooComplex, exact_div, floordiv, product
 from onnxgen.shapes.info import Info, Shape, info
 

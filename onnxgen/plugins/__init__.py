@@ -30,7 +30,7 @@ def plugged(options: Options) -> Iterator[Plugged]:
         OnnxgenError: a plugin can't be found or run, has no operator, or has the same operator as another.
     """
     from onnxgen.graph.operators import plugged_in
-    from onnxgen.plugins.installed import installed
+    from onnxgen.plugins.finding import installed
     from onnxgen.plugins.loading import load
 
     with plugged_in(load(options.plugins), installed) as found:

@@ -1,7 +1,9 @@
-"""Run plugins, and collect their operators.
+"""Run plugins: their operators, their rules for dtypes and shapes, their numpy references.
 
-A file is run under a unique module name, and again when it has changed. A dotted name is imported, and again when its
-files have changed. Either way, a generation has the operators of its own plugins only.
+A file is run under a unique module name, and again when it has changed. A dotted name is imported,
+and again when its files have changed. Either way, a generation has the operators of its own plugins
+only. onnx's reference evaluator, which is an oracle of `verify`, computes with the references. An
+error of a plugin is described in one line.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import itertools
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,17 +24,50 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
 
 from onnxgen.common.names import identifier, printable
-from onnxgen.errors import OnnxgenError
-from onnxgen.graph.operators import OperatorTable, layer, noted_in
+from onnxgen.errors import OnnxgenError, Problem, typed
+from onnxgen.graph.domains import is_foreign
+from onnxgen.graph.nodes import all_nodes, told
+from onnxgen.graph.operators import Operator, OperatorTable, layer, noted_in
 from onnxgen.plugins.finding import INIT, files_of, is_path, place_of, searching_here
-from onnxgen.plugins.inferring import inferred
-from onnxgen.plugins.saying import why
+from onnxgen.shapes.dims import TooComplex
+from onnxgen.shapes.info import UNKNOWN, Contradiction, Info, NodeFacts, Rule, Unknown
 
 if TYPE_CHECKING:
-    from onnxgen.graph.operators import Operator
+    from onnx.reference.op_run import OpRun
+
+
+_HERE = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+def why(error: BaseException) -> str:
+    """Return an error's type and text, and the last line of code outside onnxgen that led to it."""
+    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_HERE, "<"))]
+    where = f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+    return typed(error) + where
+
+
+def inferred(plugin: Plugin, rule: Rule, n: NodeFacts) -> list[Info]:
+    """Return the facts of a node's outputs by a plugin's rule, without elements: only onnxgen's own rules know these.
+
+    Raises:
+        OnnxgenError: the rule fails, or does not return facts.
+    """
+    op = printable(f"{n.node.domain}.{n.op}" if n.node.domain else n.op)
+    try:
+        found = list(rule(n))
+        if not all(isinstance(facts, Info) for facts in found):
+            raise TypeError("an infer rule must return a list of Info")
+    except (Unknown, Contradiction, TooComplex):
+        return []
+    except Exception as error:
+        what = f"plugin {plugin.name}: the infer rule fails: {why(error)}"
+        raise OnnxgenError(Problem(printable(what, 400), told(n.node), op, n.opset)) from error
+    return [UNKNOWN if facts == UNKNOWN else replace(facts, data=None) for facts in found]
 
 
 @dataclass(frozen=True)
@@ -176,3 +212,27 @@ def _naming(name: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise OnnxgenError(f"--plugin {name}: {why(error)}") from error
+
+
+def evaluators(plugins: Sequence[str]) -> list[type[OpRun]]:
+    """Return a class for each operator with a `reference`, for `onnx.reference.ReferenceEvaluator(new_ops=...)`."""
+    newest = [versions[-1] for versions in load(plugins).values()]
+    return [_evaluator(operator) for operator in newest if operator.reference is not None]
+
+
+def without_reference(model: ir.Model, evaluators: Sequence[type[OpRun]]) -> list[str]:
+    """Return the operators of a file that neither an oracle knows nor a plugin has a reference for."""
+    used = {(node.domain, node.op_type) for node in all_nodes(model.graph) if is_foreign(node.domain)}
+    known = {(evaluator.op_domain, evaluator.__name__) for evaluator in evaluators}
+    return [printable(f"{domain}.{name}") for domain, name in sorted(used - known)]
+
+
+def _evaluator(operator: Operator) -> type[OpRun]:
+    from onnx.reference.op_run import OpRun
+
+    def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        assert operator.reference is not None
+        made = operator.reference(*inputs, **attributes)
+        return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+
+    return type(operator.name, (OpRun,), {"op_domain": operator.domain, "_run": run})

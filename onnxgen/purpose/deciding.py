@@ -1,15 +1,45 @@
-"""Decides between the votes of all rules."""
+"""The table of rules, one for each kind, and the decision between the votes of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
-from onnxgen.purpose.network import Network, shown
-from onnxgen.purpose.table import INCLUDES, RULES
-from onnxgen.record.purpose import Purpose
+from onnxgen.purpose.images import detection, image_to_image, keypoints, segmentation
+from onnxgen.purpose.network import BUILT, FITS, NAMED, Network, Vote, shown
+from onnxgen.purpose.sequences import ctc, denoising, language_model, seq2seq, token_classification
+from onnxgen.purpose.vectors import classification, embedding, multilabel, regression
+from onnxgen.record.signature import Purpose
+
+# In the order in which candidates of equal weight are named.
+RULES: tuple[Callable[[Network], Iterator[Vote]], ...] = (
+    seq2seq,
+    language_model,
+    detection,
+    segmentation,
+    classification,
+    multilabel,
+    token_classification,
+    ctc,
+    regression,
+    keypoints,
+    embedding,
+    image_to_image,
+    denoising,
+)
+# (a, b): a network that is built like both is an a: what speaks for b is a part of what speaks for a.
+INCLUDES = frozenset(
+    {
+        ("seq2seq", "language-model"),
+        ("seq2seq", "classification"),
+        ("seq2seq", "token-classification"),
+        ("language-model", "classification"),
+        ("language-model", "token-classification"),
+        *(("detection", kind) for kind in ("segmentation", "keypoints", "classification", "multilabel", "ctc")),
+    }
+)
+
 
 _MOST = 4  # sentences of evidence, and candidates
 

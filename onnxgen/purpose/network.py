@@ -1,22 +1,24 @@
-"""A network, seen from its inputs and outputs: which of them are images, tokens, states, vectors, maps."""
+"""A network as the rules see it: which inputs and outputs are images, tokens, vectors, maps.
+
+Words in the names of outputs and inputs say what these are. A rule returns a `Vote`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.graph.catalogue import is_a, known
 from onnxgen.graph.nodes import all_nodes, has_subgraphs
+from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, JOINS, POOL, RECURRENT, RESAMPLES, SHUFFLES, STRIDES, VIEW
-from onnxgen.purpose.ends import End, behind, end_of, first_live
-from onnxgen.purpose.operators import is_convolution, is_norm_of_channels, op_of
-from onnxgen.purpose.vocabulary import BESIDE_TOKENS, STATES
+from onnxgen.purpose.ends import End, behind, end_of, first_live, is_convolution, is_norm_of_channels, op_of
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import Shape, info
 
@@ -285,3 +287,67 @@ def _is_spatial(node: ir.Node) -> bool:
 
 def quoted(found: Iterable[str]) -> str:
     return ", ".join(f"'{word}'" for word in sorted(found))
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+CLASSES = _words(
+    "logits class classes cls prob probs probability probabilities classification classifier classify category"
+    " categories"
+)
+LABELS = _words("label labels tag tags attribute attributes multilabel")
+NUMBERS = _words("regression regressor regress forecast continuous")  # one or many
+VALUES = _words("age price angle quality temperature speed steering")  # one number
+BOXES = _words("box boxes bbox bboxes loc locs detection detections dets")
+SCORES = _words("score scores conf confidence confidences cls class classes logits label labels")
+POINTS = _words("landmark landmarks keypoint keypoints kpt kpts kps joints")
+HEATS = POINTS | _words("heatmap heatmaps hm hms paf pafs")
+PLACES = POINTS | BOXES | _words("points pose coord coords offset offsets")
+VECTORS = _words(
+    "embedding embeddings embed embeds embs feature features feat feats pooler pooled descriptor descriptors hidden"
+    " token tokens xvector dvector"
+)
+PARTS = _words("start end attention attentions attn alignment alignments weights")  # what a Softmax may be over besides
+MASKS = _words("mask masks seg segmentation semantic sem saliency classes class logits")
+PICTURES = _words(
+    "denoised restored enhanced sr upscaled reconstruction reconstructed recon fake generated clean dehazed derained"
+    " stylized"
+)
+SOUND = _words("enhanced denoised clean denoise enhance")
+TAGS = _words("logits label labels tag tags ner pos token tokens entities emissions")
+CTC = _words("ctc logprobs")
+STATES = _words("past present state states hidden cell cache hn cn h c memory staten")  # of one call for the next
+
+# Parts of the names of inputs, in lower case.
+DECODER = ("decoder_input", "decoder_ids", "tgt", "target", "decoder_token")
+ENCODER = ("encoder_hidden", "encoder_out", "encoder_states", "encoder_last", "cross_attn_states", "memory", "src_enc")
+CACHE = ("past_key", "past_value", "past.", "past_0", "key_values", "cache")
+BESIDE_TOKENS = ("mask", "position", "token_type", "segment", "embeds", "use_cache", "step", "beam", "rotary", "bias")
+STEP = ("timestep", "timesteps", "t", "sigma", "noise_level")  # of a diffusion: the whole name
+
+
+# How strong a vote is.
+FITS, NAMED, BUILT = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One reason to think that a network is of a kind.
+
+    Attributes:
+        kind: one of `KINDS`.
+        weight: `FITS`: shapes allow it. `NAMED`: a name of the file says so. `BUILT`: the graph is built like it, and
+            hardly anything else is.
+        evidence: plain sentences, which name nodes and outputs with their shapes.
+        facts: see `Purpose.facts`.
+        outputs: the names of the outputs that it explains; all of them if `whole`.
+    """
+
+    kind: str
+    weight: int
+    evidence: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    outputs: frozenset[str] = frozenset()
+    whole: bool = False

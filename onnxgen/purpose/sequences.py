@@ -6,13 +6,29 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RECURRENT, SCALES, SIGMOID
-from onnxgen.purpose.ends import End, behind
-from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
-from onnxgen.purpose.network import Network, Tokens, called, quoted, shown, words
-from onnxgen.purpose.operators import CAUSAL, op_of
-from onnxgen.purpose.vocabulary import BESIDE_TOKENS, CACHE, CTC, DECODER, ENCODER, SOUND, STATES, TAGS
+from onnxgen.purpose.ends import CAUSAL, End, behind, op_of
+from onnxgen.purpose.network import (
+    BESIDE_TOKENS,
+    BUILT,
+    CACHE,
+    CTC,
+    DECODER,
+    ENCODER,
+    FITS,
+    NAMED,
+    SOUND,
+    STATES,
+    TAGS,
+    Network,
+    Tokens,
+    Vote,
+    called,
+    quoted,
+    shown,
+    words,
+)
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import info
 

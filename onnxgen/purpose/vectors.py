@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgen.errors import counted
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import (
     ADDS,
     AVERAGES,
@@ -21,20 +21,37 @@ from onnxgen.graph.traits import (
     SCALES,
     SIGMOID,
 )
-from onnxgen.purpose.ends import End, behind, first_live
-from onnxgen.purpose.found import BUILT, FITS, NAMED, Vote
-from onnxgen.purpose.network import Network, count, quoted, shown, words
-from onnxgen.purpose.operators import (
+from onnxgen.purpose.ends import (
     DIVIDES,
     TANH,
     UNIT,
+    End,
+    behind,
+    first_live,
     is_norm_of_channels,
     is_of_length,
     op_of,
     picks,
     squares,
 )
-from onnxgen.purpose.vocabulary import CLASSES, LABELS, NUMBERS, PARTS, PLACES, VALUES, VECTORS
+from onnxgen.purpose.network import (
+    BUILT,
+    CLASSES,
+    FITS,
+    LABELS,
+    NAMED,
+    NUMBERS,
+    PARTS,
+    PLACES,
+    VALUES,
+    VECTORS,
+    Network,
+    Vote,
+    count,
+    quoted,
+    shown,
+    words,
+)
 from onnxgen.shapes.info import info
 
 IMAGENET = (1000, 1001, 21841, 21843)  # numbers of its classes, with one for the background

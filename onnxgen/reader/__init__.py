@@ -12,32 +12,18 @@ from onnx_ir import external_data
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.graph.annotations import DATA_FILES
-from onnxgen.graph.budget import note_read
-from onnxgen.graph.maps import map_types, note_maps
+from onnxgen.graph.annotations import DATA_FILES, map_types, note_maps, note_nodes, note_read
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import named
-from onnxgen.graph.sites import note_nodes
 from onnxgen.options import Options
-from onnxgen.reader.carried import settle_states
-from onnxgen.reader.check import check
-from onnxgen.reader.constants import fix_constants
-from onnxgen.reader.cut import cut_graph, types_of
-from onnxgen.reader.distinct import distinct
-from onnxgen.reader.duplicates import drop_duplicates
-from onnxgen.reader.functions import check_functions, inline
-from onnxgen.reader.normal import normalize
-from onnxgen.reader.parse import parse
-from onnxgen.reader.placeholders import separate
-from onnxgen.reader.rehearsal import rehearse
-from onnxgen.reader.shapes import fix_inputs
-from onnxgen.reader.signatures import check_signatures
-from onnxgen.reader.skeleton import put_elements
-from onnxgen.reader.tables import store_tables
+from onnxgen.reader.check import check, check_signatures
+from onnxgen.reader.graph import check_functions, inline, settle_states, store_tables
+from onnxgen.reader.inputs import cut_graph, fix_constants, fix_inputs, types_of
+from onnxgen.reader.normal import distinct, drop_duplicates, normalize, separate
+from onnxgen.reader.parse import parse, put_elements, rehearse
 from onnxgen.record.way_back import cut_of
-from onnxgen.scopes.lines import note_variables
 from onnxgen.scopes.origin import note_origin, param_path
-from onnxgen.scopes.recorded import note_parameter_names
+from onnxgen.scopes.recorded import note_parameter_names, note_variables
 
 __all__ = ["param_path", "read"]
 

@@ -1,28 +1,67 @@
-"""Checks of the protobuf's structure, before onnx_ir sees it.
+"""Checks of the protobuf's structure, before onnx_ir sees it, and of nodes against their schemas.
 
-onnx_ir is lenient: it adds undeclared inputs and only logs it, skips nameless initializers, and takes the last of two
-initializers. Each of these would make the result silently wrong. So the structure is checked on the protobuf, by the
-rules of https://onnx.ai/onnx/repo-docs/IR.html. Two things are allowed, as in onnxruntime: nodes in any order, and
+onnx_ir is lenient: it adds undeclared inputs and only logs it, skips nameless initializers, and
+takes the last of two initializers. Each of these would make the result silently wrong. So the
+structure is checked on the protobuf, by the rules of https://onnx.ai/onnx/repo-docs/IR.html. Two
+things are allowed, as in onnxruntime: nodes in any order, unless they form a cycle, and
 initializers of an inner graph that hide outer names.
+
+`check_signatures` runs later: every standard node has the inputs, outputs and attributes that its
+operator requires. All later code relies on this, and reads `node.inputs[1]` without a check. Local
+functions are inlined before, since a call may omit what a node of the body needs. onnxruntime
+refuses the same nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
-from onnx.defs import SchemaError
+import onnx_ir as ir
+from onnx.defs import OpSchema, SchemaError
 
 from onnxgen.common.limits import Limits
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.reader.cycles import find_cycle
-from onnxgen.reader.external import ExternalData
+from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.reader.protos import inner_graphs, outer_uses
-from onnxgen.reader.tensors import label, sparse_problem, tensor_problem, type_problem
+from onnxgen.reader.tensors import ExternalData, label, sparse_problem, tensor_problem, type_problem
+
+_MAX_NODES_SHOWN = 6  # nodes of a cycle that a message names
+
+
+def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
+    """Return the names of nodes that form a cycle ("a, b, a"), or None if the nodes can be sorted.
+
+    A node depends on the outer values that its subgraphs use, too.
+    """
+    maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    sorter = TopologicalSorter(
+        {i: sorted({maker[n] for n in uses(node) if n in maker}) for i, node in enumerate(nodes)}
+    )
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = [_name(nodes[i]) for i in error.args[1]]
+        return ", ".join(cycle if len(cycle) <= _MAX_NODES_SHOWN else [*cycle[:_MAX_NODES_SHOWN], "..."])
+    return None
+
+
+def uses(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that a node takes from its graph: its inputs, and outer values that its subgraphs use."""
+    yield from node.input
+    for graph in inner_graphs(node):
+        yield from outer_uses(graph)
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return printable(node.name or next(iter(node.output), "")) or "(unnamed)"
+
 
 Attribute = onnx.AttributeProto
 Report = Callable[[str], None]
@@ -343,3 +382,94 @@ def attribute_types(op_type: str, domain: str, version: int) -> dict[str, int]:
         return {}
     types = {name: str(attribute.type).rpartition(".")[2] for name, attribute in schema.attributes.items()}
     return {name: Attribute.AttributeType.Value(kind) for name, kind in types.items()}
+
+
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+# Attributes that hold an element type, in any operator.
+TYPES = ("to", "dtype", "output_dtype", "output_datatype", "stash_type", "precision", "softmax_precision")
+
+_SINGLE = OpSchema.FormalParameterOption.Single
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The requirements of an operator schema: positions of required inputs, allowed counts, required attributes."""
+
+    inputs: tuple[int, ...]
+    most_inputs: int
+    least_outputs: int
+    most_outputs: int
+    attributes: tuple[str, ...]
+    known: frozenset[str] | None
+
+
+def check_signatures(model: ir.Model) -> None:
+    """Check every node.
+
+    Raises:
+        OnnxgenError: a node lacks something, or has too much; the error lists all such nodes.
+    """
+    problems = Problems()
+    for node in all_nodes(model.graph):
+        version = opset_of(node, model)
+        problem = None if node.outputs else "the node has no outputs"
+        if node.domain in DOMAINS:
+            signature = signature_of(node.op_type, "" if node.domain == "ai.onnx" else node.domain, version)
+            if problem is None and signature is not None:
+                problem = _problem(node, signature)
+        if problem:
+            problems.add(Problem(problem, label(node.name or _first(node.outputs)), label(node.op_type), version))
+    problems.raise_if_any()
+
+
+@lru_cache(maxsize=4096)
+def signature_of(op_type: str, domain: str, version: int) -> Signature | None:
+    """Return the signature of an operator in `version`, or its newest if all are newer; None if onnx has no schema."""
+    try:
+        if not onnx.defs.has(op_type, domain):
+            return None
+        schema, newer = onnx.defs.get_schema(op_type, version, domain), False
+    except SchemaError:
+        schema, newer = onnx.defs.get_schema(op_type, domain), True
+    # Converters already omit inputs that only a later version makes optional (roi and scales of Resize).
+    latest = onnx.defs.get_schema(op_type, domain)
+    needed = [{i for i, formal in enumerate(s.inputs) if formal.option == _SINGLE} for s in (schema, latest)]
+    changed = len(latest.inputs) < len(schema.inputs)
+    return Signature(
+        tuple(sorted(needed[0] if changed else needed[0] & needed[1])),
+        schema.max_input,
+        schema.min_output,
+        schema.max_output,
+        tuple(name for name, attribute in schema.attributes.items() if attribute.required),
+        None if newer else frozenset(schema.attributes),
+    )
+
+
+def _problem(node: ir.Node, signature: Signature) -> str | None:
+    inputs, count = node.inputs, len(node.inputs)
+    while count and inputs[count - 1] is None:
+        count -= 1  # an empty name means that the input is omitted
+    for place in signature.inputs:
+        if place >= count or inputs[place] is None:
+            return f"required input {place} is missing"
+    if count > signature.most_inputs:
+        return f"the node has {count} inputs; the operator takes {signature.most_inputs} at most"
+    if not signature.least_outputs <= len(node.outputs) <= signature.most_outputs:
+        least, most = signature.least_outputs, signature.most_outputs
+        allowed = least if least == most else f"{least} to {most}"
+        return f"the node has {len(node.outputs)} outputs; the operator has {allowed}"
+    for name in signature.attributes:
+        if name not in node.attributes:
+            return f"required attribute {name} is missing"
+    for name in node.attributes.keys() - signature.known if signature.known is not None else ():
+        return f"attribute {label(name)} is not defined for the operator"
+    for name in TYPES:
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.type == ir.AttributeType.INT:
+            if attribute.value not in ir.DataType.__members__.values():
+                return f"attribute {name} is {attribute.value}, which is not an element type"
+    return None
+
+
+def _first(values: Sequence[ir.Value]) -> str:
+    return next((value.name for value in values if value.name), "")

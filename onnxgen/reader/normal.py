@@ -1,19 +1,196 @@
-"""Rewrite unusual but unambiguous forms of the protobuf into the usual ones that onnx_ir understands.
+"""Rewrite unusual but unambiguous forms of the protobuf into those that onnx_ir understands.
 
-The model must have passed `check`, and still computes the same. These forms are rewritten: missing attribute types,
-types that onnx_ir cannot hold, subgraphs that return an outer value, types spelled as text, a missing axis that was
-once optional, an operand that counts for nothing, sparse constants, and a missing ai.onnx import.
+- `normalize`: the model must have passed `check`, and still computes the same. These forms are
+  rewritten: missing attribute types, types that onnx_ir cannot hold, subgraphs that return an outer
+  value, types spelled as text, a missing axis that was once optional, an operand that counts for
+  nothing, sparse constants, a missing ai.onnx import.
+- `drop_duplicates` removes repeated Constant nodes: those with the same output name and the same
+  contents in one graph. onnxruntime loads such files. It also loads files where constants of one
+  name differ, and silently picks one. `reader.check` refuses those.
+- `distinct` gives every value of a file a name of its own, since names are scoped in ONNX. Two
+  branches, loop bodies or merged networks may each store a tensor `w`, and a value of an inner
+  graph may hide one of a graph around it (IR.md, "Names within a graph"). Behind the reader, and in
+  the sidecar's record, a name is one value. The names of the main graph stay, and of several inner
+  values with one name the first keeps it.
+- `separate`: tools write `?`, `None`, `-1` or `unk` for every size that they do not know, so one
+  such text at two axes does not promise that they are equal, as `batch` does: each axis becomes a
+  size of its own. A name that occurs once stays: it is as good as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import onnx
 
+from onnxgen.common.names import INNER
 from onnxgen.reader.check import attribute_type
-from onnxgen.reader.protos import graphs_of, inner_graphs
+from onnxgen.reader.protos import declared, every_node, graphs_of, inner_graphs, put, with_inner
 from onnxgen.reader.tensors import dense, settle_type
+
+
+def distinct(model: onnx.ModelProto) -> dict[str, str]:
+    """Rename values of inner graphs, in place, so that no two values of the graph, or of a function, have one name.
+
+    Returns:
+        the name in the file of each name that was given; `restore` gives it back.
+    """
+    roots = [model.graph, *model.functions]
+    if not any(True for whole in roots for node in whole.node for _ in inner_graphs(node)):
+        return {}
+    every, given = set[str]().union(*map(all_names, roots)), dict[str, str]()
+    for whole in roots:
+        walk = _Distinct(every, given, set(declared(whole)))
+        for node in whole.node:
+            walk.node(node, {})
+    return given
+
+
+def restore(model: onnx.ModelProto, given: Mapping[str, str]) -> None:
+    """Give values the names of the file again, where `distinct` has given them others."""
+    for node in every_node(model) if given else ():
+        _rename(node, given)
+        for graph in inner_graphs(node):
+            _rename_own(graph, given)
+
+
+def all_names(whole: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
+    """Return the names of all values of a graph or a function, and of its inner graphs."""
+    graphs = [inner for node in with_inner(whole.node) for inner in inner_graphs(node)]
+    return set[str]().union(*map(declared, (whole, *graphs)))
+
+
+class _Distinct:
+    """Renames the values of the inner graphs of one graph or function.
+
+    Attributes:
+        every: all names of the file.
+        given: the new names, with those of the file.
+        used: the names that a value of this graph or function has by now.
+    """
+
+    def __init__(self, every: set[str], given: dict[str, str], used: set[str]) -> None:
+        self.every, self.given, self.used = every, given, used
+        self.counts = Counter[str]()  # the last number of each name
+
+    def node(self, node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+        """Rename what a node takes and makes, and what is in its graphs; `names`: those that are others by now."""
+        _rename(node, names)
+        for inner in inner_graphs(node):
+            self.graph(inner, names)
+
+    def graph(self, graph: onnx.GraphProto, outer: Mapping[str, str]) -> None:
+        own = {name: self.own(name) for name in dict.fromkeys(declared(graph))}
+        names = {name: new for name, new in outer.items() if name not in own}
+        names |= {name: new for name, new in own.items() if name != new}
+        _rename_own(graph, names)
+        for node in graph.node:
+            self.node(node, names)
+
+    def own(self, name: str) -> str:
+        """Return a name that no value has yet: this one, or with a number."""
+        new = name
+        while new in self.used or (new != name and new in self.every):
+            self.counts[name] += 1
+            new = f"{name}{INNER}{self.counts[name] + 1}"
+        self.used.add(new)
+        if new != name:
+            self.every.add(new)
+            self.given[new] = name
+        return new
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Rename what a node takes and makes."""
+    for listed in (node.input, node.output) if names else ():
+        for index, name in enumerate(listed):
+            if name in names:
+                listed[index] = names[name]
+
+
+def _rename_own(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename inputs, outputs and stored tensors of a graph."""
+    stored = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    for value in (*graph.input, *graph.output, *graph.value_info, *stored) if names else ():
+        if value.name in names:
+            value.name = names[value.name]
+
+
+def drop_duplicates(proto: onnx.ModelProto) -> None:
+    """Remove repeated Constant nodes from every graph and function."""
+    _in_nodes(proto.graph.node)
+    for function in proto.functions:
+        _in_nodes(function.node)
+
+
+def _in_nodes(nodes: Any) -> None:
+    first: dict[str, onnx.AttributeProto] = {}
+    kept = []
+    for node in nodes:
+        is_constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+        if is_constant and len(node.output) == len(node.attribute) == 1:
+            name, value = node.output[0], node.attribute[0]
+            if name in first and first[name] == value:
+                continue
+            first.setdefault(name, value)
+        kept.append(node)
+    if len(kept) < len(nodes):
+        put(nodes, kept)
+    for node in nodes:
+        for graph in inner_graphs(node):
+            _in_nodes(graph.node)
+
+
+# Words that say "unknown": of CNTK and onnxmltools (None), tf2onnx and onnxruntime (unk__6), exporters' scripts.
+UNKNOWN = frozenset(
+    "none null nil nan na unk unknown undefined undef undetermined unspecified unnamed any dynamic dyn variable".split()
+)
+_SIZES = frozenset("dim dims dimension axis size length shape".split())  # they add nothing: `unknown_dim`
+_WRITTEN = re.compile(r"[\w\s.:+*/%(),-]+")  # a name, or an expression as torch writes it: `s0 + 1`, `floor(h/2)`
+
+
+def is_placeholder(text: str | bytes) -> bool:
+    """Return True if the name of a dim, or an expression with it, only says that its size is unknown."""
+    if isinstance(text, bytes) or _WRITTEN.fullmatch(text) is None:  # protobuf returns bytes that are not UTF-8
+        return True
+    words = [re.findall(r"[^\W\d_]+", word.lower()) for word in re.split(r"[^\w]+", text)]
+    words = [parts for parts in words if parts]
+    return not words or any(_says_unknown(parts) for parts in words)
+
+
+def _says_unknown(parts: list[str]) -> bool:
+    return any(part in UNKNOWN for part in parts) and all(part in UNKNOWN or part in _SIZES for part in parts)
+
+
+def separate(model: onnx.ModelProto) -> None:
+    """Remove, in place, the placeholders that stand for several sizes. The propagation names such dims by their axis.
+
+    No later stage reads a size from the declarations of other values than inputs, so those lose every placeholder.
+    """
+    dims = [dim for value in model.graph.input for dim in _dims(value.type)]
+    count = Counter(dim.dim_param for dim in dims)
+    graphs = [model.graph, *(inner for node in every_node(model) for inner in inner_graphs(node))]
+    declared = [value for graph in graphs for value in (*graph.output, *graph.value_info)]
+    declared += [value for graph in graphs[1:] for value in graph.input]
+    for dim in dims:
+        if count[dim.dim_param] > 1 and is_placeholder(dim.dim_param):
+            dim.ClearField("dim_param")
+    for value in declared:
+        for dim in _dims(value.type):
+            if dim.HasField("dim_param") and is_placeholder(dim.dim_param):
+                dim.ClearField("dim_param")
+
+
+def _dims(kind: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    """Yield the dims of a tensor, or those of the elements of a list or an optional."""
+    for inner in (kind.sequence_type, kind.optional_type):
+        if inner.HasField("elem_type"):
+            yield from _dims(inner.elem_type)
+    yield from kind.tensor_type.shape.dim
+    yield from kind.sparse_tensor_type.shape.dim
 
 
 def normalize(proto: onnx.ModelProto) -> None:

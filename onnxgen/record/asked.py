@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import json_object
 from onnxgen.common.limits import Limits
 from onnxgen.common.values import FLAG, NAMES, plain
 from onnxgen.errors import OnnxgenError

@@ -1,4 +1,4 @@
-"""The signature of a generated module: its inputs and outputs, and the ONNX file that it was made from.
+"""The signature of a generated module: inputs and outputs, its ONNX file, and its purpose.
 
 It is in the sidecar's metadata, where edits of the module do not reach it.
 """
@@ -6,10 +6,46 @@ It is in the sidecar's metadata, where edits of the module do not reach it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from onnxgen.common.built import read_json
-from onnxgen.record.purpose import Purpose
+
+KINDS = (
+    "classification",
+    "multilabel",
+    "regression",
+    "segmentation",
+    "detection",
+    "keypoints",
+    "embedding",
+    "ctc",
+    "token-classification",
+    "language-model",
+    "seq2seq",
+    "image-to-image",
+    "denoising",
+)
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a network is for.
+
+    Attributes:
+        kind: one of `KINDS`, or of a later version; "" if unsure.
+        evidence: plain sentences, which name nodes and outputs with their shapes.
+        candidates: the kinds that are possible, the likeliest first, if unsure; else empty.
+        facts: what training needs to know, as numbers, text, booleans and lists. `output` is the name of an output,
+            `axis` the axis of its classes, values or channels, `classes` their number; the other keys belong to one
+            kind each (see docs/CONVERT.md).
+    """
+
+    kind: str = ""
+    evidence: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
 
 KEY = "signature"  # in the sidecar's metadata
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from onnxgen.common.paths import installing, python_file
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.record.module import METADATA
+from onnxgen.record.sidecar import METADATA
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,7 +129,7 @@ def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
         raise OnnxgenError(
             f"{shown} has no class Model with from_pretrained()", help="name a module that onnxgen generated"
         )
-    from onnxgen.runtime.skip_init import SkipInit
+    from onnxgen.runtime.checkpoint import SkipInit
 
     try:
         with SkipInit():

@@ -13,8 +13,7 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, SCOPE
 from onnxgen.options import Options
-from onnxgen.scopes.flow import Flow
-from onnxgen.scopes.regions import find_regions
+from onnxgen.scopes.regions import Flow, find_regions
 from onnxgen.scopes.repeats import Arranger
 from onnxgen.scopes.scopes import Writer, set_scope, write_branches
 from onnxgen.scopes.tokens import Tokenizer

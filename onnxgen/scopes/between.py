@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import SCOPE
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import ACTIVATION, ADDS, SAME, SCALES, SIZES, VIEW
 from onnxgen.options import Options
 from onnxgen.scopes.origin import param_path

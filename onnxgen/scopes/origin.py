@@ -2,33 +2,56 @@
 
 Three kinds of evidence, the strongest first:
 
-1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose) belongs to
-   `encoder.layer.0.conv1`. Exporters keep these names when they fold or fuse nodes. But a weight that is used by its
-   own module does not move other nodes into it (an embedding tied to the output layer).
+1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose)
+   belongs to `encoder.layer.0.conv1`. Exporters keep these names when they fold or fuse nodes. But
+   a weight that is used by its own module does not move other nodes into it (an embedding tied to
+   the output layer).
 2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow
    `model/block/conv/Conv2D`.
-3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They are wrong for
-   nodes that it fused. (Of its `stack_trace` only names of variables are read, by `lines.py`.)
+3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node.
+   They are wrong for nodes that it fused. (Of its `stack_trace` only names of variables are read,
+   by `recorded.py`.)
 
-A node with no evidence gets no scope here (see `scopes.between`). Scopes are raw text; `names.module_part` cleans it.
+A node with no evidence gets no scope here (see `scopes.between`). Scopes are raw text;
+`names.module_part` cleans it.
+
+*Calls whose names are not the modules' paths.* PyTorch's TorchScript exporter names the second call
+of `shared` `shared_1`. A module may also really be called `shared_1`. So the suffix is only removed
+if every weight used under `shared_1` is used under `shared` too (an activation has none), and no
+parameter is called `shared_1.something`. A module whose parts are called without it
+(`self.model.decoder(x)`) is in the names of parameters, and in no name of a node:
+`/decoder/layers.0/fc1/MatMul` takes `model.decoder.layers.0.fc1.weight`.
+
+*Other frameworks.* Keras, Paddle, MATLAB and their converters name a weight after its layer
+(`conv2_expand_weights`, `dense/kernel:0`, `fc_0.w_0`, `conv_1_W`), and write groups of layers with
+underscores (`block_1_expand`).
+
+*Readings.* Names are evidence, not orders. An author's names say which modules the layers were in
+(`layer1.0.conv1`). A counter over the whole file (`conv2d_57`), a converter's prefix or the name of
+a function call say nothing, and a source that obeyed them would have a class for each layer, or
+none. No list of exporters tells one from the other. But true modules save source, since they
+repeat: so each reading is written, and `shortest` takes the one with the shorter source. Keys of a
+PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them. Keys of
+less than half of the tensors are none: where an exporter folded norms, the others are
+`onnx::Conv_110`, and no state dict fits.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath, common_scope, unscoped
-from onnxgen.graph.annotations import CALLS, CLASSES, SCOPE
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.annotations import CALLS, CLASSES, FOUND, NAMELESS, PRODUCER, SCOPE
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import SAME, VIEW
-from onnxgen.scopes.callnames import one_module, passed_over, spelled_out
-from onnxgen.scopes.conventions import layer_of, regrouped
+from onnxgen.options import Options
 from onnxgen.weights.stored import folded_from
 
 _MAX_PARTS = 64  # longer paths are not module paths
@@ -299,3 +322,178 @@ def _strings(text: str | None) -> list[str]:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
     return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else []
+
+
+def one_module(
+    found: Mapping[Hashable, tuple[ModulePath, frozenset[str]]], known: set[ModulePath]
+) -> dict[ModulePath, ModulePath]:
+    """Return, for each recorded scope, the scope of the module's first call.
+
+    Args:
+        found: for each node, its recorded scope and the weights that it takes.
+        known: the modules that certainly exist, by parameter names.
+    """
+    weights: dict[ModulePath, set[str]] = defaultdict(set)  # of all nodes in a scope
+    for scope, names in found.values():
+        for i in range(len(scope) + 1):
+            weights[scope[:i]] |= names
+    first: dict[ModulePath, ModulePath] = {(): ()}  # parents come before children: sorted by length
+    for scope in sorted(weights, key=lambda s: (len(s), s)):
+        if scope:
+            parent = first[scope[:-1]]
+            match = re.fullmatch(r"(.+)_[1-9][0-9]*", scope[-1])
+            earlier = (*parent, match[1] if match and scope not in known else scope[-1])
+            is_one = earlier in weights and weights[scope] <= weights[earlier]
+            first[scope] = earlier if is_one else (*parent, scope[-1])
+    return first
+
+
+def passed_over(found: Iterable[tuple[ModulePath, ModulePath]], known: set[ModulePath]) -> dict[ModulePath, ModulePath]:
+    """Return the full paths of the modules that are called without the module around them, by their recorded paths.
+
+    Args:
+        found: recorded scopes of nodes, each with the module of a parameter that the node takes.
+        known: the modules that certainly exist, by parameter names.
+    """
+    full: dict[ModulePath, set[ModulePath]] = defaultdict(set)
+    for scope, parent in found:
+        n = 0
+        while n < min(len(scope), len(parent)) and scope[-1 - n] == parent[-1 - n]:
+            n += 1
+        around = scope[: len(scope) - n]
+        if n and len(parent) > len(scope) and parent[: len(around)] == around:
+            full[scope[: len(around) + 1]].add(parent[: len(parent) - n + 1])
+    return {scope: paths.pop() for scope, paths in full.items() if len(paths) == 1 and scope not in known}
+
+
+def spelled_out(scope: ModulePath, full: Mapping[ModulePath, ModulePath]) -> ModulePath:
+    """Return a recorded scope with the modules that its name passes over."""
+    at = next((n for n in range(1, len(scope) + 1) if scope[:n] in full), 0)
+    return full[scope[:at]] + scope[at:] if at else scope
+
+
+_WEIGHT = re.compile(
+    r"(?P<layer>[^A-Za-z]*[A-Za-z].*?)[_/.]"
+    r"(weights?|(recurrent_|depthwise_|pointwise_)?kernel|embeddings|bias(es)?|offset|scale|gamma|beta|alpha"
+    r"|((moving|running)_)?(mean|var|variance)|[WRBwb]|[wb]_\d+)"
+    r"(_new|_?\d+)?"  # converters add this to a name that they change or have used before
+)
+_LAYER = re.compile(r"[A-Za-z0-9_\-/]+")
+_MAX_LENGTH = 200
+
+
+def layer_of(name: str, op_type: str) -> ModulePath | None:
+    """Return the layer in the name of a weight of a node: `("fc_1",)` of `fc_1_MatMul_W`; None if there is none."""
+    found = _WEIGHT.fullmatch(name.split(";")[0].split(":")[0]) if len(name) <= _MAX_LENGTH else None
+    if found is None or not _LAYER.fullmatch(found["layer"]):
+        return None
+    parts = [part for part in found["layer"].removesuffix(f"_{op_type}").split("/") if part]
+    return tuple(parts) or None
+
+
+def regrouped(scopes: Iterable[ModulePath]) -> dict[ModulePath, ModulePath]:
+    """Return new scopes for those of one file: without a common root, and with groups by the numbers in names.
+
+    `model/block_1_expand` becomes `("block_1", "expand")` if at least two such groups, which differ only in that
+    number, have at least two layers each.
+    """
+    known = {scope for scope in scopes if scope}
+    shared = 1 if len(known) > 1 and len({scope[0] for scope in known}) == 1 else 0
+    children: dict[ModulePath, set[str]] = {}
+    for scope in known:
+        for i in range(shared, len(scope)):
+            children.setdefault(scope[:i], set()).add(scope[i])
+    parts = {(parent, name): new for parent, names in children.items() for name, new in _groups(names).items()}
+    return {
+        scope: tuple(part for i in range(shared, len(scope)) for part in parts[scope[:i], scope[i]]) for scope in known
+    }
+
+
+def _groups(names: set[str]) -> dict[str, ModulePath]:
+    """Return the names of siblings as paths, divided after their numbered beginnings."""
+    members: dict[str, set[str]] = {}
+    for name in names:
+        for end in re.finditer(r"(?<=\d)_", name):
+            members.setdefault(name[: end.start()], set()).add(name[end.end() :])
+    alike: dict[str, list[str]] = {}
+    for group, rests in members.items():
+        if group not in names and len(rests) > 1 and not group.isdigit() and not any(r.isdigit() for r in rests):
+            alike.setdefault(re.sub(r"\d+$", "#", group), []).append(group)
+    groups = {group for found in alike.values() if len(found) > 1 for group in found}
+    inner = {group: _groups(members[group]) for group in groups}
+    made: dict[str, ModulePath] = {}
+    for name in names:
+        ends = (name[: end.start()] for end in re.finditer(r"(?<=\d)_", name))
+        within = next((beginning for beginning in ends if beginning in groups), "")
+        made[name] = (within, *inner[within][name[len(within) + 1 :]]) if within else (name,)
+    return {name: (*path[:-1], _turned(path[-1])) for name, path in made.items()}
+
+
+def _turned(name: str) -> str:
+    """Return `conv_1` for `1_conv`, since an attribute cannot begin with a digit."""
+    return re.sub(r"^(\d+)_(.+)$", r"\2_\1", name)
+
+
+_KEY = re.compile(r"weight|bias|running_")
+_SMALLEST = 5  # elements of a tensor that is no operand which the author typed
+LONGER = 1.05  # than without names: what a source may be, since names help its reader
+
+
+class Readable(Protocol):
+    """The result of a reading."""
+
+    @property
+    def length(self) -> int: ...
+
+
+Made = TypeVar("Made", bound=Readable)
+
+
+def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Made:
+    """Return what `make` makes of the reading with the shorter source, and leave that reading's scopes in the model."""
+    names, are_keys = _scopes(model), _are_keys(model)
+    made = make()
+    if options.flat or are_keys or not any(scope for scope, _ in names[0].values()):
+        return made
+    obeyed = _scopes(model)
+    _set(model, (dict.fromkeys(names[0], ((), False)), {}), nameless=True)
+    other = make()
+    if made.length > LONGER * other.length:
+        return other
+    _set(model, obeyed, nameless=False)
+    return made
+
+
+def _are_keys(model: ir.Model) -> bool:
+    """True if names are PyTorch's: of nodes (`/layers.0/fc/MatMul`), of classes, or of most tensors (`fc.weight`)."""
+    if any((node.name or "").startswith("/") for node in model.graph) or CLASSES.get(model):
+        return True
+    graph = model.graph
+    paths = {name: path for name in graph.initializers if (path := param_path(name))}
+    keys = {name for name, path in paths.items() if _KEY.match(path[-1])}
+    if PRODUCER.get(graph) != "pytorch":
+        return bool(keys) and 2 * len(keys) >= len(paths)
+    weights = {name for name, value in graph.initializers.items() if _is_weight(value)}
+    return 2 * len(weights & paths.keys()) >= len(weights)
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size >= _SMALLEST
+
+
+Scopes = tuple[dict[ir.Node, tuple[ModulePath, bool]], dict[ModulePath, str]]
+
+
+def _scopes(model: ir.Model) -> Scopes:
+    nodes = {node: (SCOPE.get(node), FOUND.get(node)) for node in all_nodes(model.graph)}
+    return nodes, dict(CLASSES.get(model))
+
+
+def _set(model: ir.Model, scopes: Scopes, nameless: bool) -> None:
+    nodes, classes = scopes
+    for node, (scope, found) in nodes.items():
+        SCOPE.set(node, scope)
+        FOUND.set(node, found)
+    CLASSES.set(model, classes)
+    NAMELESS.set(model.graph, nameless)

@@ -1,18 +1,199 @@
-"""Regions: the nodes between a value that several nodes take and the node where all their paths meet again.
+"""The graph as numbered vertices, and its regions between a fork and where its paths meet again.
 
-Examples are a residual connection, the branches of an Inception block, the gate of a squeeze-and-excite and the three
-projections of an attention. All paths from a vertex meet in its immediate post-dominator. Paths to outputs that only
-show an intermediate value (hidden states, key and value caches) do not count. The layer that mixes concatenated
-branches belongs to their region.
+`Flow` has the nodes that compute at run time, in the file's order, and the dataflow. `kind` says
+what a node is as a reader sees it: a convolution, a norm, an activation.
+
+Examples of regions are a residual connection, the branches of an Inception block, the gate of a
+squeeze-and-excite and the three projections of an attention. All paths from a vertex meet in its
+immediate post-dominator. Paths to outputs that only show an intermediate value (hidden states, key
+and value caches) do not count. The layer that mixes concatenated branches belongs to their region.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onnxgen.scopes.flow import Flow
-from onnxgen.scopes.kinds import kind
+import onnx_ir as ir
+
+from onnxgen.graph.annotations import is_trained
+from onnxgen.graph.nodes import FLOATS, subgraphs
+from onnxgen.graph.operators import is_a, known
+from onnxgen.graph.traits import (
+    ACTIVATION,
+    ADDS,
+    BROADCASTS,
+    CONVOLUTION,
+    ELEMENTWISE,
+    GLOBAL_POOL,
+    NORMALISES,
+    POOL,
+    PRODUCT,
+    QUANTISES,
+    RANDOM,
+    RECURRENT,
+    REDUCTION,
+    RESAMPLES,
+    SAME,
+    SAMPLES,
+    SCALES,
+    SHUFFLES,
+    SOFTMAX,
+    VIEW,
+)
 from onnxgen.shapes.info import info
+from onnxgen.weights.stored import stored
+
+
+class Flow:
+    """The vertices of a graph.
+
+    Attributes:
+        nodes: the vertices: nodes that compute something from inputs.
+        fixed: the other nodes, which only compute with stored tensors and known sizes.
+        before, after: for each vertex, those whose values it takes (also in subgraphs), and those that take its values.
+        inputs: for each graph input, the vertices that take it.
+        weighs: for each vertex, True if it is a layer: it has a stored matrix (or tensor of higher rank).
+        thick: for each vertex, True if it is or depends on a layer, and not only on masks and positions.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.nodes: list[ir.Node] = []
+        self.fixed: list[ir.Node] = []
+        constant = set(graph.initializers.values())
+        for node in graph:
+            if _is_fixed(node, constant):
+                self.fixed.append(node)
+                constant.update(node.outputs)
+            else:
+                self.nodes.append(node)
+        self._constant = constant
+        index = self._index = {output: i for i, node in enumerate(self.nodes) for output in node.outputs}
+        self.before = [list(dict.fromkeys(index[v] for v in taken(node) if v in index)) for node in self.nodes]
+        self.after: list[list[int]] = [[] for _ in self.nodes]
+        for i, sources in enumerate(self.before):
+            for j in sources:
+                self.after[j].append(i)
+        users: dict[ir.Value, list[int]] = {value: [] for value in graph.inputs if value not in constant}
+        for i, node in enumerate(self.nodes):
+            for value in set(taken(node)):
+                if value in users:
+                    users[value].append(i)
+        self.inputs = list(users.values())
+        self.weighs = [self._has_matrix(node) for node in self.nodes]
+        self.thick = list(self.weighs)
+        for i, before in enumerate(self.before):
+            self.thick[i] = self.thick[i] or any(self.thick[j] for j in before)
+
+    def _has_matrix(self, node: ir.Node) -> bool:
+        at = known(node).matrix
+        if at is not None:
+            value = node.inputs[at] if at < len(node.inputs) else None
+            is_table = node.op_type != "Gather" or (info(value).dtype in FLOATS and (info(value).rank or 0) > 1)
+            return value in self._constant and is_table
+        return any(v in self._constant and _is_matrix(v) for v in node.inputs if v is not None)
+
+    def operands(self, i: int) -> list[ir.Value]:
+        """Return the inputs of a vertex that are computed."""
+        return [v for v in self.nodes[i].inputs if v is not None and v not in self._constant]
+
+    def maker(self, value: ir.Value | None) -> int | None:
+        """Return the vertex that makes a value."""
+        return None if value is None else self._index.get(value)
+
+
+def taken(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that a node takes, including those that its subgraphs take from outside."""
+    pending = [node]
+    while pending:
+        inner = pending.pop()
+        yield from (v for v in inner.inputs if v is not None)
+        for graph in subgraphs(inner):
+            yield from graph.outputs
+            pending.extend(graph)
+
+
+def _is_fixed(node: ir.Node, constant: set[ir.Value]) -> bool:
+    if all(not o.name or info(o).data is not None or stored(o) is not None for o in node.outputs):
+        return True
+    return bool(node.inputs) and not is_a(node, RANDOM) and all(v in constant for v in taken(node))
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    facts = info(value)
+    dims = [d for d in facts.shape or () if d != 1]
+    return facts.dtype in FLOATS and len(dims) > 1 and is_trained(value)
+
+
+_KINDS = {
+    NORMALISES: "norm",
+    ACTIVATION: "act",
+    POOL: "pool",
+    GLOBAL_POOL: "squeeze",
+    RECURRENT: "recurrent",
+    REDUCTION: "reduce",
+    VIEW: "move",
+    RESAMPLES: "resize",
+    SHUFFLES: "resize",
+    SOFTMAX: "softmax",
+    QUANTISES: "quant",
+    SAME: "move",
+}
+_BY_NAME = {
+    "Erf": "act",
+    "Attention": "attention",
+    "Dropout": "drop",
+    "Hardmax": "softmax",
+    "Expand": "move",
+}
+SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # optional in a block
+
+
+def kind(flow: Flow, i: int) -> str:
+    """Return the kind of a vertex. Convolutions are "conv", "point" (kernel of 1) or "depth" (depthwise)."""
+    node = flow.nodes[i]
+    facts = known(node)
+    if CONVOLUTION in facts.traits and facts.matrix is not None:
+        return _conv(node, info(node.inputs[facts.matrix]).shape)
+    if SAMPLES in facts.traits and PRODUCT in facts.traits:
+        return "deconv"
+    named = _BY_NAME.get(node.op_type) or next((kind for trait, kind in _KINDS.items() if trait in facts.traits), None)
+    if named is not None:
+        return "squeeze" if named == "reduce" and _is_spatial(node) else named
+    if ELEMENTWISE in facts.traits and BROADCASTS not in facts.traits:
+        return "scale"
+    if flow.weighs[i]:
+        return "linear" if is_a(node, PRODUCT) else "embedding" if node.op_type == "Gather" else f"own {node.op_type}"
+    if is_a(node, ADDS, SCALES):
+        return node.op_type.lower() if _is_merge(flow, i) else "scale"
+    if is_a(node, PRODUCT):
+        return "product"
+    if node.op_type == "Concat":
+        return f"concat {len(flow.operands(i))}"
+    return node.op_type
+
+
+def _conv(node: ir.Node, shape: object) -> str:
+    if not isinstance(shape, tuple) or len(shape) < 3:
+        return "conv"
+    groups = node.attributes["group"].value if "group" in node.attributes else 1
+    if groups > 1 and shape[1] == 1:
+        return "depth"
+    return "point" if all(d == 1 for d in shape[2:]) else "conv"
+
+
+def _is_merge(flow: Flow, i: int) -> bool:
+    return len(flow.before[i]) > 1 or len(flow.operands(i)) > 1
+
+
+def _is_spatial(node: ir.Node) -> bool:
+    """True if a reduction leaves one number for each channel of a map."""
+    facts, made = info(node.inputs[0]), info(node.outputs[0])
+    if facts.rank is None or facts.rank < 3 or made.shape is None:
+        return False
+    return made.rank == facts.rank and all(d == 1 for d in made.shape[2:]) and made.shape[1] != 1
+
 
 _MAX_HEIGHT = 12  # regions nested in regions
 _STEPS_PER_VERTEX = 64  # budget of the search

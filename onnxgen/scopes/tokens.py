@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from onnxgen.scopes.flow import Flow
-from onnxgen.scopes.kinds import SOFT, kind
-from onnxgen.scopes.regions import Region
+from onnxgen.scopes.regions import SOFT, Flow, Region, kind
 
 _ATTENTION = ("attention", "product")
 _PLAIN = ("conv", "point", "depth", "linear")

@@ -9,16 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import MAP, is_trained
-from onnxgen.graph.catalogue import card
 from onnxgen.graph.nodes import has_subgraphs
+from onnxgen.graph.operators import card
 from onnxgen.options import Options
 from onnxgen.shapes import bodies
 from onnxgen.shapes.dims import Dim, symbols
-from onnxgen.shapes.evaluate import evaluate
+from onnxgen.shapes.elements import evaluate
 from onnxgen.shapes.float_sizes import FloatSizes
 from onnxgen.shapes.infer import STANDARD, declared, infer
-from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info, shown_dims
-from onnxgen.shapes.node_facts import NONSENSE, NodeFacts, Symbols
+from onnxgen.shapes.info import NONSENSE, UNKNOWN, Info, NodeFacts, Shape, Symbols, info, set_info, shown_dims
 
 SYMBOLIC_DIM_COST = 256  # cost of one symbolic dim, in numbers
 FREE_ELEMENTS = 64  # so few elements cost hardly more than visiting the node

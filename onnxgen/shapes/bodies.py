@@ -17,8 +17,7 @@ import onnx_ir as ir
 from onnxgen.graph.nodes import origin, subgraphs
 from onnxgen.shapes.dims import Dim, dim_max
 from onnxgen.shapes.infer import declared
-from onnxgen.shapes.info import UNKNOWN, Info, Shape, info, set_info
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Symbols
+from onnxgen.shapes.info import UNKNOWN, Contradiction, Info, NodeFacts, Shape, Symbols, info, set_info
 
 TRAINING = "ai.onnx.preview.training"  # the domain of Gradient
 MAX_LOOP_ROUNDS = 4  # iterations of the fixed point search, before the shapes of a loop's state become unknown

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import SIZES
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
+from onnxgen.shapes.infer import fails
 from onnxgen.shapes.info import info
-from onnxgen.shapes.misfit import fails
 
 MAX_TRIALS = 32  # propagations through the whole graph for one file
 BRANCHES = {True: "then_branch", False: "else_branch"}

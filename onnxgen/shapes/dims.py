@@ -1,19 +1,26 @@
 """Tensor dims as exact integer expressions: `Dim = int | Sym`.
 
-A `Sym` is a polynomial with integer coefficients over *atoms*, kept in one normal form, so that equal expressions
-compare (and hash) equal: `(a*b)//b == a`, `s + 1 - 1 == s`, `(h - 1)//2 + 1 == (h + 1)//2`. A polynomial without
-atoms is a plain `int`. An atom is a `Symbol` (a dim that only the caller's tensors know) or a `Call` (a function
-that no polynomial expresses). `==` is equality of normal forms: `False` means "not provably equal".
+A `Sym` is a polynomial with integer coefficients over *atoms*, kept in one normal form, so that
+equal expressions compare (and hash) equal: `(a*b)//b == a`, `s + 1 - 1 == s`, `(h - 1)//2 + 1 == (h
++ 1)//2`. A polynomial without atoms is a plain `int`. An atom is a `Symbol` (a dim that only the
+caller's tensors know) or a `Call` (a function that no polynomial expresses). `==` is equality of
+normal forms: `False` means "not provably equal".
 
 Functions of a `Call`, all on exact integers:
 
     floordiv(a, b)       Python's `a // b`
     mod(a, b)            Python's `a % b`
     min(a, ...), max(a, ...)
-    int_div(a, b)        division truncated toward zero (ONNX Div on integers), where operands may be negative
+    int_div(a, b)        division truncated toward zero (ONNX Div), where operands may be negative
     scale_size(n, f)     int(floor(float32(n) * float32(f))): a size scaled in float32 (ONNX Resize)
 
 Expressions are bounded in size; arithmetic that would pass the bound raises `TooComplex`.
+
+A dim is an exact integer, and ONNX's arithmetic is modulo 2**32 or 2**64. A formula of sizes is
+that arithmetic as long as no size that occurs takes it past the type's range (`fits`). Otherwise
+nothing is known of the element, and torch computes it in its type.
+
+`readable` writes an expression for people: `2*seq + 1`, `(h - 1)//2 + 1`.
 """
 
 from __future__ import annotations
@@ -22,10 +29,9 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 
-from onnxgen.shapes.division import exact_div as exact_div
-from onnxgen.shapes.division import floordiv as floordiv
-from onnxgen.shapes.division import int_div as int_div
-from onnxgen.shapes.division import modulo as modulo
+import numpy as np
+import onnx_ir as ir
+
 from onnxgen.shapes.expression import Atom, key_of
 from onnxgen.shapes.expression import Call as Call
 from onnxgen.shapes.expression import Dim as Dim
@@ -35,6 +41,10 @@ from onnxgen.shapes.expression import Symbol as Symbol
 from onnxgen.shapes.expression import TooComplex as TooComplex
 from onnxgen.shapes.expression import as_size as as_size
 from onnxgen.shapes.expression import call as call
+from onnxgen.shapes.expression import exact_div as exact_div
+from onnxgen.shapes.expression import floordiv as floordiv
+from onnxgen.shapes.expression import int_div as int_div
+from onnxgen.shapes.expression import modulo as modulo
 from onnxgen.shapes.expression import nonnegative as nonnegative
 from onnxgen.shapes.expression import symbol as symbol
 
@@ -187,3 +197,89 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
     if isinstance(result, Sym):
         raise KeyError(", ".join(symbols(result)))
     return result
+
+
+LARGEST = 2.0**20  # a size, or a product of sizes, that is counted on. A factor below 2**11 keeps it within int32.
+
+
+def fits(dim: Dim, dtype: ir.DataType) -> bool:
+    """Return True if a dim is within an integer type for all sizes, and products of sizes, up to `LARGEST`."""
+    limits = np.iinfo(dtype.numpy())
+    if not isinstance(dim, Sym):
+        return bool(limits.min <= dim <= limits.max)
+    return bound(dim) <= float(limits.max) and (limits.min < 0 or nonnegative(dim))
+
+
+def bound(dim: Dim | float) -> float:
+    """Return the largest absolute value that a dim takes if each product of its sizes is at most `LARGEST`."""
+    if not isinstance(dim, Sym):
+        return abs(float(dim))
+    total = 0.0
+    for monomial, coefficient in dim.terms:
+        term = LARGEST if monomial else 1.0
+        for atom, power in monomial:
+            term *= (_bound_of_atom(atom) / LARGEST) ** power
+        total += abs(coefficient) * term
+    return total
+
+
+def _bound_of_atom(atom: Atom) -> float:
+    if isinstance(atom, Symbol):
+        return LARGEST
+    bounds = [bound(arg) for arg in atom.args]
+    if atom.function in ("floordiv", "int_div"):
+        return bounds[0] / (bounds[1] if isinstance(atom.args[1], int) else 1.0) + 1.0
+    if atom.function == "mod":
+        return min(bounds) if all(nonnegative(a) for a in atom.args if not isinstance(a, float)) else bounds[1]
+    return bounds[0] * bounds[1] if atom.function == "scale_size" else max(bounds)
+
+
+def readable(dim: Dim | float) -> str:
+    if not isinstance(dim, Sym):
+        return str(dim)
+    parts: list[str] = []
+    for monomial, coefficient in _tidy(dim):
+        alone = len(monomial) == 1 and (coefficient == 1 or (coefficient == -1 and bool(parts)))
+        body = "*".join(atom_text(a, alone) if p == 1 else f"{atom_text(a, False)}**{p}" for a, p in monomial)
+        number = abs(coefficient)
+        body = str(number) if not body else body if number == 1 else f"{number}*{body}"
+        if not parts:
+            parts.append(f"-{body}" if coefficient < 0 else body)
+        else:
+            parts.append(f"{'-' if coefficient < 0 else '+'} {body}")
+    return " ".join(parts)
+
+
+def _tidy(dim: Sym) -> tuple[tuple[Monomial, int], ...]:
+    """Return the terms with constants moved into divisions: `(h + 1)//2 - 1` becomes `(h - 1)//2`."""
+    *terms, (last, constant) = dim.terms
+    if last:
+        return dim.terms
+    for i, (monomial, coefficient) in enumerate(terms):
+        if coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Call):
+            function, args = monomial[0][0].function, monomial[0][0].args
+            if function == "floordiv" and isinstance(args[1], int) and not isinstance(args[0], float):
+                moved = Call(function, (args[0] + constant * args[1], args[1]))
+                return (*terms[:i], (((moved, 1),), 1), *terms[i + 1 :])
+    return dim.terms
+
+
+def atom_text(atom: Atom, alone: bool) -> str:
+    if isinstance(atom, Symbol):
+        return atom.name
+    if atom.function in ("floordiv", "mod"):
+        left, right = (readable(a) if _simple(a) else f"({readable(a)})" for a in atom.args)
+        text = f"{left}{'//' if atom.function == 'floordiv' else ' % '}{right}"
+        return text if alone else f"({text})"
+    return f"{atom.function}({', '.join(map(readable, atom.args))})"
+
+
+def _simple(dim: Dim | float) -> bool:
+    """Return True if the text of the dim needs no parentheses as an operand of a division."""
+    if not isinstance(dim, Sym):
+        return True
+    (monomial, coefficient), *rest = dim.terms
+    if rest or coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
+        return False
+    atom = monomial[0][0]
+    return isinstance(atom, Symbol) or atom.function not in ("floordiv", "mod")

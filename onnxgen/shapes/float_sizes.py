@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import card, is_a
+from onnxgen.graph.operators import card, is_a
 from onnxgen.graph.traits import JOINS, STRIDES, VIEW
-from onnxgen.shapes.dims import Dim, Sym, dim_max, nonnegative, scale_size
-from onnxgen.shapes.evaluate import operation_of
-from onnxgen.shapes.evaluate_math import Operation
-from onnxgen.shapes.info import Info
-from onnxgen.shapes.node_facts import NONSENSE, Array, NodeFacts, Unknown, integer, numbers_if_possible
-from onnxgen.shapes.wrapping import bound
+from onnxgen.shapes.dims import Dim, Sym, bound, dim_max, nonnegative, scale_size
+from onnxgen.shapes.elements import Operation, operation_of
+from onnxgen.shapes.info import NONSENSE, Array, Info, NodeFacts, Unknown, integer, numbers_if_possible
 
 FLOAT = ir.DataType.FLOAT
 EXACT = 2.0**24  # float32 holds every integer up to here

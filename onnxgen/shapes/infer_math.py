@@ -1,13 +1,160 @@
-"""Infer shapes of products, reductions, recurrent layers and attention."""
+"""Infer dtypes and shapes of operators that compute: elementwise, products, reductions, layers.
+
+Formulas of convolutions and poolings: ONNX operator documentation of Conv, ConvTranspose, MaxPool.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from onnxgen.shapes.dims import Dim, floordiv
-from onnxgen.shapes.infer_elementwise import broadcast
-from onnxgen.shapes.info import Info, Shape
-from onnxgen.shapes.node_facts import Contradiction, NodeFacts, Unknown, tensor
+from onnxgen.shapes.dims import Call, Dim, Sym, atoms, dim_min, floordiv, known_less, nonnegative
+from onnxgen.shapes.info import Contradiction, Info, NodeFacts, Shape, Unknown, tensor
+
+BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def broadcast(n: NodeFacts, shapes: list[Shape], output: int = 0, offset: int = 0) -> Shape:
+    """Return the common shape by numpy's rules (ONNX "Broadcasting in ONNX")."""
+    rank = max(map(len, shapes), default=0)
+    return tuple(
+        _common(n, [s[axis - rank + len(s)] for s in shapes if axis >= rank - len(s)], axis + offset, output)
+        for axis in range(rank)
+    )
+
+
+def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
+    different: list[Dim] = []
+    for dim in dims:
+        if dim != 1 and dim not in different:
+            different.append(dim)
+    if len(different) < 2:
+        return different[0] if different else 1
+    sure = [d for d in different if d == 0 or known_less(1, d)]
+    if len({d for d in sure if isinstance(d, int)}) > 1:
+        raise Contradiction(f"dims {dims} do not broadcast")
+    if len(different) == 2 and not sure:
+        for dim, other in (different, reversed(different)):
+            if _is_clipped(other, dim):
+                return dim
+    # dims that cannot be 1 must be equal for the node to run, so take the simplest one
+    return min(sure, key=lambda d: (not isinstance(d, int), len(str(d)))) if sure else n.fresh(axis, output)
+
+
+def _is_clipped(other: Dim, dim: Dim) -> bool:
+    """Return True if `other` is min(c, dim) with c > 1. Then both are equal, or the node fails at run time."""
+    found = list(atoms(other))
+    call = found[-1] if found else None
+    return (
+        isinstance(call, Call)
+        and call.function == "min"
+        and other == Sym(((((call, 1),), 1),))
+        and all(a == dim or (isinstance(a, int) and a > 1) for a in call.args)
+    )
+
+
+def _broadcasting(n: NodeFacts) -> Shape:
+    if n.opset < 7 and n.int_("broadcast"):  # opsets 1 to 6: b broadcasts to the shape of a
+        return n.shape(0)
+    return broadcast(n, [n.shape(i) for i in range(len(n.inputs))])
+
+
+def _guarded(n: NodeFacts) -> Shape | None:
+    try:
+        return _broadcasting(n)
+    except Unknown:
+        return None
+
+
+def arithmetic(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(*range(len(n.inputs))), _guarded(n))]
+
+
+def comparison(n: NodeFacts) -> list[Info]:
+    return [tensor(BOOL, _guarded(n))]
+
+
+def power(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), _guarded(n))]
+
+
+def where(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1, 2), _guarded(n))]
+
+
+def cast(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType(n.int_("to")), n.input(0).shape)]
+
+
+def cast_like(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(1), n.input(0).shape)]
+
+
+def unchanged(n: NodeFacts) -> list[Info]:
+    return [n.input(0)]
+
+
+def same(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.input(0).shape)]
+
+
+def same_bool(n: NodeFacts) -> list[Info]:
+    return [tensor(BOOL, n.input(0).shape)]
+
+
+def dropout(n: NodeFacts) -> list[Info]:
+    mask = BOOL if n.opset >= 10 else n.dtype(0)
+    return [tensor(n.dtype(0), n.input(0).shape), tensor(mask, n.input(0).shape)]
+
+
+def batch_norm(n: NodeFacts) -> list[Info]:
+    channels = n.input(1).shape
+    if n.opset >= 14:
+        statistics = [tensor(n.dtype(i), channels) for i in (3, 4)]
+    else:
+        statistics = [tensor(n.dtype(0), channels) for _ in range(4)]
+    return [tensor(n.dtype(0), n.input(0).shape), *statistics]
+
+
+def layer_norm(n: NodeFacts) -> list[Info]:
+    shape = n.input(0).shape
+    stash = ir.DataType(n.int_("stash_type", FLOAT.value))
+    statistics = None
+    if shape is not None:
+        axis = n.axis(len(shape), -1)
+        statistics = [d if i < axis else 1 for i, d in enumerate(shape)]
+    return [tensor(n.dtype(0), shape), tensor(stash, statistics), tensor(stash, statistics)]
+
+
+def standardize(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0), n.ints("shape") or n.input(0).shape)]
+
+
+def like(n: NodeFacts) -> list[Info]:
+    """Infer EyeLike, RandomNormalLike, ...: the shape of the input, and the dtype of the attribute or the input."""
+    default = n.dtype(0)
+    dtype = ir.DataType(n.int_("dtype")) if n.int_("dtype") else default
+    return [tensor(dtype, n.input(0).shape)]
+
+
+def quantize(n: NodeFacts) -> list[Info]:
+    chosen = n.int_("output_dtype")
+    dtype = n.dtype(2) if n.has(2) else ir.DataType(chosen) if chosen else ir.DataType.UINT8
+    return [tensor(dtype, n.input(0).shape)]
+
+
+def dequantize(n: NodeFacts) -> list[Info]:
+    chosen = n.int_("output_dtype")
+    return [tensor(ir.DataType(chosen) if chosen else n.dtype(1), n.input(0).shape)]
+
+
+def dynamic_quantize(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.UINT8, n.input(0).shape), tensor(FLOAT, ()), tensor(ir.DataType.UINT8, ())]
+
+
+hardmax = cumsum = same
+
 
 INT32 = ir.DataType.INT32
 
@@ -200,3 +347,155 @@ def _heads(n: NodeFacts, i: int) -> tuple[Dim, Dim, Dim, Dim]:
 def of_integers(n: NodeFacts) -> list[Info]:
     """A product of floats with a matrix of integers."""
     return [tensor(n.input(0).dtype, _product_shape(n, 0, 1))]
+
+
+def ceildiv(a: Dim, b: int) -> Dim:
+    """Return `a / b` rounded up, for b > 0."""
+    return floordiv(a + (b - 1), b)
+
+
+def _windows(n: NodeFacts, count: int) -> tuple[list[int], list[int], list[int], bool]:
+    """Return strides, dilations and pads of `count` spatial axes, and True if pads make the sizes those of SAME."""
+    strides, dilations = _spatial(n, "strides", count, 1), _spatial(n, "dilations", count, 1)
+    auto_pad = n.str_("auto_pad", "NOTSET")
+    pads = _spatial(n, "pads", 2 * count, 0) if auto_pad != "VALID" else [0] * (2 * count)
+    return strides, dilations, pads, auto_pad in ("SAME_UPPER", "SAME_LOWER")
+
+
+def _spatial(n: NodeFacts, name: str, count: int, default: int) -> list[int]:
+    values = n.ints(name)
+    if values is None:
+        return [default] * count
+    if len(values) != count:
+        raise Contradiction(f"{name} has {len(values)} elements, not {count}")
+    return values
+
+
+def window_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim], ceil_mode: bool = False) -> list[Dim]:
+    """Return the number of window positions along each spatial axis.
+
+    With `ceil_mode` a last window that would start in the padding at the end is left out (ONNX MaxPool, AveragePool).
+    Symbolic sizes are taken to hold at least one window.
+    """
+    count = len(sizes)
+    strides, dilations, pads, is_same = _windows(n, count)
+    if any(s <= 0 for s in strides):
+        raise Contradiction("strides must be positive")
+    if is_same:
+        return [ceildiv(size, stride) for size, stride in zip(sizes, strides, strict=True)]
+    result: list[Dim] = []
+    for i, size in enumerate(sizes):
+        span = size + pads[i] + pads[i + count] - (kernel[i] - 1) * dilations[i] - 1
+        if isinstance(span, int) and (span <= -strides[i] if ceil_mode else span < 0):
+            result.append(n.fresh(i + 2))  # the window is larger than its input: runtimes disagree
+        elif ceil_mode:
+            inside = floordiv(size + pads[i] - 1, strides[i])  # last window that starts before the end padding
+            result.append(dim_min(ceildiv(span, strides[i]), inside) + 1)
+        else:
+            result.append(floordiv(span, strides[i]) + 1)
+    return result
+
+
+def _conv_shape(n: NodeFacts, weight: int) -> list[Dim] | None:
+    try:
+        w = n.shape(weight)
+    except Unknown:
+        rank = n.input(0).rank
+        return None if rank is None else [n.shape(0)[0], *n.fresh_shape(rank)[1:]]
+    x = n.input(0).shape
+    if x is None:
+        return [n.fresh(0), w[0], *n.fresh_shape(len(w))[2:]]
+    if len(x) != len(w):
+        raise Contradiction("input and weight of different rank")
+    return [x[0], w[0], *window_sizes(n, x[2:], n.ints("kernel_shape") or w[2:])]
+
+
+def conv(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(0, 1), _conv_shape(n, 1))]
+
+
+def conv_integer(n: NodeFacts) -> list[Info]:
+    return [tensor(ir.DataType.INT32, _conv_shape(n, 1))]
+
+
+def qlinear_conv(n: NodeFacts) -> list[Info]:
+    return [tensor(n.dtype(7), _conv_shape(n, 3))]
+
+
+def conv_of_integers(n: NodeFacts) -> list[Info]:
+    """A convolution of floats with a weight in integers."""
+    return [tensor(n.input(0).dtype, _conv_shape(n, 1))]
+
+
+def conv_transpose(n: NodeFacts) -> list[Info]:
+    dtype = n.dtype(0, 1)
+    x, w = n.input(0).shape, n.input(1).shape
+    if x is None or w is None:
+        rank = len(x if x is not None else w if w is not None else ()) or None
+        return [tensor(dtype, None if rank is None else n.fresh_shape(rank))]
+    if len(x) != len(w):
+        raise Contradiction("input and weight of different rank")
+    channels = w[1] * n.int_("group", 1)
+    return [tensor(dtype, [x[0], channels, *_transposed_sizes(n, x[2:], n.ints("kernel_shape") or w[2:])])]
+
+
+def _transposed_sizes(n: NodeFacts, sizes: Shape, kernel: Sequence[Dim]) -> list[Dim]:
+    count = len(sizes)
+    chosen = n.ints("output_shape")
+    if chosen is not None:
+        return list(chosen[-count:])
+    strides, dilations, pads, is_same = _windows(n, count)
+    extra = _spatial(n, "output_padding", count, 0)
+    if is_same:
+        spans = [extra[i] + (kernel[i] - 1) * dilations[i] + 1 for i in range(count)]
+        return [  # for kernels smaller than the stride, the standard and onnxruntime disagree
+            sizes[i] * strides[i] if nonnegative(spans[i] - strides[i]) else n.fresh(i + 2) for i in range(count)
+        ]
+    return [
+        (sizes[i] - 1) * strides[i] + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - pads[i] - pads[i + count]
+        for i in range(count)
+    ]
+
+
+def pool(n: NodeFacts) -> list[Info]:
+    x = n.input(0).shape
+    shape: list[Dim] | None = None
+    if x is not None:
+        kernel = _spatial(n, "kernel_shape", len(x) - 2, 1)
+        if n.str_("auto_pad", "NOTSET").startswith("SAME") and any(d != 1 for d in n.ints("dilations") or []):
+            sizes: list[Dim] = list(n.fresh_shape(len(x))[2:])  # the standard and onnxruntime disagree
+        else:
+            sizes = window_sizes(n, x[2:], kernel, bool(n.int_("ceil_mode")))
+        shape = [*x[:2], *sizes]
+    return [tensor(n.dtype(0), shape), tensor(ir.DataType.INT64, shape)]
+
+
+def global_pool(n: NodeFacts) -> list[Info]:
+    x = n.input(0).shape
+    return [tensor(n.dtype(0), None if x is None else [*x[:2], *[1] * (len(x) - 2)])]
+
+
+def depth_to_space(n: NodeFacts) -> list[Info]:
+    b, c, h, w = _rank4(n)
+    k = n.int_("blocksize", 1)
+    return [tensor(n.dtype(0), [b, floordiv(c, k * k), h * k, w * k])]
+
+
+def space_to_depth(n: NodeFacts) -> list[Info]:
+    b, c, h, w = _rank4(n)
+    k = n.int_("blocksize", 1)
+    return [tensor(n.dtype(0), [b, c * k * k, floordiv(h, k), floordiv(w, k)])]
+
+
+def _rank4(n: NodeFacts) -> Shape:
+    if len(n.shape(0)) != 4 or n.int_("blocksize", 1) < 1:
+        raise Contradiction("needs four axes and a positive block size")
+    return n.shape(0)
+
+
+def grid_sample(n: NodeFacts) -> list[Info]:
+    x, grid = n.input(0).shape, n.input(1).shape
+    if x is None or grid is None:
+        raise Unknown("shapes")
+    batch: Dim = grid[0] if isinstance(x[0], Sym) and isinstance(grid[0], int) else x[0]
+    return [tensor(n.dtype(0), [batch, x[1], *grid[1:-1]])]

@@ -1,16 +1,26 @@
-"""Facts about a value that are known before anything runs: dtype, dims, and elements of small integer tensors."""
+"""Facts that are known before anything runs: dtype, dims and small integer elements of values.
+
+`NodeFacts` is what a rule uses of one node: facts about its inputs, its attributes, and symbols for
+unknown dims. `shape_option` says which inputs of the file must be given a shape so that a value has
+a rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.graph.annotations import INFO
-from onnxgen.shapes.dims import Dim, symbols
+from onnxgen.common.names import printable
+from onnxgen.graph.annotations import INFO, RANKLESS
+from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.operators import is_a
+from onnxgen.graph.traits import SELECTS
+from onnxgen.shapes.dims import Dim, Sym, as_size, atoms, symbol, symbols
 
 Shape = tuple[Dim, ...]
 
@@ -86,3 +96,245 @@ def set_info(value: ir.Value, facts: Info) -> None:
         if isinstance(dim, int) and dim:
             size *= dim
     INFO.set(value, facts if size < MOST_ELEMENTS else replace(facts, shape=None, data=None))
+
+
+Array: TypeAlias = NDArray[Any]  # elements of a tensor: numbers, or objects that are dims
+Fact = TypeVar("Fact")
+
+MAX_RANK = 64  # largest rank that torch and numpy support
+
+
+class Unknown(Exception):
+    """A rule lacks a fact about an input. The node may be valid."""
+
+
+class Contradiction(Exception):
+    """The node cannot run on such inputs (Add of 3 and 4 elements), so nothing is known of its outputs."""
+
+
+class Symbols:
+    """The symbols of one propagation: each made-up name belongs to one axis of one value.
+
+    Attributes:
+        elements: names of dims in declared types of lists. They may differ between the elements of a list.
+    """
+
+    def __init__(self, known: Mapping[str, Dim]) -> None:
+        self.elements: set[str] = set()
+        self._known = known
+        self._owner: dict[str, object] = {}
+        self._made: dict[tuple[int, int], Sym] = {}
+        self._bodies: list[set[str]] = []
+
+    def declared(self, name: str, source: tuple[str, int]) -> Dim:
+        """Return the dim that the file calls `name`."""
+        self._owner.setdefault(name, "file")
+        return self._known.get(name, symbol(name, source))
+
+    def unnamed(self, value: ir.Value, axis: int) -> Dim:
+        """Return the dim of an axis that the file does not name."""
+        made = self.fresh(value, axis)
+        return self._known.get(next(iter(symbols(made))), made)
+
+    def fresh(self, value: ir.Value, axis: int) -> Sym:
+        """Return the symbol for the length of an axis of a value; always the same one for the same value and axis."""
+        made = self._made.get((id(value), axis))
+        if made is None:
+            base = name = f"{value.name}.{axis}"
+            tries = 1
+            # Two branches may use the same value name, and a dim_param may look like a made-up name.
+            while name in self._owner:
+                tries += 1
+                name = f"{base}.{tries}"
+            self._owner[name] = value
+            maker = value.producer()
+            selected = maker is not None and is_a(maker, SELECTS)
+            made = self._made[id(value), axis] = symbol(name, (value.name or "", axis), selected)
+        if self._bodies:
+            self._bodies[-1].add(next(iter(atoms(made))).key)
+        return made
+
+    def enter_body(self) -> None:
+        """Begin a loop body: symbols of `fresh` may differ in every iteration from now on."""
+        self._bodies.append(set())
+
+    @property
+    def depth(self) -> int:
+        """Return how many bodies are entered and not yet left."""
+        return len(self._bodies)
+
+    def leave_to(self, depth: int) -> None:
+        """Leave bodies until `depth` of them remain (after a failure inside one)."""
+        del self._bodies[depth:]
+
+    def leave_body(self) -> Callable[[Dim], bool]:
+        """Leave a body. Returns a test that is True for dims that are also valid outside it."""
+        local = self._bodies.pop()
+        return lambda dim: not any(atom.key in local for atom in atoms(dim))
+
+
+def _required(fact: Fact | None, what: str) -> Fact:
+    if fact is None:
+        raise Unknown(what)
+    return fact
+
+
+class NodeFacts:
+    """One node with what is known of its inputs.
+
+    Attributes:
+        node: the node; `op` its type.
+        opset: the version of its domain that it is written in.
+        inputs: facts by input position; None for an absent optional input.
+        inferred: facts of the outputs, once dtypes and shapes are inferred: what the evaluation starts from.
+    """
+
+    __slots__ = ("inferred", "inputs", "node", "op", "opset", "symbols")
+
+    def __init__(self, node: ir.Node, opset: int, inputs: list[Info | None], symbols: Symbols) -> None:
+        self.node = node
+        self.op = node.op_type
+        self.opset = opset
+        self.inputs = inputs
+        self.symbols = symbols
+        self.inferred: list[Info] = []
+
+    # -------------------------------------------------------------------------------------------- inputs
+
+    def has(self, i: int) -> bool:
+        """Return True if input i is given."""
+        return i < len(self.inputs) and self.inputs[i] is not None
+
+    def input(self, i: int) -> Info:
+        """Return the facts of input i; `UNKNOWN` if it is absent."""
+        return (self.inputs[i] or UNKNOWN) if i < len(self.inputs) else UNKNOWN
+
+    def dtype(self, *indices: int) -> ir.DataType | None:
+        """Return the first known dtype among some inputs (default: input 0), which all have the same dtype."""
+        return next((d for i in indices or (0,) if (d := self.input(i).dtype) is not None), None)
+
+    def shape(self, i: int = 0) -> Shape:
+        """Return the shape of input i. Raises `Unknown`."""
+        return _required(self.input(i).shape, f"the shape of input {i}")
+
+    def data(self, i: int) -> Array:
+        """Return the elements of input i. Raises `Unknown`."""
+        return _required(self.input(i).data, f"the elements of input {i}")
+
+    def constant(self, i: int) -> Array:
+        """Return the elements of input i as numbers. Raises `Unknown`."""
+        return _required(self.input(i).constant, f"the elements of input {i}")
+
+    def dims(self, i: int) -> list[Dim]:
+        """Return the elements of the integer input i as a flat list. Raises `Unknown`."""
+        return [d if isinstance(d, Sym) else int(d) for d in self.data(i).flat]
+
+    # ---------------------------------------------------------------------------------------- attributes
+
+    def int_(self, name: str, default: int = 0) -> int:
+        found = self.node.attributes.get(name)
+        return default if found is None else found.as_int()
+
+    def str_(self, name: str, default: str = "") -> str:
+        found = self.node.attributes.get(name)
+        return default if found is None else found.as_string()
+
+    def ints(self, name: str) -> list[int] | None:
+        """Return a list attribute, or None if it is not given."""
+        found = self.node.attributes.get(name)
+        return None if found is None else list(found.as_ints())
+
+    def graph(self, name: str) -> ir.Graph:
+        return self.node.attributes[name].as_graph()
+
+    def ints_or_input(self, name: str, i: int) -> list[int] | None:
+        """Return a list that is an attribute in old opsets and input i in new ones, else None. Raises `Unknown`."""
+        found = self.ints(name)
+        if found is not None or not self.has(i):
+            return found
+        return [int(d) for d in self.constant(i).flat]
+
+    def axes(self, axes: Iterable[int], rank: int) -> list[int]:
+        """Return axes counted from the front. Raises `Contradiction` if one is out of range."""
+        result = [a + rank if a < 0 else a for a in axes]
+        if any(not 0 <= a < rank for a in result):
+            raise Contradiction(f"axis out of range for rank {rank}")
+        return result
+
+    def axis(self, rank: int, default: int = 0, name: str = "axis") -> int:
+        return self.axes([self.int_(name, default)], rank)[0]
+
+    # ------------------------------------------------------------------------------------------- outputs
+
+    def fresh(self, axis: int, output: int = 0) -> Sym:
+        """Return a new symbol for an axis of an output."""
+        return self.symbols.fresh(self.node.outputs[output], axis)
+
+    def fresh_shape(self, rank: int, output: int = 0) -> Shape:
+        if rank > MAX_RANK:
+            raise Contradiction(f"a tensor of {rank} dims")
+        return tuple(self.fresh(axis, output) for axis in range(rank))
+
+
+# Errors that a rule may raise for an invalid node: wrong attributes, missing inputs, wrong subgraphs.
+NONSENSE = (Unknown, Contradiction, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+Rule: TypeAlias = Callable[[NodeFacts], list[Info]]
+
+
+def tensor(dtype: ir.DataType | None, shape: Iterable[Dim] | None) -> Info:
+    """Make the facts of a tensor; its dims count as >= 0 from now on. Raises `Contradiction` for a negative int."""
+    if shape is None:
+        return Info(dtype)
+    dims = tuple(as_size(d) if isinstance(d, Sym) else int(d) for d in shape)
+    if any(isinstance(d, int) and d < 0 for d in dims):
+        raise Contradiction(f"negative dim in {dims}")
+    return Info(dtype, dims)
+
+
+def integer(dtype: ir.DataType | None) -> bool:
+    return dtype is not None and dtype.is_integer()
+
+
+def as_objects(array: Array) -> Array:
+    """Return the same elements as Python numbers (and dims)."""
+    return array if array.dtype == object else array.astype(object)
+
+
+def numbers_if_possible(array: Array, dtype: ir.DataType | None) -> Array | None:
+    """Convert an object array to numbers of `dtype` unless it has dims. Returns None if a number does not fit int64."""
+    if array.dtype != object:
+        return array
+    flat = [d if isinstance(d, Sym) else int(d) for d in array.flat]
+    if any(isinstance(d, int) and not -(2**63) <= d < 2**63 for d in flat):
+        return None
+    if all(isinstance(d, int) for d in flat):
+        target = (dtype or ir.DataType.INT64).numpy()
+        return np.array(flat, np.int64).astype(target).reshape(array.shape)
+    result = np.empty(len(flat), object)
+    result[:] = flat
+    return result.reshape(array.shape)
+
+
+MAX_INPUTS_SHOWN = 3
+
+
+def shape_option(value: ir.Value | None) -> str:
+    """Return the way out that gives a value a rank, or "" if no input of the file without a rank leads to it."""
+    found, seen, todo = dict[str, None](), {value}, [value]
+    while todo:
+        current = todo.pop()
+        if current is None or info(current).rank is not None:
+            continue
+        if RANKLESS.get(current):
+            found[printable(current.name or "")] = None
+        node = current.producer()
+        inner = [] if node is None else [n for graph in subgraphs(node) for n in all_nodes(graph)]
+        used = [] if node is None else [v for n in (node, *inner) for v in n.inputs]
+        todo += (new := [v for v in dict.fromkeys(used) if v not in seen])
+        seen.update(new)
+    if not found:
+        return ""
+    options = " ".join(f"--input-shape {name}=2,3" for name in list(found)[:MAX_INPUTS_SHOWN])
+    names = ", ".join(found)
+    return f"the file declares no rank for {names}: give all dims, such as {options} (-1 for a free one)"

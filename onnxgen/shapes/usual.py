@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import card
-from onnxgen.graph.operators import Operator
+from onnxgen.graph.operators import Operator, card
 from onnxgen.graph.traits import BROADCASTS, REDUCTION
 
 Array: TypeAlias = Any  # numpy says no more of most results

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxgen.code.class_source import forward_length
-from onnxgen.code.class_tree import ClassTree, refuse_others
+from onnxgen.code.class_tree import ClassTree, forward_length, refuse_others
 from onnxgen.code.module_def import Loop, ModuleDef, flattened
 from onnxgen.common.names import ModulePath, class_name
 from onnxgen.options import Options
 from onnxgen.structure.about import describe
 from onnxgen.structure.branches import join_branches
 from onnxgen.structure.classes import write_classes
-from onnxgen.structure.clues import says_what
+from onnxgen.structure.clues import layer_names, says_what
 from onnxgen.structure.known import known_names, rename
-from onnxgen.structure.makers import layer_names
 from onnxgen.structure.nesting import copied
 from onnxgen.structure.scopes import Splitter
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import walk
 from onnxgen.code.torch_api import ACTIVATIONS, CONVOLUTIONS, PARAMETRISATIONS, RECURRENT, TRANSPOSED, function_of
-from onnxgen.structure.makers import SHORTCUTS
+from onnxgen.structure.clues import SHORTCUTS
 
 LINEAR = "linear layer"
 LAYERS = {

@@ -1,36 +1,44 @@
 """The classes of a file, shared by scopes.
 
-Goes in: the tree of scopes. Comes out: one `ClassTree` for each class, those used by others first. Classes are made
-level by level, innermost first: equal scopes share one class, and scopes of one role that are nearly equal share one
-with parameters.
+Goes in: the tree of scopes. Comes out: one `ClassTree` for each class, those used by others first.
+Classes are made level by level, innermost first: equal scopes share one class, and scopes of one
+role that are nearly equal share one with parameters.
+
+Equal rows of layers that differ in numbers have one class, too (`share_rows`):
+
+    nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())     ConvBlock(3, 8)
+    nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU())    ConvBlock(8, 16)
+
+An `nn.Sequential` that `runs.py` found becomes a scope of its own that `share.py` can give
+constructor parameters. Keys of the state dict stay: the class is itself an `nn.Sequential`.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from onnxgen.code.annotations import note_merged
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.module_def import Assign, Loop, ModuleDef, flattened
-from onnxgen.code.quote import SizeOf, walk
+from onnxgen.code.module_def import Assign, Input, Loop, Member, ModuleDef, flattened
+from onnxgen.code.printer import note_merged
+from onnxgen.code.quote import MemberRef, Ref, SizeOf, walk
+from onnxgen.code.torch_api import CONVOLUTIONS, function_of
 from onnxgen.common.names import ModulePath, printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.structure.classnames import ClassNames, attributes_of
-from onnxgen.structure.divided import divide
+from onnxgen.structure.classnames import ClassNames, attributes_of, role_path
 from onnxgen.structure.forms import Differ, Form, FormMaker, add, parts, values
 from onnxgen.structure.literals import Signature
 from onnxgen.structure.loops import Run
-from onnxgen.structure.methods import extract
-from onnxgen.structure.runs import Place, collect_calls, collect_runs, has_one
+from onnxgen.structure.methods import divide, extract
+from onnxgen.structure.nesting import replace_in
+from onnxgen.structure.runs import Place, collect_calls, collect_runs, fill_gaps, has_one, slice_lists
 from onnxgen.structure.scopes import ClassRef, Scope, callee
-from onnxgen.structure.sequences import share_rows
 from onnxgen.structure.share import Shared, share
-from onnxgen.structure.sizes import resolve_sizes
-from onnxgen.structure.sliced import fill_gaps, slice_lists
+from onnxgen.structure.sizes import resolve_sizes, unpack_shapes
 from onnxgen.structure.stretches import roll
 from onnxgen.structure.union import unite
-from onnxgen.structure.unpacked import unpack_shapes
 from onnxgen.structure.writer import ClassWriter
 
 MAX_NESTED_ROLES = 10
@@ -326,3 +334,100 @@ def _bottom_up(scope: Scope) -> Iterator[Scope]:
     for child in _children(scope):
         yield from _bottom_up(child)
     yield scope
+
+
+MIN_USES = 3
+MAX_PARAMETERS = 6
+ONE_LINE = 40  # characters of layers that stay where they are: they fit one line
+LONG = 48  # characters of layers that never fit one line
+WIDE = 76  # characters of layers that have a line each
+FILLER = len("nn.Identity(), ")  # what stands for a layer that the file lacks
+FRAME = 3  # lines of a class beside those of its layers
+
+
+@dataclass
+class Row:
+    """An `nn.Sequential` of a scope, and the scope that it would be."""
+
+    around: Scope
+    container: Member
+    own: Scope
+
+
+def share_rows(scopes: list[Scope], reserved: frozenset[str]) -> None:
+    """Turn containers of layers into scopes where one class with few parameters can make at least three of them.
+
+    Scopes that may share a class stay as they are: their variants are told apart by the layers in them.
+    """
+    maker = FormMaker({}, {}, reserved)
+    alike: dict[str, list[Row]] = {}
+    roles = Counter(role_path(scope.path) for scope in scopes)
+    for scope in (scope for scope in scopes if roles[role_path(scope.path)] == 1):
+        for container in scope.containers.values():
+            row = _row(scope, container)
+            if row is not None:
+                alike.setdefault(maker.make(row.own, 0).key, []).append(row)
+    for key, rows in alike.items():
+        if _is_worth(rows, maker):
+            for row in rows:
+                row.own.row = _name(row.own.members), key
+                _take_out(row)
+
+
+def _row(scope: Scope, container: Member) -> Row | None:
+    """Return a container of nothing but torch's layers; None for others, and for one that is the whole scope."""
+    path = container.path
+    members = [m for m in scope.members if m.path[: len(path)] == path]
+    are_layers = all(
+        len(m.path) == len(path) + 1 and m.layer.startswith("nn.") and all(map(m.is_buffer, m.frozen)) for m in members
+    )
+    if container.layer != "nn.Sequential" or path == scope.path or len(members) < 2 or not are_layers:
+        return None
+    given, made = ".".join((*path, "in")), ".".join((*path, "out"))
+    call = Assign((made,), ast.Call(MemberRef(container), [Ref(given)], []), path)
+    own = Scope(path, [call], members, [Input(given, "Tensor")], [Ref(made)], {path: container})
+    own.varies = True
+    return Row(scope, container, own)
+
+
+def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
+    """True if a class makes the file shorter."""
+    texts = [ast.unparse(ast.List([m.build for m in row.own.members], ast.Load())) for row in rows]
+    last = int(rows[0].own.members[-1].path[-1])
+    fillers = FILLER * (last + 1 - len(rows[0].own.members))
+    lengths = [len(text) + fillers for text in texts]
+    saved = sum(last + 2 if length > WIDE else 2 if length > LONG else 1 for length in lengths)
+    if len(rows) < MIN_USES or len(set(texts)) == 1 or min(lengths) <= ONE_LINE or saved < last + 1 + FRAME:
+        return False
+    form, *others = (maker.make(row.own, i) for i, row in enumerate(rows))
+    for other in others:
+        add(form, other)
+    try:
+        return len(share(form, maker).parameters) <= MAX_PARAMETERS
+    except Differ:
+        return False
+
+
+def _take_out(row: Row) -> None:
+    """Let the scope around a row call the row's own scope."""
+    scope, path = row.around, row.container.path
+    member = Member(path, ClassRef(row.own), "module")
+    at = scope.members.index(row.own.members[0])
+    inside = set(map(id, row.own.members))
+    kept = [m for m in scope.members[:at] if id(m) not in inside]
+    scope.members = [*kept, member, *(m for m in scope.members[at:] if id(m) not in inside)]
+    del scope.containers[path]
+
+    def change(node: ast.AST) -> ast.expr | None:
+        return MemberRef(member) if isinstance(node, MemberRef) and node.member is row.container else None
+
+    for statement in scope.body:
+        replace_in(statement, change)
+
+
+def _name(members: list[Member]) -> str:
+    """Name the class of a row after its layers."""
+    kinds = [function_of(member.build) for member in members]
+    if any(kind in CONVOLUTIONS for kind in kinds):
+        return "ConvBlock"
+    return "LinearBlock" if "nn.Linear" in kinds else "Block"

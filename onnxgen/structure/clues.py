@@ -1,19 +1,25 @@
-"""What is known about the names of values.
+"""Clues to the names of values: roles, names in the file, and the expressions that make them.
 
-Goes in: the roles and the names in the file of the values of one class, for each of its instances. Comes out: `Clues`,
-one answer for all instances. `naming.py` names the local variables by them.
+Goes in: the roles and the names in the file of the values of one class, for each of its instances.
+Comes out: `Clues`, one answer for all instances. Of an expression comes out `Made`, with the names
+that its layer, its function and its operator suggest. `naming.py` names the local variables by
+both.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from onnxgen.code.module_def import Input, ModuleDef
-from onnxgen.common.names import FileText, ModulePath
+from onnxgen.code.module_def import Assign, Input, ModuleDef, Statement
+from onnxgen.code.quote import MemberRef, Ref, members, refs, walk
+from onnxgen.code.torch_api import ACTIVATIONS, NORMS
+from onnxgen.common.names import FileText, ModulePath, identifier, singular
+from onnxgen.lowering.roles import called, is_number, seen_through
 from onnxgen.shapes.info import Info
 
 # names that exporters give to unnamed values: functions and operators of torch and ONNX
@@ -168,3 +174,348 @@ def _one(names: set[str]) -> str:
 
 def _commonest(texts: Iterator[Text]) -> Text:
     return Counter(texts).most_common(1)[0][0]
+
+
+# functions whose result has the name of their operand; a hardsigmoid makes a gate
+SAME_NAME = {name.rpartition(".")[2] for name in ACTIVATIONS} - {"hardsigmoid"} | {"dropout", "clamp"}
+GATE, PROBABILITIES = "gate", "probs"  # the result of a sigmoid that is a factor of a product, and of any other
+NORMED = "normed"  # the result of a norm
+# names of the results of functions
+RESULTS = {
+    "mean": "mean", "var": "var", "std": "std", "vector_norm": "norm", "rsqrt": "scale", "sigmoid": GATE,
+    "softmax": "probs", "log_softmax": "log_probs", "argmax": "index", "argmin": "index", "nonzero": "index",
+    "argsort": "order", "adaptive_avg_pool1d": "pooled", "adaptive_avg_pool2d": "pooled",
+    "adaptive_avg_pool3d": "pooled", "adaptive_max_pool2d": "pooled", "scaled_dot_product_attention": "attn",
+}  # fmt: skip
+# what functions do, for values without any other name
+PLAIN = {
+    "amax": "highest", "amin": "lowest", "grid_sample": "sampled", "arange": "positions", "new_zeros": "zeros",
+    "zeros": "zeros", "ones": "ones", "zeros_like": "zeros", "ones_like": "ones",
+}  # fmt: skip
+# the same, where the name of a branch is taken
+WEAK = {
+    "sum": "total", "cumsum": "total", "stack": "stacked", "cat": "joined", "einsum": "product", "prod": "product",
+    "conv1d": "conv", "conv2d": "conv", "where": "chosen", "scatter_add": "summed", "index_add": "summed",
+    "index_select": "picked", "gather": "picked", "take_along_dim": "picked",
+}  # fmt: skip
+# what is beside the main chain
+ASIDE = frozenset("positions highest lowest zeros ones diff normed norm dot inverse".split())
+# functions whose result is what their operand is, elsewhere or of another size
+RESAMPLED = {
+    "pad": "padded", "interpolate": "resized", "normalize": NORMED,
+    **{f"{kind}_pool{n}d": "pooled" for kind in ("max", "avg") for n in (1, 2, 3)},
+}  # fmt: skip
+# what a layer is called, and what its result is then called
+NOUNS = {
+    "encoder": "encoded", "decoder": "decoded", "backbone": "features", "classifier": "logits", "pooler": "pooled",
+    "cls": "logits", "embedding": "emb", "embeddings": "emb", "embed": "emb", "features": "features",
+    "body": "features", "trunk": "features", "stages": "features", "feature_extractor": "features", "cnn": "features",
+    "enc": "encoded", "dec": "decoded",
+}  # fmt: skip
+# what the main chain becomes, whose every step is otherwise `x`
+EMBEDDINGS, MAGNITUDE, DISTANCE, POOLED = "embeddings", "magnitude", "dist", "pooled"
+NO_TREES: Mapping[str, ast.expr] = {}
+BOXES = "boxes"
+OUTPUT = "output"  # what a recurrent layer returns beside its states
+STAGES = frozenset(
+    (
+        *NOUNS.values(),
+        "attn",
+        "probs",
+        "log_probs",
+        "index",
+        EMBEDDINGS,
+        MAGNITUDE,
+        DISTANCE,
+        POOLED,
+        OUTPUT,
+        "logits",
+        BOXES,
+    )
+)
+# names of layers that say nothing about their result
+VAGUE = frozenset(
+    "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage head dropout "
+    "constant self attn self_attn mlp ffn out output input part seq sequential h".split()
+)
+ATTENTION = frozenset("attn attention self_attn self_attention cross_attn cross_attention multihead_attn".split())
+SHORTCUTS = frozenset("downsample down_sample shortcut identity residual res_conv skip_conv proj_shortcut".split())
+
+
+@dataclass
+class Made:
+    """What an expression says about its value. Each is "" if it says nothing.
+
+    Attributes:
+        base: the value that it is, but for views, activations and factors.
+        result: the name of a function's result ("mean").
+        layer: the name of the layer that computes it, if that says something.
+        vague: a name that only distinguishes it from others, of the layer ("conv3") or the operation ("product").
+        plain: what the outermost operation does ("total").
+        is_features: a layer computes it.
+    """
+
+    base: str = ""
+    result: str = ""
+    layer: str = ""
+    vague: str = ""
+    plain: str = ""
+    is_features: bool = False
+
+
+def made_by(tree: ast.expr, trees: Mapping[str, ast.expr] = NO_TREES) -> Made:
+    """Return what an expression says about its value. `trees`: what makes the values that it uses."""
+    node, made, is_scaled = seen_through(tree), Made(), False
+    if _is_joined(node) and _is_of_embeddings(node, trees):
+        tables = [one for one in walk(node) if isinstance(one, MemberRef) and one.member.layer == "nn.Embedding"]
+        return Made(result=EMBEDDINGS, layer=_of_layer(tables[0])[0] if tables else "", is_features=True)
+    while True:
+        name, operands = called(node)
+        if meaning := _meaning(node, trees):
+            made.result = meaning
+            return made
+        if name in RESULTS or (is_scaled and name == "sum"):
+            made.result = RESULTS.get(name, "mean")
+            return made
+        if (root := _root_of_sum(node, trees)) is not None:
+            made.result = MAGNITUDE if _is_of_parts(root) else DISTANCE if _is_of_difference(root, trees) else ""
+            made.plain = "" if made.result else "norm"
+            return made
+        inner = _scaled(node) if isinstance(node, ast.BinOp) else None
+        if operands and name in SAME_NAME | RESAMPLED.keys():
+            inner = operands[0]
+            made.plain = made.plain or RESAMPLED.get(name, "")
+        if inner is None:
+            break
+        is_scaled = is_scaled or (isinstance(node, ast.BinOp) and (is_number(node.left) or is_number(node.right)))
+        node = seen_through(inner)
+    if isinstance(node, Ref):
+        made.base = "" if made.plain else node.value
+        return made
+    member = node.func if isinstance(node, ast.Call) else node
+    if isinstance(member, MemberRef):
+        made.is_features = isinstance(node, ast.Call)
+        made.layer, made.vague = _of_layer(member)
+        made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
+        if member.member.layer in NORMS and isinstance(node, ast.Call):
+            normed = seen_through(node.args[0])
+            if _is_of_embeddings(normed, trees):
+                made.result = EMBEDDINGS
+            elif isinstance(normed, Ref):
+                made.layer = NORMED
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        made.is_features = bool(members(node.right))
+    if not made.is_features:
+        made.result = EMBEDDINGS if _is_of_embeddings(node, trees) else ""
+        made.plain = made.plain or _plain(node, name, operands)
+        made.vague = "" if made.plain else _weak(node, name)
+    return made
+
+
+def layer_names(body: Iterable[Statement]) -> dict[str, str]:
+    """Return the names of the layers that make values, as far as they say something, by value."""
+    found: dict[str, str] = {}
+    for statement in body:
+        if isinstance(statement, Assign) and len(statement.targets) == 1:
+            made = made_by(statement.value)
+            name = made.layer if made.is_features else found.get(made.base, "")
+            if name not in ("", NORMED):
+                found[statement.targets[0]] = name
+    return found
+
+
+def _source(node: ast.AST, trees: Mapping[str, ast.expr]) -> ast.AST:
+    """Return what makes a value, but for views; the expression itself if it is no value or an argument."""
+    node = seen_through(node)
+    return seen_through(trees[node.value]) if isinstance(node, Ref) and node.value in trees else node
+
+
+def _root_of_sum(node: ast.AST, trees: Mapping[str, ast.expr]) -> ast.AST | None:
+    """Return the sum of which an expression is the square root, but for a small number that keeps it from zero."""
+    name, operands = called(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
+        inner: ast.AST | None = node.left if node.right.value == 0.5 else None
+    else:
+        inner = operands[0] if name == "sqrt" else None
+    while isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and isinstance(inner.right, ast.Constant):
+        inner = inner.left
+    if inner is not None and not _is_of_parts(inner):
+        inner = _source(inner, trees)
+        inner = inner if called(inner)[0] == "sum" else None
+    return inner
+
+
+def _is_of_parts(node: ast.AST) -> bool:
+    """True for the sum of two squares, as of the real and the imaginary part of a spectrum."""
+    sides = (node.left, node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) else ()
+    return len(sides) == 2 and all(_is_square(side) for side in sides)
+
+
+def _is_square(node: ast.AST) -> bool:
+    if not isinstance(node, ast.BinOp):
+        return False
+    if isinstance(node.op, ast.Pow):
+        return isinstance(node.right, ast.Constant) and node.right.value == 2
+    return isinstance(node.op, ast.Mult) and isinstance(node.left, Ref) and ast.dump(node.left) == ast.dump(node.right)
+
+
+def _meaning(node: ast.AST, trees: Mapping[str, ast.expr]) -> str:
+    """Return the name of a formula that stands for one thing, or ""."""
+    name, operands = called(node)
+    if name == "mean" and isinstance(operands[0], ast.BinOp) and isinstance(operands[0].op, ast.Pow):
+        return "variance"
+    return BOXES if _is_of_corners(node) else _mean_of(node, trees)
+
+
+def _is_of_corners(node: ast.AST) -> bool:
+    """True for points less one thing beside the same points and another one: two opposite corners of boxes."""
+    name, operands = called(node)
+    items = operands[0].elts if name == "cat" and isinstance(operands[0], ast.List) else []
+    sides = [(item.left, item.op, item.right) for item in items if isinstance(item, ast.BinOp)]
+    if len(items) != 2 or [type(op) for _, op, _ in sides] != [ast.Sub, ast.Add]:
+        return False
+    return ast.dump(sides[0][0]) == ast.dump(sides[1][0]) and all(isinstance(right, Ref) for _, _, right in sides)
+
+
+def _is_joined(node: ast.AST) -> bool:
+    """True for a sum, or for what is concatenated."""
+    return called(node)[0] == "cat" or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add))
+
+
+def _is_of_embeddings(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
+    """True for what tables of embeddings give side by side, or for its sum with stored tensors."""
+    name, operands = called(node)
+    if isinstance(node, Ref) and node.value in trees:
+        return _is_of_embeddings(_source(node, trees), trees)
+    if name == "cat" and operands and isinstance(operands[0], ast.List):
+        return all(_is_of_embeddings(seen_through(item), trees) for item in operands[0].elts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        sides = [seen_through(side) for side in (node.left, node.right)]
+        others = [side for side in sides if not _is_of_embeddings(side, trees)]
+        return len(others) < 2 and all(isinstance(side, MemberRef) or not refs(side) for side in others)
+    layer = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(layer, MemberRef) or layer.member.layer != "nn.Embedding":
+        return False
+    return all(source.shape[-1] != 1 for source in layer.member.keys.values())  # a bias for each item is none
+
+
+def _factors(node: ast.AST) -> list[ast.expr]:
+    """Return the two factors of which an expression is the sum of products; [] of any other."""
+    name, operands = called(node)
+    if name == "einsum" and len(operands) == 3:
+        return operands[1:]
+    inner = seen_through(operands[0]) if name == "sum" else None
+    is_product = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Mult)
+    return [inner.left, inner.right] if is_product and isinstance(inner, ast.BinOp) else []
+
+
+def _mean_of(node: ast.AST, trees: Mapping[str, ast.expr]) -> str:
+    """Return the name of a mean that probabilities weight: `mean_x` of what is stored as `xs`; "" of others."""
+    factors = [seen_through(factor) for factor in _factors(node)]
+    for weights, other in zip(factors, reversed(factors)):
+        if _is_of_softmax(weights, trees) and not _is_of_softmax(other, trees):
+            word = other.member.path[-1] if isinstance(other, MemberRef) else ""
+            item = singular(word)
+            return f"mean_{identifier(item)}" if item != word else "mean"
+    return ""
+
+
+def _is_of_softmax(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
+    """True for probabilities that a softmax makes, or for sums of them."""
+    name, operands = called(node)
+    if isinstance(node, Ref) and node.value in trees:
+        return _is_of_softmax(_source(node, trees), trees)
+    if name == "sum":
+        return _is_of_softmax(seen_through(operands[0]), trees)
+    return name == "softmax"
+
+
+def _is_of_difference(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
+    """True for the sum of the squares of a difference of two values."""
+    _, operands = called(node)
+    square = _source(operands[0], trees) if operands else node
+    side = _source(square.left, trees) if isinstance(square, ast.BinOp) and _is_square(square) else None
+    return isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and all(map(refs, (side.left, side.right)))
+
+
+def pools(tree: ast.expr, rank: int | None) -> bool:
+    """True for the mean or the maximum over places: a vector for each sample, of what has places.
+
+    A mean may be weighted, as that of the places that a mask leaves, and several may stand side by side.
+    """
+    name, operands = called(tree)
+    if name == "cat" and isinstance(operands[0], ast.List):
+        return all(pools(item, rank) for item in operands[0].elts)
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Div):
+        return rank == 2 and bool(weights_of(tree))
+    if name not in ("mean", "amax") or rank != 2 or isinstance(seen_through(operands[0]), ast.BinOp):
+        return False
+    return isinstance(tree, ast.Call) and all(keyword.arg != "keepdim" for keyword in tree.keywords)
+
+
+def weights_of(tree: ast.BinOp) -> str:
+    """Return the value that weights a mean, `(x * mask).sum(1) / mask.sum(1)`; "" for another quotient."""
+    factors = {factor.value for factor in map(seen_through, _factors(tree.left)) if isinstance(factor, Ref)}
+    name, operands = called(tree.right)
+    name, operands = called(operands[0]) if name == "clamp" else (name, operands)
+    total = seen_through(operands[0]) if name == "sum" else None
+    return total.value if isinstance(total, Ref) and total.value in factors and len(factors) == 2 else ""
+
+
+def _scaled(node: ast.BinOp) -> ast.expr | None:
+    """Return the operand of arithmetic whose other one is a number or a stored tensor; None of any other."""
+    if isinstance(node.op, ast.Pow):
+        return None
+    if is_number(node.right):
+        return node.left
+    if isinstance(node.op, ast.Mult) and (is_number(node.left) or isinstance(node.left, MemberRef)):
+        return node.right
+    return node.left if isinstance(node.right, MemberRef) and isinstance(node.op, (ast.Mult, ast.Add)) else None
+
+
+def _of_layer(layer: MemberRef) -> tuple[str, str]:
+    """Return the names of a layer's result: one that says something, and one that only distinguishes it."""
+    path = layer.member.path
+    if not path:  # a root that is an nn.Sequential
+        return "", ""
+    last = identifier(path[-1])
+    if path[-1].isdigit():
+        last = identifier(singular(path[-2])) if len(path) > 1 and not path[-2][-1].isdigit() else ""
+    if last in ATTENTION:
+        return "attn", ""
+    if last in SHORTCUTS:
+        return "identity" if last.startswith("down") else last.removesuffix("_conv"), ""
+    word = re.sub(r"(_proj|_layer|_linear|_conv|_fc)?_?\d*$", "", last).removeprefix("to_")
+    words = word.split("_")
+    if word in ("", *"xyz") or "from" in words or words[0] == "norm" or words[-1] in VAGUE or len(last) > LONGEST:
+        embedding = "emb" if layer.member.layer == "nn.Embedding" else ""
+        return embedding, last if len(last) <= LONGEST and re.fullmatch(r"(?!to_)[a-z][a-z_]+\d*", last) else ""
+    return last if last[-1].isdigit() else word, ""
+
+
+def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
+    """Return what an operation does: "diff" for the difference of two values."""
+    if name in PLAIN:
+        return PLAIN[name]
+    if name == "sum" and len({refs(factor) for factor in _factors(node)}) == 2:
+        return "dot" if all(isinstance(seen_through(factor), Ref) for factor in _factors(node)) else ""
+    if not isinstance(node, ast.BinOp):
+        return ""
+    left, right = seen_through(node.left), seen_through(node.right)
+    if isinstance(node.op, ast.Sub):
+        return "" if isinstance(left, (ast.BinOp, ast.Constant)) or is_number(right) else "diff"
+    if isinstance(node.op, ast.Div):
+        if isinstance(left, ast.Constant):
+            return "inverse"
+        mine, its = set(refs(node.left)), set(refs(node.right))
+        return NORMED if mine and mine == its else ""
+    return ""
+
+
+def _weak(node: ast.AST, name: str) -> str:
+    """Return what an operation does that is a step like any other, for where several values are at hand."""
+    if not isinstance(node, ast.BinOp):
+        return WEAK.get(name, "")
+    if isinstance(node.op, ast.Pow):
+        return "squared" if isinstance(node.right, ast.Constant) and node.right.value == 2 else ""
+    return "product" if isinstance(node.op, ast.Mult) else ""

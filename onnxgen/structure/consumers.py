@@ -19,7 +19,7 @@ from onnxgen.code.torch_api import ACTIVATIONS, NORMS
 from onnxgen.common.names import singular
 from onnxgen.lowering.roles import called, scaled, seen_through
 from onnxgen.shapes.info import Info
-from onnxgen.structure.makers import NOUNS, weights_of
+from onnxgen.structure.clues import NOUNS, weights_of
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 
 # operands of functions by their place, as what they are used

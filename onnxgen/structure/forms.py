@@ -11,14 +11,14 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxgen.code.annotations import note_merged
 from onnxgen.code.module_def import Assign, If, Member, Statement, With, assigned
+from onnxgen.code.printer import note_merged
 from onnxgen.code.quote import MemberRef, Ref, members, rewrite
 from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import ModulePath
+from onnxgen.structure.layout import Entry, tree
 from onnxgen.structure.literals import Key, Signature, Slot, Traced, trace
 from onnxgen.structure.scopes import ClassRef, Scope
-from onnxgen.structure.tree import Entry, tree
 
 
 class Differ(Exception):

@@ -17,11 +17,11 @@ from onnxgen.code.module_def import Assign, Loop, Member, ModuleDef, Statement, 
 from onnxgen.code.quote import MemberRef, Ref, call, literal, quote, refs, rewrite
 from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
+from onnxgen.structure.classnames import work
 from onnxgen.structure.clues import is_made_up
-from onnxgen.structure.copies import rename, replace_in
 from onnxgen.structure.literals import is_plain_number
+from onnxgen.structure.nesting import rename, replace_in
 from onnxgen.structure.scopes import Scope
-from onnxgen.structure.sublayers import work
 from onnxgen.structure.turns import Items
 
 LIST = "list"  # in the value of a list that a loop fills

@@ -1,6 +1,6 @@
 """Names of local variables.
 
-Goes in: the body of a class, the clues about its values (`clues.py`), what makes them (`makers.py`) and what uses them
+Goes in: the body of a class, the clues about its values (`clues.py`), what makes them (`clues.py`) and what uses them
 (`consumers.py`). Comes out: a local name for each value. `x` is reused along the main chain and `out` along a branch of
 it; any other value gets the author's own name, or that of its role, its layer or its function.
 """
@@ -18,9 +18,7 @@ from onnxgen.code.torch_api import PARTS, RECURRENT, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, local, singular
 from onnxgen.lowering.roles import STATE_ROLES, called, seen_through
 from onnxgen.shapes.info import Info
-from onnxgen.structure.clues import Clues, input_name, is_made_up, says_what
-from onnxgen.structure.consumers import is_part, used_as
-from onnxgen.structure.makers import (
+from onnxgen.structure.clues import (
     ASIDE,
     EMBEDDINGS,
     GATE,
@@ -29,10 +27,15 @@ from onnxgen.structure.makers import (
     POOLED,
     PROBABILITIES,
     STAGES,
+    Clues,
     Made,
+    input_name,
+    is_made_up,
     made_by,
     pools,
+    says_what,
 )
+from onnxgen.structure.consumers import is_part, used_as
 from onnxgen.structure.nesting import LINE, width
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 

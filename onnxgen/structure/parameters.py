@@ -1,13 +1,29 @@
 """The parameters of a class's constructor.
 
-Goes in: the literals of a class, with their values in each instance, and the flags of its optional parts. Comes out:
-the parameters with their names and defaults, and the call that makes each instance. The rules: a literal that is equal
-in all instances stays a literal, unless it is a width (`widths.py`). Literals that always vary together are one
-parameter. A literal in an optional part uses the parameter that agrees with it in all instances that have the part, if
-the two vary alike or have one name (`stride`). A parameter is positional if most instances differ, else it defaults to
-the commonest value; booleans always have a default. A value that follows from another parameter is written so: a
-padding of half the kernel, a hidden size that is a multiple or part of another size. Classes that would need more than
-`MAX_PARAMETERS` are not merged.
+Goes in: the literals of a class, with their values in each instance, and the flags of its optional
+parts. Comes out: the parameters with their names and defaults, and the call that makes each
+instance. The rules: a literal that is equal in all instances stays a literal, unless it is a width.
+Literals that always vary together are one parameter. A literal in an optional part uses the
+parameter that agrees with it in all instances that have the part, if the two vary alike or have one
+name (`stride`). A parameter is positional if most instances differ, else it defaults to the
+commonest value; booleans always have a default. A value that follows from another parameter is
+written so: a padding of half the kernel, a hidden size that is a multiple or part of another size.
+Classes that would need more than `MAX_PARAMETERS` are not merged.
+
+*Flags that follow from sizes* (`condition`), for a residual, and for a part that leads from one
+size to another:
+
+    if downsample:                         if in_channels != out_channels:
+    if residual:                           if stride == 1 and in_channels == out_channels:
+
+*Widths* that are equal in all instances are parameters, too: `Attention(dim)` (`widths`). A class
+is given all of its widths, but for those of optional parts, or none: none if a number in `forward`,
+in the shape of a stored tensor or in a class that it makes depends on one of them, and none if
+there are many: then the class is a table of widths.
+
+The sizes of a matrix that a class makes of its own tensors, as of integers and their scales, are
+called as torch's own layers call them (`size_names`): what is multiplied with has `in_features` and
+`out_features`, a table of rows that are looked up `num_embeddings` and `embedding_dim`.
 """
 
 from __future__ import annotations
@@ -15,18 +31,19 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 from onnxgen.code import printer
-from onnxgen.code.formula import formula
-from onnxgen.code.quote import rewrite
+from onnxgen.code.module_def import Assign, Member
+from onnxgen.code.quote import Ref, formula, members, refs, rewrite, walk
+from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import Namer, identifier
-from onnxgen.structure.conditions import condition
 from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
-from onnxgen.structure.literals import Slot
+from onnxgen.structure.literals import Slot, numbers_of
+from onnxgen.structure.scopes import Scope
 
 MAX_PARAMETERS = 10  # with the flags
 MAX_FLAGS = 4
@@ -343,3 +360,172 @@ def _annotation(value: ast.expr) -> str:
     if isinstance(value, ast.Constant):
         return "float" if isinstance(value.value, float) else type(value.value).__name__
     return "int"
+
+
+RESIDUAL = "residual"
+UNITS = ("channels", "features")
+
+
+@dataclass
+class Condition:
+    """What is written for a flag: a rule, and the parameters in it."""
+
+    rule: str
+    bases: list[Group]
+
+    @property
+    def text(self) -> str:
+        return self.rule.format(*(base.name for base in self.bases))
+
+
+def condition(only: frozenset[int], name: str, groups: list[Group], instances: list[int]) -> Condition | None:
+    """Return the condition that holds for the instances that have an optional part; None if there is none.
+
+    `name`: that of the flag. A size that only the part needs is given to the other instances, too.
+    """
+    free = [group for group in groups if not group.bases]
+    strided = [g for g in free if g.wanted == "stride" and len(g.texts) == len(instances)][:1]
+    for a, b in _residual(free) if name == RESIDUAL else _led(only, free):
+        begins, ends = a.numbers, b.numbers
+        if not begins or len(ends) < len(instances) or not only <= begins.keys():
+            continue
+        differ = frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
+        moves = frozenset(i for g in strided for i, stride in g.texts.items() if stride != "1")
+        if name == RESIDUAL:
+            rules, wanted = {"{0} == {1}": differ}, frozenset(instances) - only
+            rules = {"{2} == 1 and {0} == {1}": differ | moves} | rules if strided else rules
+        else:
+            rules, wanted = {"{0} != {1}": differ}, only
+            is_strided = any(use.column.keys() == only for g in strided for use in g.uses)
+            rules = {"{2} != 1 or {0} != {1}": differ | moves} | rules if is_strided else rules
+        rule = next((rule for rule, holds in rules.items() if holds == wanted), None)
+        if rule is not None and differ:
+            a.texts.update((i, b.texts[i]) for i in instances if i not in begins)
+            return Condition(rule, [a, b, *strided])
+    return None
+
+
+def _residual(groups: list[Group]) -> Iterator[tuple[Group, Group]]:
+    """Yield what comes in and what goes out."""
+    for unit in UNITS:
+        ends = [next((g for g in groups if g.wanted == f"{side}_{unit}"), None) for side in ("in", "out")]
+        if ends[0] is not None and ends[1] is not None:
+            yield ends[0], ends[1]
+
+
+def _led(only: frozenset[int], groups: list[Group]) -> Iterator[tuple[Group, Group]]:
+    """Yield the sizes from and to which the part leads that only these instances have."""
+    own = [(use, g) for g in groups for use in g.uses if use.column.keys() == only and not use.in_forward]
+    for unit in UNITS:
+        begins = [g for use, g in own if use.wanted == f"in_{unit}"]
+        ends = [g for use, g in own if use.wanted == f"out_{unit}"]
+        if len(begins) == len(ends) == 1 and begins != ends:
+            yield begins[0], ends[0]
+
+
+LEAST = 8  # a smaller number is no width that somebody chooses
+MOST = 3  # widths of a class that is no table
+ROW = 3  # items of a list that is a table
+KEY = "key"  # of a constant in the weights
+PLAIN = ("", "groups")  # what else may be a width: the size of a parameter, the groups of a convolution
+STEPS = re.compile("kernel_size|stride|padding|dilation|dim|num_heads|dropout|depth")  # no sizes, or written as -1
+MAX_STEPS = 4  # between a stored tensor and the matrix: a cast, a zero point, a scale
+MAX_OPERANDS = 2  # of each of these
+PRODUCT, TABLE = ("in_features", "out_features"), ("num_embeddings", "embedding_dim")
+
+
+def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
+    """Return the widths that a class is given, each with the literals that it is.
+
+    Args:
+        uses: its literals.
+        count: of its instances.
+        held: the sizes that the classes have which it makes, and which nobody gives.
+    """
+    fixed = {number for use in uses if use.in_forward or _is_tuple(use) for number in sizes(use)}
+    found: dict[int, list[Use]] = {}
+    for use in uses:
+        numbers = sizes(use)
+        if numbers and len({*use.texts.values()}) == 1 and not use.in_forward and not _is_tuple(use):
+            found.setdefault(numbers.pop(), []).append(use)
+    given = {number for number, own in found.items() if any(SIZE.search(use.wanted) for use in own)}
+    depends = any(other % number == 0 or number % other == 0 for number in given for other in fixed)
+    stored = any(use.wanted == KEY for use in uses)  # a constant, whose sizes the text does not tell
+    if depends or stored or len(given) > MOST or not given.isdisjoint(held) or any(_tables(uses)):
+        return []
+    made = []
+    for number in given:
+        whole = next((use for use in found[number] if len(use.column) == count), None)
+        if whole is not None:  # else only an optional part has it
+            made.append(Group(whole.texts, found[number], is_width=True))
+    return made
+
+
+def sizes(use: Use) -> set[int]:
+    """Return the numbers of a literal that may be sizes."""
+    counts = STEPS.search(use.wanted) if use.in_forward else not (use.wanted in PLAIN or SIZE.search(use.wanted))
+    numbers = set() if counts else {n for slot in use.column.values() for n in _integers(slot.value)}
+    return {number for number in numbers if number >= LEAST}
+
+
+def _tables(uses: Iterable[Use]) -> Iterator[bool]:
+    """Yield for each list with like items whether they have other widths."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for use in uses:
+        if use.row and SIZE.search(use.wanted):
+            rows.setdefault((use.row, use.wanted), []).append(str(use.texts))
+    yield from (len(row) >= ROW and len({*row}) > 1 for row in rows.values())
+
+
+def _is_tuple(use: Use) -> bool:
+    return any(isinstance(slot.value, (ast.Tuple, ast.List)) for slot in use.column.values())
+
+
+def _integers(tree: ast.AST) -> list[int]:
+    values = (node.value for node in numbers_of(tree) if isinstance(node, ast.Constant))
+    return [value for value in values if isinstance(value, int)]
+
+
+def size_names(scope: Scope) -> dict[int, dict[int, str]]:
+    """Return the names of the sizes of each such tensor, by the id of its member and the number of the literal."""
+    makers = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+    found: dict[int, dict[int, str]] = {}
+    for tree in (node for expression in scope.expressions() for node in walk(expression)):
+        matrix, names = _matrix(tree)
+        for member in _made_of(matrix, makers, MAX_STEPS) if matrix is not None else ():
+            first = _first_size(member.build)
+            if first:
+                found[id(member)] = {first: names[0], first + 1: names[1]}
+    return found
+
+
+def _first_size(build: ast.expr) -> int:
+    """Return which literal is the first size of a tensor of two axes as it begins; 0 for other tensors.
+
+    They are `torch.zeros(384, 1536, dtype=torch.int8)` and `nn.Parameter(torch.normal(0.0, 0.02, (384, 1536)))`.
+    """
+    if isinstance(build, ast.Call) and function_of(build) == "nn.Parameter":
+        build = build.args[0]
+    if not isinstance(build, ast.Call):
+        return 0
+    if function_of(build) == "torch.zeros":
+        return 1 if len(build.args) == 2 else 0
+    sizes = build.args[-1] if function_of(build) == "torch.normal" else None
+    return 3 if isinstance(sizes, ast.Tuple) and len(sizes.elts) == 2 and len(build.args) == 3 else 0
+
+
+def _matrix(tree: ast.AST) -> tuple[ast.expr | None, tuple[str, str]]:
+    """Return what an operator takes as a matrix, and the names of its sizes."""
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult):
+        return tree.right, PRODUCT
+    is_index = isinstance(tree, ast.Subscript) and isinstance(tree.slice, Ref)
+    return (tree.value if isinstance(tree, ast.Subscript) and is_index else None), TABLE
+
+
+def _made_of(tree: ast.expr, makers: dict[str, ast.expr], steps: int) -> Iterator[Member]:
+    """Yield the members of the class that a value is made of."""
+    yield from members(tree)
+    operands = refs(tree)
+    for name in operands if steps and len(operands) <= MAX_OPERANDS else ():
+        if name in makers:
+            yield from _made_of(makers[name], makers, steps - 1)

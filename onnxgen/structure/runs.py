@@ -1,32 +1,39 @@
-"""Runs of numbered submodules: an `nn.Sequential` if each feeds only the next one, or else a `for` loop.
+"""Runs of numbered submodules: an `nn.Sequential` where each feeds the next, or else a `for` loop.
 
-x = self.layer1[0](x)                      x = self.layer1(x)
-x = self.layer1[1](x)
+    x = self.layer1[0](x)                      x = self.layer1(x)
+    x = self.layer1[1](x)
 
-x, k0 = self.layer[0](x, mask, past0)      for layer, past in zip(self.layer, (past0, past1)):
-x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
-                                               keys.append(k)
+    x, k0 = self.layer[0](x, mask, past0)      for layer, past in zip(self.layer, (past0, past1)):
+    x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
+                                                   keys.append(k)
 
-Goes in: a scope that calls its submodules one by one. Comes out: the scope with these calls replaced, and with the
-containers that they use. `turns.py` finds the statements of each turn of a loop, `loops.py` writes the loop.
+Goes in: a scope that calls its submodules one by one. Comes out: the scope with these calls
+replaced, and with the containers that they use. `turns.py` finds the statements of each turn of a
+loop, `loops.py` writes the loop.
+
+Of a list that is neither called as a whole nor looped over, gaps are filled (`fill_gaps`): a
+function that the exporter noted in a gap is a layer there (`self.model[10](x)`, an `nn.Upsample`).
+Items of which each feeds only the next one are called as a slice (`slice_lists`):
+`self.model[:5](x)`. The list is an `nn.Sequential` then, since only those have slices that can be
+called.
 """
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks, expressions, used
-from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, quote, refs, walk
+from onnxgen.code.quote import DeviceOf, MemberRef, Ref, SizeOf, literal, quote, refs, walk
 from onnxgen.code.torch_api import LAYER_OF, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.structure.classnames import role_path
+from onnxgen.structure.layout import fillable
 from onnxgen.structure.literals import is_literal, is_number
 from onnxgen.structure.loops import Run
 from onnxgen.structure.scopes import Scope, callee
 from onnxgen.structure.stretch import OneTurn
-from onnxgen.structure.tree import fillable
 from onnxgen.structure.turns import Items, find_turns
 
 Chain = list[tuple[int, Member, Assign]]  # the items of an `nn.Sequential`: number, module, statement
@@ -383,3 +390,64 @@ def operand(value: ast.expr) -> ast.expr | None:
     if isinstance(value.func, ast.Attribute) and refs(value.func):
         return value.func.value
     return value.args[0] if value.args else None
+
+
+Neighbours = list[tuple[int, Assign]]  # calls of neighbours, each with the number of its item
+
+
+def fill_gaps(scope: Scope) -> None:
+    """Register the layers of functions in the gaps of lists that are no `nn.Sequential`, which `runs.py` fills."""
+    noted = defaultdict(list)
+    for statement in scope.body:
+        noted[statement.scope].append(statement)
+    inside = Counter(path[:n] for path in noted for n in range(len(path)))
+    for path, items in parts_of(scope).items():
+        numbers = [int(name) for name in items]
+        if path in scope.containers and scope.containers[path].layer == "nn.Sequential" or not fillable(numbers):
+            continue
+        for number in sorted({*range(max(numbers))} - {*numbers}):
+            place = (*path, str(number))
+            only = noted[place][0] if len(noted[place]) == 1 and not inside[place] else None
+            build = as_module(only.value) if isinstance(only, Assign) and len(only.targets) == 1 else None
+            if build is not None and isinstance(only, Assign) and (given := operand(only.value)) is not None:
+                member = Member(place, build, "module")
+                scope.members.append(member)
+                only.value = ast.Call(MemberRef(member), [given], [])
+
+
+def slice_lists(scope: Scope) -> None:
+    """Replace calls of neighbours in each list by the call of a slice."""
+    for path, parts in parts_of(scope).items():
+        items = {int(name): item for name, item in sorted(parts.items(), key=lambda p: int(p[0])) if item is not None}
+        if path != scope.path and path not in scope.containers and len(items) == len(parts) and fillable([*items]):
+            flow = Flow(scope)
+            for chain in _neighbours(flow, items):
+                if len(chain) > 1:
+                    _replace(flow, path, chain, last=max(items))
+            flow.settle()
+
+
+def _neighbours(flow: Flow, items: dict[int, Member]) -> list[Neighbours]:
+    found: list[Neighbours] = []
+    after: Assign | None = None  # what alone uses the result of the last call
+    for n, item in items.items():
+        calls = flow.calls.get(id(item), [])
+        if len(calls) != 1 or len(flow.mentions[id(item)]) != 1:
+            after = None
+            continue
+        if after is not calls[0] or called(after) is None:
+            found.append([])
+        found[-1].append((n, calls[0]))
+        after = flow.after(calls[0])
+    return found
+
+
+def _replace(flow: Flow, path: ModulePath, chain: Neighbours, last: int) -> None:
+    container = flow.scope.containers.setdefault(path, Member(path, quote("nn.Sequential"), "module"))
+    (start, first), (end, final) = chain[0], chain[-1]
+    assert isinstance(first.value, ast.Call)
+    ends = (literal(start) if start else None, literal(end + 1) if end < last else None)
+    part = ast.Subscript(MemberRef(container), ast.Slice(*ends), ast.Load())
+    nodes = tuple(name for _, statement in chain for name in statement.nodes)
+    whole = Assign(final.targets, ast.Call(part, first.value.args, []), first.scope, nodes)
+    flow.replace([statement for _, statement in chain], whole)

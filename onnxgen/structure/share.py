@@ -1,7 +1,13 @@
 """One class for several scopes.
 
-Goes in: the form of these scopes, with the literals of each instance. Comes out: a `Shared`, the body and the members
-of the class, the parameters of its constructor, and the call that makes each instance.
+Goes in: the form of these scopes, with the literals of each instance. Comes out: a `Shared`, the
+body and the members of the class, the parameters of its constructor, and the call that makes each
+instance.
+
+`Body` writes a body, some statements of which only some instances execute. Goes in: a form whose
+nodes know which instances have them. Comes out: the statements of `forward`, in an order of
+execution, with each optional part under an `if self.flag:`, or as a submodule that is `nn.Identity`
+in the other instances. `Differ` is raised if no flag can turn an optional part off.
 """
 
 from __future__ import annotations
@@ -10,16 +16,16 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Statement
-from onnxgen.code.quote import rewrite
+from onnxgen.code.module_def import Assign, If, Statement, assigned
+from onnxgen.code.quote import MemberRef, Ref, refs, rewrite
+from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import identifier
-from onnxgen.structure.forms import Differ, Form, FormMaker, Node, Part
-from onnxgen.structure.layout import SELF
-from onnxgen.structure.literals import Key, Slot, fill, is_number
-from onnxgen.structure.optional import Body, Only, flag_name
-from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed
-from onnxgen.structure.tree import Entry
-from onnxgen.structure.widths import size_names, sizes, widths
+from onnxgen.structure.forms import Def, Differ, Form, FormMaker, Node, Part, inner_members, parts
+from onnxgen.structure.layout import SELF, Entry
+from onnxgen.structure.literals import APPLIED, Key, Slot, fill, is_number
+from onnxgen.structure.nesting import copied, replace_in
+from onnxgen.structure.order import topological
+from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed, size_names, sizes, widths
 
 
 @dataclass
@@ -161,3 +167,255 @@ def _is_pointwise(part: Part) -> bool:
     """True for a 1x1 convolution."""
     kernel = [slot for found in part.slots.values.values() for slot in found.values() if slot.wanted == "kernel_size"]
     return bool(kernel) and all(is_number(slot.value, 1) for slot in kernel)
+
+
+Only = frozenset[int]  # the instances that have something
+Fill = Callable[[Node, int, ast.expr], ast.expr]
+
+
+@dataclass(eq=False)
+class Block:
+    """Statements that are executed together: a single one, or all of an optional part.
+
+    Attributes:
+        only: the instances that have an optional part; None if all have it.
+        passes: the submodule that is all there is in an optional part, and that `nn.Identity` can replace.
+        otherwise: the optional part that all other instances have in its place.
+        is_other: it is such a part.
+    """
+
+    nodes: list[Node]
+    only: Only | None
+    passes: Part | None = None
+    otherwise: Block | None = None
+    is_other: bool = False
+
+    @property
+    def flag(self) -> Flag:
+        """The flag of an optional part; one without members never shares a flag with other parts."""
+        has_members = any(inner_members(node) for node in self.nodes)
+        return self.only or frozenset(), "" if has_members else flag_name(self.last)
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+
+class Body:
+    """Makes the body of a class from the nodes of its form."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.all = frozenset(form.instances)
+        self.blocks = self._blocks()
+        self.block_of = {node: block for block in self.blocks for node in block.nodes}
+        self._check()
+        for block in self.blocks:
+            block.passes = self._identity(block)
+        for block in self.blocks:
+            self._pair(block)
+
+    def flags(self) -> dict[Flag, Node]:
+        """Return the flags that the body reads, each with the last node of a part that it turns off."""
+        return {b.flag: b.last for b in self.blocks if b.only is not None and b.passes is None and not b.is_other}
+
+    def _blocks(self) -> list[Block]:
+        """Return the nodes in an order of execution, with those of an optional part together."""
+        nodes = self.form.nodes
+        group = {node: node for node in nodes}
+
+        def root(node: Node) -> Node:
+            while group[node] is not node:
+                node = group[node]
+            return node
+
+        for node in nodes:
+            for value in node.operands if node.only != self.all else ():
+                if value.node is not None and value.node.only == node.only:
+                    group[root(node)] = root(value.node)
+        members: dict[Node, list[Node]] = {}
+        for node in nodes:
+            members.setdefault(root(node), []).append(node)
+        blocks = [Block(m, None if m[0].only == self.all else frozenset(m[0].only)) for m in members.values()]
+        index = {node: i for i, block in enumerate(blocks) for node in block.nodes}
+        before = [
+            sorted({index[d.node] for n in block.nodes for d in n.operands if d.node is not None} - {i})
+            for i, block in enumerate(blocks)
+        ]
+        order = topological(before)
+        if len(order) < len(blocks):
+            raise Differ("an optional part with statements of other parts between its own")
+        return [blocks[i] for i in order]
+
+    def _check(self) -> None:
+        """Check that each optional part can be turned off.
+
+        It has its own submodules. Statements outside it use only its last value, which another value can replace. A
+        part without submodules is a sum, a product or an activation, since nobody makes a reshape optional.
+        """
+        for part in self.blocks:
+            if part.only is not None and not any(inner_members(node) for node in part.nodes):
+                if not _is_choice(part.last.expressions[0]):
+                    raise Differ("an optional change of shape")
+        has = {
+            id(m): p.only for p in parts(self.form.root) for m in (p.entry.member, p.entry.container) if m is not None
+        }
+        for node in (*self.form.nodes, self.form.returned):
+            if any(has.get(id(m), node.only) != node.only for m in inner_members(node)):
+                raise Differ("an optional part with a submodule that is not its own")
+            for value in node.operands:
+                block = self.block_of.get(value.node) if value.node is not None else None
+                if block is None or block.only is None or self.block_of.get(node) is block:
+                    continue
+                if value.node is not block.last or value.node.skip is None or not value.node.is_simple:
+                    raise Differ("an optional part with several results")
+
+    def _identity(self, block: Block) -> Part | None:
+        """Return the submodule of a part that only calls it with one value: `nn.Identity` can replace it."""
+        node = block.last
+        if block.only is None or len(block.nodes) > 1 or node.skip != 0 or not isinstance(node.statement, Assign):
+            return None
+        value = node.expressions[0]
+        if not isinstance(value, ast.Call) or len(value.args) != 1 or value.keywords:
+            return None
+        if not isinstance(value.args[0], Ref) or not isinstance(value.func, MemberRef):
+            return None
+        member = value.func.member
+        part: Part | None = self.form.root
+        for name in member.path[len(self.form.scope.path) :]:
+            part = part.below.get(name) if part is not None and not part.entry.is_list else None
+        if part is None:  # the member of another instance has another path
+            own = self.form.root.below.values()
+            part = next((p for p in own if p.entry.member is member or p.entry.container is member), None)
+        uses = sum(m is member for other in (*self.form.nodes, self.form.returned) for m in inner_members(other))
+        return part if part is not None and part.only == node.only and uses == 1 else None
+
+    def _pair(self, block: Block) -> None:
+        """Note the part before this one that just the other instances have, if only this one uses its value."""
+        last = block.last
+        if block.only is None or block.passes is not None or last.skip is None or len(block.nodes) > 1:
+            return
+        value = last.operands[last.skip]
+        other = self.block_of.get(value.node) if value.node is not None else None
+        if other is None or other.only != self.all - block.only or other.passes is not None or len(other.nodes) > 1:
+            return
+        everything = (*self.form.nodes, self.form.returned)
+        if sum(d.node is other.last for node in everything for d in node.operands) == 1:
+            block.otherwise, other.is_other = other, True
+
+    def statements(self, fill: Fill, flag: Callable[[Flag], str]) -> tuple[list[Statement], list[ast.expr]]:
+        """Return the body and the returned expressions, with the literals that `fill` chooses and `flag`'s names."""
+        return _Writing(self, fill, flag).run()
+
+
+class _Writing:
+    """Writes the blocks as statements. `names`: the current names of the values."""
+
+    def __init__(self, body: Body, fill: Fill, flag: Callable[[Flag], str]) -> None:
+        self.body, self.fill, self.flag = body, fill, flag
+        self.names: dict[Def, str] = {Def(None, i): argument.value for i, argument in enumerate(body.form.scope.inputs)}
+        self.last_use: dict[Def, int] = {}
+        for i, block in enumerate([*body.blocks, Block([body.form.returned], None)]):
+            for node in block.nodes:
+                for value in node.operands:
+                    self.last_use[value] = i
+
+    def run(self) -> tuple[list[Statement], list[ast.expr]]:
+        made: list[Statement] = []
+        for i, block in enumerate(self.body.blocks):
+            if block.only is None or block.passes is not None:
+                made.extend(self._statement(node) for node in block.nodes)
+            elif block.otherwise is not None:
+                made.append(self._choice(i, block, block.otherwise))
+            elif not block.is_other:
+                made.extend(self._part(i, block))
+        result = self._expression(self.body.form.returned, 0)
+        assert isinstance(result, ast.Tuple)
+        return made, result.elts
+
+    def _part(self, now: int, block: Block) -> list[Statement]:
+        """Put an optional part under `if self.flag:`. The value that replaces its own is in the same variable."""
+        inner = [self._statement(node) for node in block.nodes[:-1]]
+        last = block.last
+        value = Def(last, 0)
+        while value.node is not None and self.body.block_of[value.node] is block:
+            if value.node.skip is None:
+                raise Differ("an optional value that nothing replaces")
+            value = value.node.operands[value.node.skip]
+        test = ast.Attribute(SELF, self.flag(block.flag), ast.Load())
+        before = self.names[value]
+        if self.last_use[value] <= now:
+            final = self._statement(last, before)
+            return [If(test, [*inner, final], [], (before,), final.scope)]
+        final = self._statement(last)
+        start = Assign(final.targets, Ref(before), final.scope)
+        return [start, If(test, [*inner, final], [], final.targets, final.scope)]
+
+    def _choice(self, now: int, block: Block, other: Block) -> Statement:
+        """Put two parts of which each instance has one under `if self.flag:` and `else:`."""
+        assert other.last.skip is not None
+        value = other.last.operands[other.last.skip]
+        target = self.names[value] if self.last_use[value] <= now else block.last.targets[0]
+        before = self.names[value]
+        otherwise = self._statement(other.last, target)
+        self.names[Def(other.last, 0)] = before
+        then = self._statement(block.last, target)
+        test = ast.Attribute(SELF, self.flag(block.flag), ast.Load())
+        return If(test, [then], [otherwise], (target,), then.scope)
+
+    def _statement(self, node: Node, name: str = "") -> Statement:
+        statement = node.statement
+        assert statement is not None
+        values = iter([self._expression(node, i) for i in range(len(node.expressions))])
+        made = copied([statement])[0]
+        replace_in(made, lambda expression: next(values))  # the whole expressions, in order of evaluation
+        if name:
+            made.targets = (name,)
+        if not isinstance(statement, Assign):
+            self._check_carried(node)
+        for i, target in enumerate(made.targets):
+            self.names[Def(node, i)] = target
+        return made
+
+    def _check_carried(self, node: Node) -> None:
+        """Check that a loop assigns the variables that it starts with."""
+        inside = set(node.targets)
+        for value in node.operands:
+            if value.node is not None and not isinstance(value.node.statement, Assign):
+                continue
+            original = value.node.targets[value.index] if value.node is not None else ""
+            if original in inside and self.names[value] != original:
+                raise Differ("a value that a loop carries in another variable")
+
+    def _expression(self, node: Node, index: int) -> ast.expr:
+        """Return an expression of a node, with the current names of its values."""
+        inner = set() if isinstance(node.statement, Assign) or node.statement is None else set(assigned(node.statement))
+        count = sum(value not in inner for e in node.expressions[:index] for value in refs(e))
+        operands = iter(node.operands[count:])
+
+        def change(tree: ast.AST) -> ast.expr | None:
+            if isinstance(tree, Ref) and tree.value not in inner:
+                return Ref(self.names[next(operands)])
+            return None
+
+        return rewrite(self.fill(node, index, node.expressions[index]), change)
+
+
+def _is_choice(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, (ast.Add, ast.Mult))
+    return function_of(value) in APPLIED | {"F.dropout"}
+
+
+def flag_name(node: Node) -> str:
+    """Return a name for the flag of an optional part: after its submodule, or after what its last statement does."""
+    for member in inner_members(node):
+        names = [name for name in member.path if not name.isdigit()]
+        if names:
+            return identifier(names[-1])
+    value = node.expressions[0]
+    if isinstance(value, ast.BinOp):
+        return {ast.Add: "residual", ast.Mult: "scale"}.get(type(value.op), "extra")
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return identifier(value.func.attr)
+    return "extra"

@@ -1,24 +1,119 @@
 """Find the classifier of a network: the last layer with weights, which has one row for each class.
 
-Names are not reliable. So the model is run once on a small input, and its result is traced back to a product with a
-parameter: through softmax, a norm over the classes, pooling and changes of layout. If any other operation is in
-between, the network does not end in a classifier.
+Names are not reliable. So the model is run once on a small input, and its result is traced back to
+a product with a parameter: through softmax, a norm over the classes, pooling and changes of layout.
+If any other operation is in between, the network does not end in a classifier.
+
+`Parts` finds the tensors that belong to a classifier: those with one entry for each class. `trace`
+records a forward pass as a graph of ATen operations, which shows where each value comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxgen.errors import OnnxgenError, typed
-from onnxgen.surgery.example import Example, example_for, output_names
-from onnxgen.surgery.owners import NORMS as NORM_LAYERS
-from onnxgen.surgery.owners import Owner, near
-from onnxgen.surgery.parts import ARITHMETIC, LAYERS, NORMS, ClassTensor, Parts
-from onnxgen.surgery.trace import VIEWS, Operation, Trace, Value, trace
+from onnxgen.surgery.ports import NORMS as NORM_LAYERS
+from onnxgen.surgery.ports import Example, Owner, call, example_for, near, output_names, outputs, owners, undisturbed
+
+PRODUCTS = {"addmm", "mm", "linear", "convolution", "bmm", "baddbmm", "matmul", "addmv", "mv"}
+NORMS = {"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "batch_norm"}
+NORMS |= {"cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_no_update", "_batch_norm_with_update"}
+ARITHMETIC = {"add", "sub", "mul", "div"}
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+_TRANSPOSED = 6  # index of the argument `transposed` of aten's `convolution`
+# for the arguments of a norm: x, weight, bias, running mean, running variance
+_FILLS = (None, "ones", "zeros", "zeros", "ones")
+
+
+@dataclass(frozen=True)
+class ClassTensor:
+    """A tensor with one entry for each class.
+
+    Attributes:
+        axis: the axis of the classes.
+        fill: the initial values of a new class: "weight", "bias" (both by the chosen initialisation), "zeros", "ones".
+    """
+
+    owner: Owner
+    axis: int
+    fill: str
+
+
+class Parts:
+    """The parameters and buffers of a model, located in a forward pass."""
+
+    def __init__(self, model: nn.Module, traced: Trace) -> None:
+        self._owners = owners(model)
+        self._operations = traced.operations
+        self.products = [operation for operation in traced.operations if self.weight(operation) is not None]
+
+    def weight(self, made: Operation) -> ClassTensor | None:
+        """Return the stored tensor that a product multiplies with and its output axis, or None if it has none."""
+        if made.name not in PRODUCTS or (made.name == "convolution" and made.arguments[_TRANSPOSED]):
+            return None
+        for value in made.inputs:
+            stored, turns = source(value)
+            held = self._owner(value)
+            if held is None or stored.tensor.ndim < 2:
+                continue
+            if made.name in ("linear", "convolution"):
+                return ClassTensor(held, 0, "weight")
+            columns = (value is made.inputs[-1]) != (turns % 2 == 1)
+            return ClassTensor(held, stored.tensor.ndim - 1 if columns else 0, "weight")
+        return None
+
+    def of(self, made: Operation) -> tuple[ClassTensor, ...]:
+        """Return the weight and bias of a product, and other tensors with one value per class up to the next layer."""
+        weight = self.weight(made)
+        assert weight is not None
+        classes = getattr(weight.owner.module, weight.owner.name).shape[weight.axis]
+        found = [weight, *self._sized(((value, "bias") for value in made.inputs), classes)]
+        behind = {made}
+        for operation in self._operations:
+            if operation.name in PRODUCTS or not any(value.made_by in behind for value in operation.inputs):
+                continue
+            behind.add(operation)
+            if operation.name in NORMS:
+                found += self._sized(zip(operation.arguments, _FILLS, strict=False), classes)
+            elif operation.name in ARITHMETIC:
+                fill = "zeros" if operation.name in ("add", "sub") else "ones"
+                found += self._sized(((value, fill) for value in operation.inputs), classes)
+        return tuple({(id(part.owner.module), part.owner.name): part for part in reversed(found)}.values())[::-1]
+
+    def sharing(self, made: Operation) -> str:
+        """Return the path of another user of a product's weight, or ""."""
+        weight = self.weight(made)
+        assert weight is not None
+        tensor = getattr(weight.owner.module, weight.owner.name)
+        others = [owner.path for owner in self._owners[id(tensor)] if owner.path != weight.owner.path]
+        for operation in self._operations:
+            if operation.name not in PRODUCTS and not is_view(operation):
+                others += [operation.name for value in operation.inputs if source(value)[0].tensor is tensor]
+        return others[0] if others else ""
+
+    def _owner(self, value: Value) -> Owner | None:
+        """Return the owner of the tensor that a value is a view of, or None."""
+        held = () if value.varies else self._owners.get(id(source(value)[0].tensor), ())
+        return next((o for o in held if isinstance(o.module, LAYERS)), next(iter(held), None))
+
+    def _sized(self, values: Iterable[tuple[Any, str | None]], classes: int) -> Iterator[ClassTensor]:
+        """Yield the stored tensors among some arguments that hold exactly one value per class."""
+        for value, fill in values:
+            held = self._owner(value) if isinstance(value, Value) and fill else None
+            shape = source(value)[0].shape if held else ()
+            if held and classes in shape and prod(shape) == classes:
+                yield ClassTensor(held, shape.index(classes), fill or "")
+
 
 MAX_CANDIDATES_SHOWN = 5  # in an error message
 
@@ -252,3 +347,112 @@ def _tensor(part: ClassTensor) -> Tensor:
 
 def _sizes(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
+
+
+VIEWS = {"t", "transpose", "permute", "numpy_T", "view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze"}
+VIEWS |= {"_to_copy", "clone", "detach", "alias", "contiguous"}
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor at one point in time. An in-place operation makes a new value.
+
+    Attributes:
+        tensor: kept alive, so that its id is not reused.
+        made_by: the operation; None for inputs, parameters and constants.
+        varies: True if it depends on the model's inputs.
+    """
+
+    tensor: Tensor
+    made_by: Operation | None = None
+    varies: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of an ATen operator.
+
+    Attributes:
+        name: the name without the overload: "addmm", "convolution".
+        inputs: the tensors among its arguments, in order.
+        arguments: the positional arguments; tensors are replaced by their `Value`.
+    """
+
+    name: str
+    inputs: list[Value]
+    arguments: tuple[Any, ...]
+
+
+@dataclass
+class Trace:
+    """A forward pass.
+
+    Attributes:
+        result: what the model returned.
+        outputs: its tensors.
+        operations: in order of execution.
+    """
+
+    result: Any = None
+    outputs: list[Value] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+
+
+def trace(model: nn.Module, example: Example) -> Trace:
+    """Run a model in evaluation mode and record the operations it performs."""
+    recorder = _Recorder(example)
+    with undisturbed(model), recorder:
+        result = call(model, example)
+    found = recorder.trace
+    found.result = result
+    found.outputs = [recorder.value(tensor) for tensor in outputs(result)]
+    return found
+
+
+def is_view(made: Operation) -> bool:
+    """Return True if an operation arranges, casts, or multiplies by one number the elements of a tensor."""
+    return bool(made.inputs) and (made.name in VIEWS or (made.name in ("mul", "div") and len(made.inputs) == 1))
+
+
+def source(value: Value) -> tuple[Value, int]:
+    """Return the tensor that a value is a view of (`is_view`), and the number of times that two axes were swapped."""
+    turns = 0
+    while (made := value.made_by) is not None and is_view(made):
+        turns += made.name in ("t", "transpose", "permute", "numpy_T")
+        value = made.inputs[0]
+    return value, turns
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, example: Example) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        leaves = pytree.tree_leaves(dict(example) if not isinstance(example, (Tensor, tuple, list)) else example)
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.now = {id(tensor): Value(tensor, varies=True) for tensor in given}
+
+    def value(self, tensor: Tensor) -> Value:
+        found = self.now.get(id(tensor))
+        if found is None:
+            found = self.now[id(tensor)] = Value(tensor)
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = pytree.tree_map_only(Tensor, self.value, (args, kwargs or {}))
+        inputs = list(_values(given))
+        result = func(*args, **(kwargs or {}))
+        operation = Operation(func.overloadpacket.__name__.rstrip("_"), inputs, given[0])
+        self.trace.operations.append(operation)
+        varies = any(value.varies for value in inputs)
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.now[id(tensor)] = Value(tensor, operation, varies)
+        return result
+
+
+def _values(tree: Any) -> Iterator[Value]:
+    return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Value))

@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, typed
-from onnxgen.surgery.classes import set_classes
-from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
-from onnxgen.surgery.head import Found, find, layers_of_maps
-from onnxgen.surgery.parts import LAYERS, ClassTensor
-from onnxgen.surgery.ports import signature_of
+from onnxgen.surgery.head import LAYERS, ClassTensor, Found, find, layers_of_maps
+from onnxgen.surgery.ports import Example, call, example_for, outputs, set_classes, signature_of, undisturbed
 
 Keep: TypeAlias = Mapping[int, int] | Sequence[int | None]
 Init: TypeAlias = str | Callable[[Tensor], object]

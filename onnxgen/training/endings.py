@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.streaming.stream import leading, stream_of
 from onnxgen.training.model import fixed_batch
 

@@ -17,31 +17,26 @@ from torch import Tensor, nn
 from onnxgen._callable import callable_module
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.classes import classes_of
-from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import classes_of, evaluating
 from onnxgen.training.data import check, feed, open_data
+from onnxgen.training.data.arrays import Tuples, unaugmented
 from onnxgen.training.data.faults import LeftOut
-from onnxgen.training.data.fed import fed
+from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.images import MEASURED
-from onnxgen.training.data.prepared import Tuples, unaugmented
 from onnxgen.training.data.preprocessing import fitted
 from onnxgen.training.data.samples import Batch, Data, Feeding, Samples
+from onnxgen.training.data.scaling import by_width, widest
 from onnxgen.training.data.streaming.stream import stream_of
-from onnxgen.training.data.widths import by_width, widest
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
-from onnxgen.training.goals.goal import Goal
-from onnxgen.training.goals.own import restore
-from onnxgen.training.goals.teaching import with_teacher
-from onnxgen.training.known import table_of
+from onnxgen.training.goals.distil import with_teacher
+from onnxgen.training.goals.goal import Goal, restore
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import fixed_batch, open_model
-from onnxgen.training.prepare import objectives_of, refuse_outside
-from onnxgen.training.quiet import quiet
-from onnxgen.training.settings import Settings
+from onnxgen.training.model import fixed_batch, open_model, table_of
+from onnxgen.training.prepare import objectives_of, quiet, refuse_outside
+from onnxgen.training.settings import Settings, python_words
 from onnxgen.training.tasks import with_task
-from onnxgen.training.words import python_words
 
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
 
@@ -110,8 +105,7 @@ def measure(
     _refuse_unordered(opened, samples, objectives, settings)
     import lightning  # it takes seconds, and `predict` needs none of it
 
-    from onnxgen.training.task import Task
-    from onnxgen.training.trainer import QUIET, metrics
+    from onnxgen.training.task import QUIET, Task, metrics
 
     task = Task(prepare_for(network, device), objectives, feeding)
     unread: list[str] = []  # of a stream

@@ -14,20 +14,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from onnxgen._callable import callable_module
-from onnxgen.common.still import Still
-from onnxgen.training.config import DIGITS
+from onnxgen.common.timing import Still
+from onnxgen.training.config import DIGITS, resolved
 from onnxgen.training.finetune.batchnorm import held_if_singly, norms_before
 from onnxgen.training.launch import first_process, restarted
-from onnxgen.training.prepare import Plan, prepare
-from onnxgen.training.quiet import quiet, seed_everything
-from onnxgen.training.recipes.choose import resolved
+from onnxgen.training.prepare import Plan, prepare, quiet, seed_everything
 from onnxgen.training.runs.alike import split_again
-from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.folder import RUNS, latest
 from onnxgen.training.runs.learner import going_on_with
-from onnxgen.training.runs.record import read_record
-from onnxgen.training.settings import Settings
-from onnxgen.training.words import python_words
+from onnxgen.training.runs.record import read_record, refuse_code
+from onnxgen.training.settings import Settings, python_words
 
 if TYPE_CHECKING:
     import lightning
@@ -62,7 +58,7 @@ class Result:
         return f"<{self._facts()}>{rows}"
 
     def _repr_html_(self) -> str:
-        from onnxgen.training.report.notebook import table
+        from onnxgen.training.report.page import table
 
         best = self.history[self.best_epoch] if self.history else None
         return f"<p>{escape(self._facts())}</p>{table(self.history, best)}"

@@ -1,13 +1,37 @@
-"""Reads from the environment how many processes torchrun, SLURM or Kubernetes started, and which this one is."""
+"""The processes of a run: started by a launcher, alone in their folder, stopped by signals.
+
+`launched` reads from the environment how many processes torchrun, SLURM or Kubernetes started, and
+which this one is. `alone_in` holds the folder of a run: no second run writes there at once, and no
+file of other programs is replaced. `Stopping` notes Ctrl-C, SIGTERM, and what job schedulers send
+before the time is up; workers never hear them. Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
+from onnxgen.common.atomic import held as held_file
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.runs.folder import CHECKPOINT_FILES, CHECKPOINTS, RUNS
+from onnxgen.training.runs.folder import (
+    BEST,
+    CHECKPOINT_FILES,
+    CHECKPOINTS,
+    CONFIG,
+    LAST,
+    METRICS,
+    MODULE,
+    RECORD,
+    RUNS,
+)
 from onnxgen.training.settings import Settings
 
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RANK")
@@ -90,3 +114,130 @@ def restarted(settings: Settings) -> Settings:
     if settings.out == RUNS:
         raise OnnxgenError("--restartable needs the folder of the run", help="--out FOLDER")
     return replace(settings, resume=any((settings.out / CHECKPOINTS / name).exists() for name in CHECKPOINT_FILES))
+
+
+RUNNING = ".running"  # locked while a run writes to its folder
+_WRITTEN = (MODULE, CONFIG, METRICS, BEST, LAST)
+
+
+@contextmanager
+def alone_in(out: Path, resume: bool) -> Iterator[None]:
+    """Hold the folder of a run, which is made. Further processes of the run do nothing here.
+
+    Raises:
+        OnnxgenError: another process trains there, or, without `resume`, the folder has files that no run wrote.
+        OSError: the folder can't be made.
+    """
+    if not first_process():
+        yield
+        return
+    there = [name for name in _WRITTEN if (out / name).exists()]
+    began = (out / RECORD).exists() or (out / RUNNING).exists()  # the latter is all that tells of a run that was killed
+    if there and not resume and not began:
+        what = (
+            f"{out} has {' and '.join(there)}, but no {RECORD}: it is not the folder of a run, and nothing is replaced"
+        )
+        raise OnnxgenError(what, help="name another --out")
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with held_file(out / RUNNING) as alone:
+            if not alone:
+                what = f"another process is training in {out} at this moment"
+                raise OnnxgenError(what, help="name another --out, or wait for its end")
+            yield
+    finally:
+        with suppress(OSError):
+            if new:
+                out.rmdir()  # only if nothing was written to it
+
+
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")  # job schedulers send the last one before the time is up
+
+
+class Stopped(Exception):
+    """A run received a signal to stop.
+
+    Attributes:
+        begun: True if a checkpoint was saved; False before the first step.
+    """
+
+    def __init__(self, signum: int, begun: bool = True) -> None:
+        self.signum, self.begun = signum, begun
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+
+
+class Stopping:
+    """Notes the first signal to stop, so that the run ends where its state is whole. A second Ctrl-C ends it at once.
+
+    Attributes:
+        signum: the latest signal; 0 before there is one.
+        ends: what the run does first, for the message.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.signum, self.ends = say, 0, "before the first step"
+        self._before: dict[signal.Signals, Any] = {}  # the handlers of the command
+
+    def listen(self) -> None:
+        """Install the handlers. Python allows it in the main thread alone."""
+        if threading.current_thread() is threading.main_thread():
+            for name in _numbers():
+                signal.signal(name, self._asked)
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Listen from the first line of a run to its report; Lightning's own handlers are between these two."""
+        before = self._before = {number: signal.getsignal(number) for number in _numbers()}
+        if any(getattr(handler, "came", False) for handler in before.values()):  # a library has swallowed it
+            raise KeyboardInterrupt
+        self.listen()
+        try:
+            yield
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _asked(self, signum: int, frame: Any) -> None:
+        if self.signum and signum == signal.SIGINT:  # a second Ctrl-C
+            getattr(self._before.get(signal.SIGINT), "end", lambda: None)()  # a command ends here
+            raise KeyboardInterrupt
+        self.signum = signum
+        with suppress(RuntimeError):  # the signal came while a line was printed
+            self.say(f"stopping {self.ends}; interrupt again to stop at once")
+
+
+def _numbers() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold signals to stop back. Processes that are started meanwhile receive none of them until `deaf`."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _numbers())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def deaf() -> None:
+    """Ignore signals to stop in this process, a worker. Its parent decides when it ends.
+
+    A terminal, and most supervisors, signal all processes of a run, and a worker that ended by itself would take the
+    batches of the parent's current step with it.
+    """
+    for number in _numbers():
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _numbers())
+
+
+def said_alone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print what a thread of a worker raised, but not that the parent, which it hands batches to, was killed."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)

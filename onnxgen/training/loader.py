@@ -1,4 +1,8 @@
-"""Loads batches in an order that depends only on the seed, and can resume at any batch."""
+"""Loads batches in an order that depends only on the seed, and can resume at any batch.
+
+`balanced_order` is the order of `--sampler balanced`, in which every class is as frequent as any
+other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +20,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.training.checkpoint.stopping import deaf, held, said_alone
+from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch, Samples
-from onnxgen.training.data.streaming.spans import Order, Spans, Window
-from onnxgen.training.data.streaming.stream import Unreadable, stream_of
-from onnxgen.training.readers import count_workers
-from onnxgen.training.recipes.balanced import balanced_order
+from onnxgen.training.data.streaming.stream import Order, Spans, Unreadable, Window, stream_of
+from onnxgen.training.goals.goal import Goal
+from onnxgen.training.launch import deaf, held, said_alone
+from onnxgen.training.losses import Objective
 
 # All that a batch depends on: the seed of the epoch, the indices of the samples, and of a stream the windows that they
 # are in, and the one that this reader needs after them.
@@ -398,3 +402,57 @@ def _follow_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent and multiprocessing.get_start_method() == "fork" and os.getppid() != parent.pid:
         os._exit(1)
+
+
+MAX_WORKERS = 8
+
+
+def count_workers(samples: Samples, workers: int | str, world: int = 1) -> int:
+    """Return the number of worker processes; "auto": none for arrays in memory, else one per core of this rank."""
+    if isinstance(workers, int):
+        return workers
+    if getattr(samples, "in_memory", False):
+        return 0
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    return max(1, min(_cores() // max(local, 1), MAX_WORKERS))
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use. In a container these are fewer than the machine has."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def balanced_order(classes: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return as many indices of samples as there are, each class equally often (or once more).
+
+    In a class no sample comes a second time before all of them came once.
+
+    Args:
+        classes: the class of each sample [n], integers.
+    """
+    kinds = [np.flatnonzero(classes == kind) for kind in random.permutation(np.unique(classes))]
+    shares = [len(part) for part in np.array_split(np.arange(len(classes)), len(kinds))]
+    drawn = []
+    for members, share in zip(kinds, shares, strict=True):
+        rounds = [random.permutation(members) for _ in range(-(-share // len(members)))]
+        drawn.append(np.concatenate([members[:0], *rounds])[:share])
+    return random.permutation(np.concatenate(drawn))
+
+
+def classes_of(samples: Samples, objectives: Sequence[Goal]) -> np.ndarray:
+    """Return the class of each training sample [n] by the first classifier.
+
+    Raises:
+        OnnxgenError: there is none with a class for each sample, or the classes can't be told without reading all.
+    """
+    way = "leave out --sampler balanced"
+    classifiers = [o for o in objectives if isinstance(o, Objective) and o.classes]
+    found = next((o for o in classifiers if samples.fields[o.column].shape in ((), (1,))), None)
+    if found is None:
+        raise OnnxgenError("--sampler balanced needs a class for each sample", help=way)
+    column = column_of(samples, found.column)
+    if column is None:
+        what = f"the classes of column {found.column!r} can't be told without reading every sample"
+        raise OnnxgenError(what, help=way)
+    return column.flatten().numpy()

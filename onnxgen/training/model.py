@@ -1,42 +1,49 @@
-"""Opens the model of a generated file, and tells its fixed batch size and how its images were normalised."""
+"""Opens the model of a generated file, with the weights that training begins with.
+
+It also tells the model's fixed batch size, and remembers how data was fed to it (`Known`), so that
+other data is fed in the same way. What a sharded run begins with is built with its weights in files
+(`built_outside`).
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from onnxgen.common.paths import like, python_file
 from onnxgen.errors import OnnxgenError, one_line, typed
-from onnxgen.record.module import space_of
-from onnxgen.runtime.checkpoint import without_prefix
+from onnxgen.record.sidecar import space_of
+from onnxgen.runtime.checkpoint import SkipInit, load_partly, under_own_keys, without_prefix
 from onnxgen.runtime.load import PARTIAL, build_fresh, from_pretrained
-from onnxgen.runtime.partial import load_partly, under_own_keys
-from onnxgen.runtime.skip_init import SkipInit
-from onnxgen.surgery.classes import set_classes
-from onnxgen.training.data.fed import fed
-from onnxgen.training.data.preprocessing import fitted
+from onnxgen.surgery.ports import set_classes
+from onnxgen.training.data.feeding import fed
+from onnxgen.training.data.preprocessing import Table, fitted
 from onnxgen.training.data.streaming.stream import leading
-from onnxgen.training.goals.own import keep_state
-from onnxgen.training.known import set_known
-from onnxgen.training.runs.code import need_same_code
+from onnxgen.training.finetune.freezing import reset
+from onnxgen.training.goals.goal import keep_state
 from onnxgen.training.runs.folder import BEST, GOAL, NAME
-from onnxgen.training.runs.record import Record, need_own_code, read_record, whole_weights
+from onnxgen.training.runs.record import Record, need_own_code, need_same_code, read_record, whole_weights
+from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
     from onnxgen.training.data.samples import Batch, Samples
+
 
 _STAMP = "__onnxgen_stamp__"
 
@@ -256,3 +263,126 @@ def fixed_batch(model: nn.Module) -> int | None:
 def trial_batch(model: nn.Module, samples: Samples, seed: int) -> Batch:
     """Return the first samples for a trial run: 2, or as many as the file fixes."""
     return samples.take(leading(samples, fixed_batch(model) or 2), seed)
+
+
+@dataclass(frozen=True)
+class Known:
+    """How data was fed to a model: images ("0.13,0.31"), a table, and settings of images by name."""
+
+    normalize: str = ""
+    table: Table | None = None
+    images: Mapping[str, Any] = field(default_factory=dict)
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+OF_IMAGES = ("resize", "beside", "channel_order")  # settings that other images get, too
+
+
+def set_known(model: nn.Module, normalize: str, table: Table | None, settings: Settings) -> None:
+    """Remember how data was fed to a model, so that other data is fed in the same way."""
+    _KNOWN[model] = Known(normalize, table, {name: getattr(settings, name) for name in OF_IMAGES})
+
+
+def known_of(model: nn.Module) -> Known | None:
+    """Return what `set_known` stored for this very object."""
+    return _KNOWN.get(model)
+
+
+def note_known(model: nn.Module, known: Known | None) -> None:
+    """Remember for a model what is known of another one; None: nothing."""
+    _KNOWN[model] = known or Known()
+
+
+def as_trained(settings: Settings, model: nn.Module) -> Settings:
+    """Return the settings with those of images with which a model was trained, where they are left open."""
+    known = _KNOWN.get(model, Known()).images
+    left = {name for name in known if getattr(settings, name) in ("auto", None)}
+    return replace(settings, **{name: known[name] for name in left})
+
+
+def scale_of(model: nn.Module) -> str:
+    """Return the normalisation that `set_known` stored for this very object; empty if none was."""
+    return _KNOWN.get(model, Known()).normalize
+
+
+def table_of(model: nn.Module) -> Table | None:
+    """Return the table that `set_known` stored for this very object."""
+    return _KNOWN.get(model, Known()).table
+
+
+def begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, str]:
+    """Return the model with the weights that training begins with, and what was loaded in part."""
+    partial = settings.partial
+    if not isinstance(model, nn.Module):
+        if settings.lora and Path(model).is_dir() and read_record(Path(model)).settings.get("lora"):
+            what = f"{model} has an adapter, and a second one can't be put on it"
+            raise OnnxgenError(what, help="continue it with --resume, or start from its base with --lora again")
+        return _loaded(Path(model), settings)
+    if settings.weights is not None or partial:
+        what = "weights= and partial= need a model that is given as a file"
+        raise OnnxgenError(f"{what}: load the weights into this model yourself")
+    if settings.from_scratch:
+        note_known(model, None)
+        reset(model)
+    return model, ""
+
+
+def _loaded(model: Path, settings: Settings) -> tuple[nn.Module, str]:
+    """Return a model as `load_model` does. What a sharded run begins with is mapped from files."""
+
+    def load() -> tuple[nn.Module, str]:
+        partial = settings.partial
+        return load_model(model, settings.weights, settings.from_scratch, not partial, partial)
+
+    if settings.strategy != "fsdp" or not (settings.from_scratch or settings.partial):
+        return load()
+
+    said: list[str] = []
+
+    def build() -> nn.Module:
+        made, note = load()
+        said.append(note)
+        return made
+
+    return built_outside(build), said[0]
+
+
+def built_outside(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return what `build` returns, with its parameters mapped from temporary files, which are deleted already.
+
+    So no more than the parameters of one layer are in memory. The values are those that `build` gives them: random
+    numbers are drawn in the same order. Buffers stay in memory.
+
+    Raises:
+        OSError: the folder for temporary files (TMPDIR) is full.
+    """
+    done: dict[int, nn.Parameter] = {}
+
+    def move(module: nn.Module) -> None:
+        for parameter in module.parameters():
+            if id(parameter) not in done and parameter.numel() and parameter.device.type == "cpu":
+                parameter.data = _mapped(parameter.detach())
+                done[id(parameter)] = parameter
+
+    def added(module: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None:
+            move(child)
+
+    hook = register_module_module_registration_hook(added)
+    try:
+        model = build()
+    finally:
+        hook.remove()
+    move(model)
+    return model
+
+
+def _mapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same values that a file holds. What is written to it goes into the file."""
+    handle, name = tempfile.mkstemp(prefix="onnxgen-")
+    os.close(handle)
+    try:
+        found = torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        return found.view(tensor.shape).copy_(tensor)
+    finally:
+        os.unlink(name)

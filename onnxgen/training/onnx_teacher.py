@@ -15,9 +15,9 @@ from torch import Tensor
 
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, did_you_mean, one_line
-from onnxgen.graph.catalogue import having
+from onnxgen.graph.operators import having
 from onnxgen.graph.traits import RESHAPE, SAME
-from onnxgen.purpose.operators import softmax_of
+from onnxgen.purpose.ends import softmax_of
 from onnxgen.record.labels import PREFIX
 from onnxgen.record.sidecar import TRAINED
 from onnxgen.record.signature import Port

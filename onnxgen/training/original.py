@@ -9,10 +9,9 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.labels import PREFIX, ultralytics_size
-from onnxgen.record.module import metadata_of, space_of
-from onnxgen.record.sidecar import TRAINED
+from onnxgen.record.sidecar import TRAINED, metadata_of, space_of
 from onnxgen.record.signature import recorded
-from onnxgen.record.source import source_of
+from onnxgen.record.way_back import source_of
 from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.contract import fed_size, onnx_beside_origin
 from onnxgen.training.runs.folder import RECORD

@@ -1,8 +1,18 @@
-"""Opens and checks everything before the first step, so that errors come before training."""
+"""Opens and checks everything before the first step, so that errors come before training.
+
+`look_up` tells all names of the settings that torch and the model lack at once. `put_head` replaces
+the head and keeps classes (`--replace-head 12 --keep`). `quiet` silences Lightning, and
+`seed_everything` seeds the generators as Lightning does, without its import, which takes seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,39 +23,32 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
-from onnxgen.surgery.classes import set_classes
-from onnxgen.surgery.example import evaluating
 from onnxgen.surgery.head import find_head
-from onnxgen.surgery.ports import signature_of
-from onnxgen.training.begun import begun
-from onnxgen.training.checkpoint.identity import compare_model
-from onnxgen.training.checkpoint.peek import peek
+from onnxgen.surgery.ports import check_patterns, evaluating, set_classes, signature_of
+from onnxgen.training.byname import check_arguments
+from onnxgen.training.checkpoint.identity import compare_model, peek
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.arrays import column_of
-from onnxgen.training.data.classes import classes_used
+from onnxgen.training.data.arrays import Values, column_of
+from onnxgen.training.data.fitting import classes_used
 from onnxgen.training.data.glance import parts_for
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
 from onnxgen.training.data.streaming.stream import limit
-from onnxgen.training.data.values import Values
 from onnxgen.training.devices import Device, choose
 from onnxgen.training.endings import Look
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.kept import put_head
+from onnxgen.training.goals.distil import with_teacher
 from onnxgen.training.goals.goal import Goal, suffixed
-from onnxgen.training.goals.names import refuse_for_task
+from onnxgen.training.goals.names import loss_name, losses_asked, refuse_for_task
 from onnxgen.training.goals.outputs import output_names
-from onnxgen.training.goals.teaching import with_teacher
-from onnxgen.training.known import as_trained, set_known
 from onnxgen.training.launch import launched
-from onnxgen.training.looked_up import look_up
-from onnxgen.training.losses import Objective, objective
-from onnxgen.training.model import fixed_batch, has_learned, trial_batch
-from onnxgen.training.recipes.balanced import classes_of
-from onnxgen.training.recipes.trained import settled
+from onnxgen.training.loader import classes_of
+from onnxgen.training.losses import Objective, objective, stressed
+from onnxgen.training.model import as_trained, begun, fixed_batch, has_learned, set_known, trial_batch
+from onnxgen.training.optimizers import optimizer_class, schedule_class, settled
+from onnxgen.training.runs.alike import files_of_each
 from onnxgen.training.runs.folder import CHECKPOINTS
-from onnxgen.training.runs.seen import files_of_each
 from onnxgen.training.settings import Settings
-from onnxgen.training.stress import stressed
 from onnxgen.training.tasks import card_of, with_task
 from onnxgen.training.tasks.card import Situation
 
@@ -358,3 +361,51 @@ def _refuse_unknown(losses: str | Mapping[str, str], names: Sequence[str], feedi
         if names.index(name) not in feeding.targets and feeding.targets:
             what = f"output {name} has the loss {loss}, but no target"
             raise OnnxgenError(what, help=f"--target {name}=COLUMN")
+
+
+def look_up(model: nn.Module, settings: Settings, problems: Problems) -> None:
+    """Add each name of the settings that stands for nothing: a task, optimizer, schedule, loss or part of the model."""
+    with problems.gathered():
+        card_of(settings.task)
+    with problems.gathered():
+        check_arguments(optimizer_class(settings.optimizer), settings.optimizer_args, given=("params",))
+    if settings.schedule is not None:
+        with problems.gathered():
+            schedule_class(settings.schedule)
+    for name in losses_asked(settings):
+        with problems.gathered():
+            loss_name(name)
+    if settings.replace_head is None and settings.freeze:  # a new head has its own names
+        with problems.gathered():
+            check_patterns(model, settings.freeze)
+
+
+_SEED, _OF_WORKERS = "PL_GLOBAL_SEED", "PL_SEED_WORKERS"  # Lightning tells the processes that it starts
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, numpy and torch."""
+    os.environ |= {_SEED: str(seed), _OF_WORKERS: "0"}
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Lightning's messages on devices, tips and workers."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            # `Divided` draws the numbers of whole tensors there.
+            warnings.filterwarnings("ignore", message="DTensor random operators may not have complete support")
+            # Generated code changes no tensor in place.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,8 +1,16 @@
-"""Runs a plan with Lightning's Trainer."""
+"""Runs a plan with Lightning's Trainer.
+
+`Loaders` makes its loaders, and `Deadline` ends it after a given time.
+
+The model that a run returns is the trained one with its best weights or, if that is sharded,
+another object.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -14,41 +22,37 @@ import lightning
 import torch
 import torch.distributed as dist
 from lightning.pytorch.profilers import SimpleProfiler
+from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, one_line
+from onnxgen.surgery.ports import classes_of, set_classes
 from onnxgen.training import report
 from onnxgen.training.checkpoint.callback import Checkpoints
 from onnxgen.training.checkpoint.identity import identity
-from onnxgen.training.checkpoint.stopping import Stopped, Stopping
 from onnxgen.training.checkpoint.store import Store
-from onnxgen.training.deadline import Deadline
+from onnxgen.training.checkpoint.weights import load_weights, map_rows
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.devices import prepare_for, trainer_options
-from onnxgen.training.finetune.adapters import trained_names
-from onnxgen.training.finetune.groups import param_groups
+from onnxgen.training.finetune.adapters import load_adapter, merge, trained_names
+from onnxgen.training.finetune.freezing import param_groups
+from onnxgen.training.finetune.packed import packed_layers
 from onnxgen.training.fit import Result
-from onnxgen.training.goals.goal import suffixed
-from onnxgen.training.goals.own import own_modules
-from onnxgen.training.launch import Lost
-from onnxgen.training.loaders import Loaders
-from onnxgen.training.meter import Meter
-from onnxgen.training.optimizers import check_half, make_optimizer, own_rate
+from onnxgen.training.goals.goal import keep_state, own_modules, restore, suffixed
+from onnxgen.training.launch import Lost, Stopped, Stopping, alone_in
+from onnxgen.training.loader import Loader
+from onnxgen.training.memory import keep_all, recompute
+from onnxgen.training.model import fixed_batch, known_of, note_known, note_learned
+from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, make_warmup, own_rate, steps_of
 from onnxgen.training.prepare import Plan
+from onnxgen.training.recipes.callbacks import MixedTask, Used, recipes
 from onnxgen.training.recipes.find_lr import Found, with_rate
-from onnxgen.training.recipes.mixing import MixedTask
-from onnxgen.training.recipes.trained import steps_of
-from onnxgen.training.recipes.used import Used, recipes
-from onnxgen.training.recompute import recompute
-from onnxgen.training.report.examples import examples, texts
 from onnxgen.training.report.facts import Facts, Outcome
-from onnxgen.training.returned import give_back, without_values
-from onnxgen.training.runs.alone import alone_in
-from onnxgen.training.runs.folder import CHECKPOINTS
+from onnxgen.training.report.plots import examples, texts
+from onnxgen.training.runs.folder import BEST, CHECKPOINTS, GOAL, LAST, there
 from onnxgen.training.runs.keep import Kept, kept, placed
-from onnxgen.training.schedules import make_schedule, make_warmup
-from onnxgen.training.sharded.refused import refuse_sharded
-from onnxgen.training.task import LogEpoch, Task
-from onnxgen.training.trainer import QUIET, Unmeasured, ends_run, lean, metrics
+from onnxgen.training.sharded.strategy import refuse_sharded
+from onnxgen.training.task import QUIET, LogEpoch, Meter, Task, Unmeasured, ends_run, lean, metrics, stepped
 
 
 def run(
@@ -285,3 +289,140 @@ def _check_optimization(plan: Plan, network: nn.Module) -> None:
     own = kept and any(p.dtype == torch.float16 and p.requires_grad for p in network.parameters())
     if own or settings.precision == "16-true":
         check_half(settings, plan.device, own)
+
+
+class Loaders(lightning.LightningDataModule):
+    """Makes the loaders of a run. Lightning asks for them once it knows the rank of this process."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None] = warnings.warn) -> None:
+        """`say` tells which samples were skipped."""
+        super().__init__()
+        self.plan, self.say = plan, say
+        self._made: list[Loader] = []
+
+    def teardown(self, stage: str) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes. A run that is interrupted has no `teardown`."""
+        for loader in self._made:
+            loader.close()
+
+    def train_dataloader(self) -> Loader:
+        assert self.plan.data.train is not None
+        return self._loader(self.plan.data.train, shuffle=True)
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.val is None else self._loader(self.plan.data.val)
+
+    def test_dataloader(self) -> Loader | list[Loader]:
+        return [] if self.plan.data.test is None else self._loader(self.plan.data.test)
+
+    def _loader(self, samples: Samples, shuffle: bool = False) -> Loader:
+        settings, trainer = self.plan.settings, self.trainer
+        assert trainer is not None
+        rank, world = trainer.global_rank, trainer.world_size
+        # BatchNorm can't train on one sample: it has no variance.
+        norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.plan.model.modules())
+        several = settings.accumulate * world > 1
+        loader = Loader(
+            samples,
+            settings.batch,
+            shuffle=shuffle,
+            seed=settings.seed,
+            workers=settings.workers,
+            rank=rank,
+            world=world,
+            accumulate=settings.accumulate,
+            smallest=2 if shuffle and norms else 1,
+            drop_last=shuffle and fixed_batch(self.plan.model) is not None,
+            pin_memory=self.plan.device.torch_device.type == "cuda",
+            say=self.say,
+            ahead=shuffle and several and any(goal.counts for goal in self.plan.objectives),
+            classes=self.plan.classes if shuffle else None,
+        )
+        self._made.append(loader)
+        return loader
+
+
+STEPS_PER_AGREEMENT = 16  # between two questions of several processes to each other whether the time is up
+
+
+class Deadline(lightning.Callback):
+    """Ends the training after some hours. The weights of that moment are validated and saved like those of an epoch.
+
+    It must come before the callback that saves checkpoints.
+
+    Attributes:
+        reached: True once the time was up.
+    """
+
+    def __init__(self, hours: float | None) -> None:
+        self.hours, self.reached = hours, False
+        self._begun = time.monotonic()
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._begun = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, index: int
+    ) -> None:
+        if self.hours is None or not stepped(trainer):
+            return
+        if trainer.world_size > 1 and trainer.global_step % STEPS_PER_AGREEMENT:
+            return
+        over = time.monotonic() - self._begun >= self.hours * 3600
+        self.reached = trainer.strategy.reduce_boolean_decision(over, all=False)
+        if self.reached:
+            trainer.fit_loop.epoch_loop.max_steps = trainer.global_step
+
+
+def without_values(network: nn.Module) -> nn.Module:
+    """Return a copy of a model whose parameters and buffers are empty: `map_rows` gives it those of files.
+
+    Buffers that no file has are shared. The scales and class names that were noted for the model are noted for the
+    copy.
+    """
+    stored = {id(tensor) for tensor in network.state_dict(keep_vars=True).values()}
+    memo: dict[int, object] = {
+        id(p): nn.Parameter(torch.empty(0, dtype=p.dtype), p.requires_grad) for p in network.parameters()
+    }
+    memo |= {id(b): torch.empty(0, dtype=b.dtype) if id(b) in stored else b for b in network.buffers()}
+    found = copy.deepcopy(network, memo)
+    note_known(found, known_of(network))
+    set_classes(found, classes_of(network))
+    return found
+
+
+def give_back(
+    network: nn.Module, whole: nn.Module, trainer: lightning.Trainer, keep: Checkpoints, stopped: str
+) -> None:
+    """Load the best weights into the models. If the run was interrupted, save the latest weights first.
+
+    Every process reads the files.
+
+    Args:
+        network: the trained model.
+        whole: the model to return: `network`, or its copy `without_values` if it is sharded. It gets the latest weights
+            if none are best.
+    """
+    keep_all(network)
+    note_learned(whole)
+    if stopped != "interrupted":
+        trainer.strategy.barrier()
+    elif whole is network and trainer.is_global_zero:  # a sharded run has done it
+        keep.save_last(whole)
+    best, last = there(keep.out / BEST), there(keep.out / LAST)
+    if whole is not network and (found := best or last) is not None:
+        map_rows(whole, found)
+    early = stopped == "interrupted" and keep.best_epoch is None  # then the latest weights go on
+    if best is not None and not early and not (whole is not network and stopped == "interrupted"):
+        (load_weights if keep.only is None else load_adapter)(network, best)
+    if keep.only is not None and not any(packed_layers(network)):
+        merge(network)
+    own = keep.out / GOAL
+    for model in dict.fromkeys((network, whole)) if own.is_file() else ():
+        keep_state(model, load_file(own))
+    task = trainer.lightning_module
+    if isinstance(task, Task) and own.is_file() and stopped != "interrupted":
+        restore(whole, task.objectives)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.fed import EACH, fed, says_batch
+from onnxgen.training.data.feeding import EACH, fed, says_batch
 from onnxgen.training.data.samples import Data, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.roles import BRANCH

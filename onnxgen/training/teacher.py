@@ -19,8 +19,7 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data.images import shown
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.endings import ending_of
-from onnxgen.training.known import known_of
-from onnxgen.training.model import load_model
+from onnxgen.training.model import known_of, load_model
 from onnxgen.training.runs.record import code_of
 
 Made = dict[str, Tensor]  # outputs and features by name

@@ -9,8 +9,7 @@ on the terms of a flat module (`code/module_def.py`, the placeholders of `code/q
 """
 
 from onnxgen.errors import WrongTranslation
-from onnxgen.validate.check import Difference, validate
-from onnxgen.validate.fallback import translated
+from onnxgen.validate.check import Difference, translated, validate
 from onnxgen.validate.flat import Specification, same_either_way, specify
 from onnxgen.validate.stored import Stored, decided, hold, hold_keys, stored_by
 

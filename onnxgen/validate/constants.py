@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.spaced import linspace
+from onnxgen.code.literals import linspace
 from onnxgen.code.torch_api import function_of
 from onnxgen.errors import WrongTranslation
-from onnxgen.validate.python import PYTHON
+from onnxgen.validate.values import PYTHON
 from onnxgen.weights.dtypes import TORCH_DTYPES
 
 Array = NDArray[Any]

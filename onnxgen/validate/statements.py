@@ -1,10 +1,13 @@
 """Execute Python statements on symbols: the values that a `forward` returns, as nodes.
 
-If the test of a branch is known, only that side is executed. Otherwise both sides are executed, and a variable with
-different values after them becomes a choice. A loop over known items is executed item by item. Any other loop is
-executed once. Each variable that it carries is a node (`carried`) of the loop, the initial value, and a number among
-equal ones. `nexts` has its value after a turn. Two loops are equal if equal carried values have equal nexts
-(coinduction).
+If the test of a branch is known, only that side is executed. Otherwise both sides are executed, and
+a variable with different values after them becomes a choice. A loop over known items is executed
+item by item. Any other loop is executed once. Each variable that it carries is a node (`carried`)
+of the loop, the initial value, and a number among equal ones. `nexts` has its value after a turn.
+Two loops are equal if equal carried values have equal nexts (coinduction).
+
+A comprehension over known items is executed item by item, too. Any other is a node, whose variables
+are numbered by how deep they are nested; so is a lambda.
 """
 
 from __future__ import annotations
@@ -14,9 +17,71 @@ from collections import Counter
 from collections.abc import Iterator
 
 from onnxgen.code.quote import Ref
-from onnxgen.validate.comprehensions import Comprehensions
-from onnxgen.validate.expressions import UNDEFINED, Lazy
-from onnxgen.validate.values import CONCRETE, Graph, LocalVariables, Node, Unreadable, Value, variable
+from onnxgen.validate.expressions import UNDEFINED, Expressions, Lazy
+from onnxgen.validate.values import CONCRETE, MAX_ITEMS, Graph, LocalVariables, Node, Once, Unreadable, Value, variable
+
+
+class Comprehensions(Expressions):
+    """Evaluates expressions with variables of their own."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.rules |= {
+            ast.ListComp: self._comprehension,
+            ast.GeneratorExp: self._comprehension,
+            ast.Lambda: self._lambda,
+        }
+
+    def _comprehension(self, tree: ast.ListComp | ast.GeneratorExp, scope: LocalVariables) -> Value:
+        """Return a list, or, if the items are unknown, a node whose variables are numbered by nesting depth."""
+        loop, *others = tree.generators
+        if any(each.is_async for each in tree.generators):
+            raise Unreadable("a comprehension that waits")
+        source = self.evaluate(loop.iter, scope)
+        items = self.iterate(source)
+        if items is not None and not loop.ifs:
+            made = []
+            for item in items:
+                inner = LocalVariables({}, scope)
+                self.assign(loop.target, item, inner)
+                made += self._made(others, tree.elt, inner)
+            return made if isinstance(tree, ast.ListComp) else Once(made)
+        if others:
+            raise Unreadable("several loops of unknown length in a comprehension")
+        self.bound += 1
+        inner = LocalVariables({}, scope)
+        self.assign(loop.target, self.make("bound", self.bound), inner)
+        tests = tuple(self.node(self.evaluate(test, inner)) for test in loop.ifs)
+        body = self.node(self.evaluate(tree.elt, inner))
+        self.bound -= 1
+        return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
+
+    def _made(self, loops: list[ast.comprehension], made: ast.expr, scope: LocalVariables) -> list[Value]:
+        """Return the items that the inner loops of a comprehension make in one turn of the outer one."""
+        if not loops:
+            return [self.evaluate(made, scope)]
+        items = self.iterate(self.evaluate(loops[0].iter, scope))
+        if items is None or loops[0].ifs:
+            raise Unreadable("several loops of unknown length in a comprehension")
+        found: list[Value] = []
+        for item in items:
+            inner = LocalVariables({}, scope)
+            self.assign(loops[0].target, item, inner)
+            found += self._made(loops[1:], made, inner)
+            if len(found) > MAX_ITEMS:
+                raise Unreadable("a comprehension of too many items")
+        return found
+
+    def _lambda(self, tree: ast.Lambda, scope: LocalVariables) -> Node:
+        given = tree.args
+        if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or given.posonlyargs:
+            raise Unreadable("a lambda with more than plain arguments")
+        self.bound += 1
+        names = {a.arg: self.make("bound", self.bound, i) for i, a in enumerate(given.args)}
+        body = self.node(self.evaluate(tree.body, LocalVariables(names, scope)))
+        self.bound -= 1
+        return self.make("lambda", len(names), body)
+
 
 GROWS = ("append", "extend")
 

@@ -1,27 +1,85 @@
-"""Find inputs that an oracle accepts: drawn ones, or those that a person gave."""
+"""Find inputs that an oracle accepts and that tell something: drawn ones, or a person's own.
+
+- `vivid`: other inputs where the outputs of the drawn ones are mute: nearly the same everywhere,
+  whatever the weights are. A detector that is fed with noise finds nothing anywhere. Its map near 0
+  is then the map of many wrong modules.
+- `relied_on`: sizes that a file calls by one name, where onnxruntime also takes different ones. A
+  name such as `batch` is the file's promise that dims are equal, and the source may rely on it: it
+  reads a size from whichever input is at hand. onnxruntime does not hold inputs to the promise. So
+  sizes that break it are tried, too. What the module does then is no fault, but a person who relies
+  on such inputs must know.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import islice, product
+from itertools import combinations, islice, product
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from onnxgen.common.crashes import CRASHES
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
+from onnxgen.shapes.dims import Dim, symbol, symbols
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import sizes as sizing
-from onnxgen.verify.limits import LOOP_SECONDS
-from onnxgen.verify.multiples import described, fit, steps
-from onnxgen.verify.oracle import Answer, Onnxruntime, Oracle, RanOn, Refused, oracles
-from onnxgen.verify.stacked import Stacked
-from onnxgen.verify.vivid import vivid
+from onnxgen.verify.feeds import LOUDER, SPREADS
+from onnxgen.verify.graph import Graph
+from onnxgen.verify.oracle import LOOP_SECONDS, Answer, Onnxruntime, Oracle, RanOn, Refused, Stacked, TimedOut, oracles
+from onnxgen.verify.report import Gradients
+from onnxgen.verify.sizes import described, fit, steps
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from onnxgen.verify.check import Check
+
+
+MUTE = 1e-4  # an output that varies by less, as a part of 1 or of its largest element if that is larger, is mute
+MAX_SEARCH_SECONDS = 10.0  # for the search, by the time that the oracle took for the first inputs
+
+
+def vivid(answer: Answer, draw: Callable[[str], Mapping[str, Any]]) -> Answer:
+    """Return an answer in which more outputs vary, or the same one. `draw`: the inputs of a spread, of equal sizes."""
+    best, most = answer, len(answer.outputs) - _mute(answer.outputs)
+    if most == len(answer.outputs) or answer.seconds * (len(LOUDER) + len(SPREADS)) > MAX_SEARCH_SECONDS:
+        return answer
+    for spread in (*LOUDER, *SPREADS):
+        feeds, started = dict(draw(spread)), time.monotonic()
+        try:
+            outputs = answer.oracle.run(feeds)
+        except Refused:
+            continue
+        tell = len(outputs) - _mute(outputs)
+        if tell > most and all(map(_are_as_finite, answer.outputs, outputs)):
+            best, most = replace(answer, feeds=feeds, outputs=outputs, seconds=time.monotonic() - started), tell
+        if most == len(outputs):
+            break
+    return best
+
+
+def _mute(outputs: Sequence[Any]) -> int:
+    """Return the number of floating point outputs that are mute."""
+    found = 0
+    for output in outputs:
+        if isinstance(output, np.ndarray) and output.dtype.kind == "f" and output.size:
+            finite = output[np.isfinite(output)].astype(np.float64)
+            largest = float(np.abs(finite).max()) if finite.size else 0.0
+            varies = float(finite.std()) if finite.size > 1 else largest
+            found += varies < MUTE * max(1.0, largest)
+    return found
+
+
+def _are_as_finite(before: Any, after: Any) -> bool:
+    if not (isinstance(before, np.ndarray) and isinstance(after, np.ndarray)) or after.dtype.kind != "f":
+        return True
+    return bool(np.isfinite(after).all()) or not bool(np.isfinite(before).all())
+
 
 MAX_REFUSALS = 120  # inputs that an oracle may refuse before it is given up
 MAX_SETTLED_REFUSALS = 6  # the same, if the sizes are those that the module was generated for
@@ -104,7 +162,7 @@ def _feeds(check: Check, sizes: sizing.Sizes, spread: str, number: int, unranked
 
 
 def _told_by(check: Check, answer: Answer) -> Answer:
-    """Return an answer of which more can be told (`vivid.py`), and learn from what was refused before this one."""
+    """Return an answer of which more can be told (`answering.py`), and learn from what was refused before this one."""
     if drawing.is_unranked(check.graph) or check.approximation is not None:
         return answer
     if answer.sizes in check.refused:  # so it was the values that the oracle refused
@@ -186,3 +244,88 @@ def _ask(oracle: Oracle, sizes: sizing.Sizes, feeds: Mapping[str, Any]) -> list[
 
 def _sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{printable(name)}={size}" for name, size in sizes.items()) or "the file's own sizes"
+
+
+MAX_TRIES = 12  # combinations of places that are tried for one name
+MAX_PROMISE_SECONDS = 5.0  # time for all names
+OTHER = "\0other"  # the name of the second size, which no file has
+Place = tuple[int, int]  # number and axis of an input
+
+
+def relied_on(check: Check, network: nn.Module, given: Answer) -> list[str]:
+    """Return a line for each name of several dims that the module needs to be equal, and onnxruntime does not."""
+    graph, found = check.graph, list[str]()
+    is_plain = graph.is_standard and not graph.random and check.freed is None and check.approximation is None
+    if not is_plain or not isinstance(given.oracle, Onnxruntime):
+        return []
+    end = time.monotonic() + MAX_PROMISE_SECONDS
+    for name, places in _places(graph).items():
+        if name not in given.sizes or name in check.sizes:
+            continue
+        for moved in islice(_parts(places), MAX_TRIES):
+            if time.monotonic() > end:
+                return found
+            if why := _breaks(check, network, given, name, moved):
+                found.append(_line(graph, name, places, moved, why))
+                break
+    return found
+
+
+def _places(graph: Graph) -> dict[str, list[Place]]:
+    """Return where the inputs have each name that several dims bear."""
+    found: dict[str, list[Place]] = {}
+    for number, (_, _, facts) in enumerate(graph.inputs):
+        for axis, dim in enumerate(facts.shape or () if facts.kind == "tensor" else ()):
+            if (name := _name(dim)) is not None:
+                found.setdefault(name, []).append((number, axis))
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def _name(dim: Dim) -> str | None:
+    if isinstance(dim, int):
+        return None
+    return next((name for name in symbols(dim) if symbol(name) == dim), None)
+
+
+def _parts(places: list[Place]) -> Iterator[frozenset[Place]]:
+    """Yield sets of places that get another size: single ones first. The first place keeps its size."""
+    for count in range(1, len(places)):
+        yield from map(frozenset, combinations(places[1:], count))
+
+
+def _breaks(check: Check, network: nn.Module, given: Answer, name: str, moved: frozenset[Place]) -> str:
+    """Return what the module does with sizes that onnxruntime takes; "" if it computes the same."""
+    inputs = []
+    for number, (port, kind, facts) in enumerate(check.graph.inputs):
+        dims = [symbol(OTHER) if (number, axis) in moved else dim for axis, dim in enumerate(facts.shape or ())]
+        inputs.append((port, kind, facts if facts.shape is None else replace(facts, shape=tuple(dims))))
+    sizes = {**given.sizes, OTHER: given.sizes[name] + 1}
+    feeds = drawing.draw(replace(check.graph, inputs=inputs), sizes, drawing.SPREADS[0], given.seed)
+    started = time.monotonic()
+    try:
+        outputs = given.oracle.run(feeds)
+    except Refused:
+        return ""
+    other = Answer(given.sizes, given.seed, feeds, given.oracle, outputs, time.monotonic() - started)
+    return _difference(check, network, other, given.sizes[name])
+
+
+def _difference(check: Check, network: nn.Module, other: Answer, size: int) -> str:
+    notes, coarse, limit = list(check.notes), dict(check.coarse), check.only_reference
+    try:
+        run = check.run(network, other, None, Gradients())
+    except TimedOut:
+        return ""
+    finally:
+        check.notes[:], check.coarse, check.only_reference = notes, coarse, limit
+    sizes = f"with {size} and {size + 1}"
+    return "" if run.agrees else f"{sizes} the module fails" if run.error else f"{sizes} it computes something else"
+
+
+def _line(graph: Graph, name: str, places: list[Place], moved: frozenset[Place], why: str) -> str:
+    first = next(place for place in places if place not in moved)
+    told = [f"axis {axis} of {printable(graph.inputs[number][0])}" for number, axis in (first, *sorted(moved))]
+    return (
+        f"the file calls the sizes of {', '.join(told[:-1])} and {told[-1]} by one name, {printable(name)}, "
+        f"and the source relies on it: onnxruntime also takes different ones, and {why}"
+    )

@@ -15,41 +15,47 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.graph.annotations import APPROXIMATED, FREED
-from onnxgen.graph.element_types import NAMED
+from onnxgen.graph.nodes import NAMED
 from onnxgen.heads.trained import of_task
 from onnxgen.options import Options
 from onnxgen.passes.batch import Freed
 from onnxgen.passes.retype import KEY as DTYPE
 from onnxgen.passes.trainable import stored_values
 from onnxgen.pipeline import read_and_simplify
-from onnxgen.plugins.evaluating import evaluators, without_reference
+from onnxgen.plugins.loading import evaluators, without_reference
 from onnxgen.reader import read
 from onnxgen.record.asked import recorded_options
-from onnxgen.record.module import metadata_of
+from onnxgen.record.sidecar import metadata_of
 from onnxgen.record.way_back import cut_of, recorded_cut
+from onnxgen.runtime.checkpoint import load_partly
 from onnxgen.runtime.load import from_pretrained, imported, load
-from onnxgen.runtime.partial import load_partly
-from onnxgen.verify import answering, directions, excuses, gradients, promises, torch_side
-from onnxgen.verify import locate as where
+from onnxgen.verify import answering, gradients, rounding, torch_side, trace
 from onnxgen.verify import sizes as sizing
-from onnxgen.verify.compare import Tolerance, compare, describe
-from onnxgen.verify.freedom import Freedom
+from onnxgen.verify.compare import Telling, Tolerance, compare, describe
 from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import (
     approximation_of,
     compare_recorded,
     compare_weights,
+    in_part,
     other_file,
     record_of,
     without_alphabet,
 )
-from onnxgen.verify.limits import LOOP_SECONDS, SLOWER, TimedOut
-from onnxgen.verify.oracle import Answer, ModelPart, proto
-from onnxgen.verify.partial import in_part
+from onnxgen.verify.oracle import (
+    LOOP_SECONDS,
+    SLOWER,
+    Answer,
+    ModelPart,
+    TimedOut,
+    free_inputs,
+    freed_of,
+    is_free,
+    proto,
+)
 from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
-from onnxgen.verify.stacked import free_inputs, freed_of, is_free
-from onnxgen.verify.telling import Telling
-from onnxgen.weights.approximation import Approximation
+from onnxgen.verify.rounding import Freedom
+from onnxgen.weights.dequantised import Approximation
 from onnxgen.weights.stored import stored
 
 if TYPE_CHECKING:
@@ -173,7 +179,7 @@ class Check:
                     if not report.runs[-1].agrees and different is None:
                         different = given.feeds, report.runs[-1]
                 if feeds is None and first is not None and all(run.agrees for run in report.runs):
-                    self.notes += promises.relied_on(self, network, first)
+                    self.notes += answering.relied_on(self, network, first)
                 gradients.excuse_idle(network, given.feeds, backward, self._limit(given))
             report.untold = self.telling.untold() | self.coarse
             if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
@@ -182,7 +188,7 @@ class Check:
                 how = self.path, self.proto(), self.options, self.graph
                 inputs, run = different or ({}, None)
                 wrong = [] if run is None else [n for n, o in zip(self.graph.outputs, run.outputs) if o.why]
-                report.located = where.locate(*how, network, inputs, report.moved, wrong)
+                report.located = trace.locate(*how, network, inputs, report.moved, wrong)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 report.integrity = compare_weights(self.path, Path(shown), space, self.given)
@@ -300,8 +306,8 @@ class Check:
         if self.partly:
             return run
         if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
-            excuses.conditioning(self, run, given, expected, got)
-            excuses.freedom(self, network, run, given, expected, got)
+            rounding.conditioning(self, run, given, expected, got)
+            rounding.freedom(self, network, run, given, expected, got)
         try:
             if backward is not None:
                 backward.add(network, outputs)
@@ -323,7 +329,7 @@ class Check:
         else:
             # a small step changes the meaning of inputs that are sizes or scales
             fixed = {name for name, role in self.graph.roles.items() if role.size or role.mode}
-            why = directions.hold(network, given.feeds, fixed, found, self._limit(given))
+            why = gradients.hold(network, given.feeds, fixed, found, self._limit(given))
         if why and why not in self.notes:
             self.notes.append(why)
 

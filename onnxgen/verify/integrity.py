@@ -1,34 +1,45 @@
-"""Compare the sidecar with the ONNX file, tensor by tensor and bit for bit."""
+"""Compare the sidecar with the ONNX file, tensor by tensor and bit for bit.
+
+An edited module that has only a part of the weights is compared by what it has (`in_part`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxgen.common.built import read_json
-from onnxgen.common.digest import file_sha256
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import json_object, read_json
+from onnxgen.common.cache import file_sha256
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.passes.trainable import stored_values
 from onnxgen.reader import read
 from onnxgen.record.labels import alphabet_in, recorded_alphabet
-from onnxgen.record.module import metadata_of, noted, sidecar_of
+from onnxgen.record.sidecar import metadata_of, noted, sidecar_of
 from onnxgen.record.signature import recorded
 from onnxgen.record.way_back import TENSORS
+from onnxgen.verify import torch_side
+from onnxgen.verify.convert import to_numpy
 from onnxgen.verify.graph import Graph
-from onnxgen.verify.report import Integrity
-from onnxgen.weights.approximation import KEY as APPROXIMATION
-from onnxgen.weights.approximation import Approximation
+from onnxgen.verify.oracle import Answer
+from onnxgen.verify.report import Integrity, VerifyReport
+from onnxgen.weights.dequantised import KEY as APPROXIMATION
+from onnxgen.weights.dequantised import Approximation
 from onnxgen.weights.provenance import Source, rebuild
 from onnxgen.weights.sidecar import read_tensors
 from onnxgen.weights.stored import stored
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from onnxgen.verify.check import Check
+
 
 FOLDED = 1e-5  # allowed relative difference of weights into which a norm was folded
 
@@ -154,3 +165,26 @@ def _difference(expected: Source | NDArray[Any], found: NDArray[Any]) -> str:
     finally:
         if isinstance(expected, Source):
             expected.release()
+
+
+def in_part(
+    check: Check, network: nn.Module, space: Mapping[str, Any], report: VerifyReport, inputs: Iterable[Answer]
+) -> VerifyReport:
+    """Compare outputs, module with weights file, and weights file with ONNX file. A note has the number of tensors.
+
+    Raises:
+        OnnxgenError: the module embeds its weights, so there is no weights file.
+    """
+    sidecar = sidecar_of(space)
+    if sidecar is None:
+        raise OnnxgenError("--partial compares with the weights file, and the weights are in the module itself")
+    with torch_side.in_mode(network, check.graph):
+        report.runs += [check.run(network, given, None, report.gradients) for given in inputs]
+    stored, state = read_tensors(sidecar), {key: to_numpy(value) for key, value in network.state_dict().items()}
+    both = [key for key, value in state.items() if key in stored and stored[key].shape == value.shape]
+    report.notes.append(f"{len(both)} of {counted(len(state), 'tensor')} of the module come from its weights file")
+    report.partial = check.partly
+    report.moved = [key for key in both if stored[key].tobytes() != state[key].tobytes()]
+    if check.cast is None and check.approximation is None:
+        report.moved += compare_recorded(check.path, space, check.options)
+    return report

@@ -1,10 +1,16 @@
-"""Oracles that run the ONNX file: onnxruntime, or `onnx.reference` if onnxruntime cannot."""
+"""Oracles that run the ONNX file: onnxruntime, or `onnx.reference` if onnxruntime cannot.
+
+`limited` sets a time limit: a loop of the network may run on for some inputs, in a module as in an
+oracle. `Stacked` is the oracle for `--dynamic-batch`: it runs a file with a fixed batch several
+times and stacks the results.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +21,56 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxgen.common.built import json_object
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.graph.catalogue import card
+from onnxgen.graph.operators import card
+from onnxgen.passes.batch import Freed
 from onnxgen.passes.standard.batchwise import time_first
-from onnxgen.reader.constants import Given, fix_constants
-from onnxgen.reader.cut import cut_graph
+from onnxgen.reader.inputs import Given, cut_graph, fix_constants
 from onnxgen.reader.protos import every_node, opset_of
+from onnxgen.record.sidecar import noted
 from onnxgen.record.way_back import Cut
-from onnxgen.verify.limits import TimedOut, limited
+
+LOOP_SECONDS = 20.0  # seconds for one run of a network with a loop, on drawn inputs
+SLOWER = 50.0  # a module's loop may take so many times as long as the oracle's
+
+
+class TimedOut(Exception):
+    """Something ran for longer than its limit."""
+
+
+class _Stop(BaseException):
+    """Raised in the thread that runs for too long. No handler of `Exception` catches it on its way."""
+
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Raise `TimedOut` in this thread when the block has run for so long; None: no limit.
+
+    Python only notices between two of its own instructions, so a single long call is not interrupted.
+    """
+    if seconds is None:
+        yield
+        return
+    lock, thread, is_over = threading.Lock(), threading.get_ident(), False
+
+    def stop() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except _Stop:
+        raise TimedOut(f"it was stopped after {seconds:.0f} s") from None
+    finally:
+        with lock:
+            is_over = True
+        timer.cancel()
+
 
 # Without it, sums of products of uint8 and int8 saturate at 16 bits on processors with AVX2 but without VNNI.
 # onnxruntime rewrites the graph for it, which needs optimisations, and weights in the file.
@@ -350,3 +398,65 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _line(error: BaseException) -> str:
     return one_line(error) or type(error).__name__
+
+
+def freed_of(space: Mapping[str, Any]) -> Freed | None:
+    """Return the batch that a generated file made free, as its sidecar records; None if it did not."""
+
+    def parsed(text: str) -> Freed:
+        found = json_object(text)
+        return Freed(int(found["size"]), dict(found["inputs"]), dict(found["outputs"]))
+
+    return noted(space, "batch", parsed)
+
+
+def is_free(model: ir.Model, freed: Freed) -> bool:
+    """Return True if a freshly read model already has a free batch."""
+    shapes = {value.name or "": value.shape for value in model.graph.inputs}
+    return all(
+        (shape := shapes.get(name)) is None or not isinstance(shape[axis], int) for name, axis in freed.inputs.items()
+    )
+
+
+def free_inputs(model: ir.Model, freed: Freed) -> None:
+    """Give the inputs of a freshly read model a free batch, to draw samples for."""
+    for value in model.graph.inputs:
+        axis = freed.inputs.get(value.name or "")
+        if axis is not None and value.shape is not None:
+            dims: list[int | ir.SymbolicDim] = list(value.shape)
+            dims[axis] = ir.SymbolicDim("batch")
+            value.shape = ir.Shape(dims)
+
+
+class Stacked:
+    """Runs the file once per portion of the batch, and concatenates the results."""
+
+    def __init__(self, oracle: Oracle, freed: Freed, outputs: list[str]) -> None:
+        self.oracle, self.freed, self.outputs = oracle, freed, outputs
+        self.seconds = oracle.seconds
+        self.name = f"{oracle.name}, stacked runs of {freed.size}"
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        counts = {feeds[name].shape[axis] for name, axis in self.freed.inputs.items()}
+        if len(counts) != 1 or 0 in counts:
+            raise Refused("the inputs do not have the same number of samples")
+        (count,) = counts
+        runs = [self.oracle.run(part) for part in self._parts(feeds, count)]
+        return [self._joined(name, [run[i] for run in runs], count) for i, name in enumerate(self.outputs)]
+
+    def _parts(self, feeds: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+        """Yield the samples in portions of the file's batch. The last one is filled up with the last sample."""
+        for start in range(0, count, self.freed.size):
+            chosen = [min(start + i, count - 1) for i in range(self.freed.size)]
+            yield {
+                name: np.take(value, chosen, self.freed.inputs[name]) if name in self.freed.inputs else value
+                for name, value in feeds.items()
+            }
+
+    def _joined(self, name: str, parts: list[Any], count: int) -> Any:
+        """Return the rows of an output from all runs. An output without a batch is that of the first run."""
+        axis = self.freed.outputs.get(name)
+        if axis is None:
+            return parts[0]
+        rows = parts[0].shape[axis] // self.freed.size
+        return np.take(np.concatenate(parts, axis), range(count * rows), axis)

@@ -74,7 +74,7 @@ class Gradients:
         not_finite: those with an infinite or NaN gradient while every output was finite.
         error: why a backward pass failed.
         groups: the number of groups of parameters and inputs whose gradients can be compared with finite differences
-            (`onnxgen.verify.directions`).
+            (`onnxgen.verify.gradients`).
         held: the number of groups that agree.
         wrong: the groups that differ, with both numbers.
         unclear: the groups whose two one-sided differences disagree, with a gradient that is not between them.
@@ -143,7 +143,7 @@ class VerifyReport:
         located: see `Located`; None if not asked for, or not found.
         notes: what could not be compared, what the oracle refused, and other information.
         untold: outputs for which a wrong module could pass, with the reason: they vary no more than quantisation
-            explains (`onnxgen.verify.telling`), or the oracle's own rounding changes them as much.
+            explains (`onnxgen.verify.compare`), or the oracle's own rounding changes them as much.
         partial: what of its weights an edited module has; "" if it has all. Then outputs may differ, and only the
             tensors that both have must be equal. Gradients are not compared.
     """

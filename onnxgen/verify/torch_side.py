@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from onnxgen.errors import typed
 from onnxgen.verify.convert import to_numpy, to_torch
 from onnxgen.verify.graph import Graph
-from onnxgen.verify.limits import TimedOut, limited
+from onnxgen.verify.oracle import TimedOut, limited
 
 _DROPOUTS = {
     getattr(torch.nn.functional, name)

@@ -1,13 +1,15 @@
 """Weight provenance: how each state-dict tensor is made of ONNX tensors, and the inverse.
 
-A `Source` rearranges and casts elements; it never computes. Its normal form is a list of `Piece`s: each is a block of
-the state-dict tensor, and shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
-slicing narrows it, and reshaping splits and merges its axes. Concatenating sets blocks side by side; neighbours that
-continue each other are merged. So if an exporter reorders the gates of an LSTM and a pass restores PyTorch's order, the
-result is the identity, and no pattern needs to be recognised.
+A `Source` rearranges and casts elements; it never computes. Its normal form is a list of `Piece`s:
+each is a block of the state-dict tensor, and shows a strided view of one ONNX tensor's flat
+elements. Transposing permutes the view, slicing narrows it, and reshaping splits and merges its
+axes. Concatenating sets blocks side by side; neighbours that continue each other are merged. So if
+an exporter reorders the gates of an LSTM and a pass restores PyTorch's order, the result is the
+identity, and no pattern needs to be recognised.
 
-To invert a strided view, write to it: `way_back` records the views and `rebuild` writes. The only other inverse is
-`Fold`: it folds a restored BatchNorm into its layer again.
+To invert a strided view, write to it: `way_back` records the views and `rebuild` writes. `Covered`
+tells which elements of a stored tensor the pieces cover. The only other inverse is `Fold`: it folds
+a restored BatchNorm into its layer.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.weights.coverage import Covered, covers
 from onnxgen.weights.dtypes import WIDER
 from onnxgen.weights.strided import (
     Array,
+    Axis,
     Piece,
     block,
     common_groups,
@@ -42,6 +44,48 @@ from onnxgen.weights.strided import (
     tidy,
     window,
 )
+
+
+class Covered:
+    """Tracks which elements of one ONNX tensor are covered, in cells as large as the edges of the pieces allow."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        size = max(math.prod(pieces[0].tensor.shape.numpy()), 1)  # an empty tensor has one cell that must be covered
+        self.grain = size
+        for piece in pieces:
+            *outer, (run, _) = _runs(piece)
+            self.grain = math.gcd(self.grain, piece.offset, run, *(stride for _, stride in outer))
+        self.cells = np.zeros(size // self.grain, bool)
+
+    @property
+    def all(self) -> bool:
+        return bool(self.cells.all())
+
+    def add(self, piece: Piece) -> tuple[bool, bool]:
+        """Cover a piece. Returns two answers: if any of it was not covered before, and if any was."""
+        *outer, (run, _) = _runs(piece)
+        atoms = [(size, stride // self.grain) for size, stride in outer] + [(run // self.grain, 1)]
+        cells = window(self.cells, piece.offset // self.grain, tuple(atoms), write=True) if run else self.cells
+        answer = not cells.all(), bool(cells.any())
+        cells[...] = True
+        return answer
+
+
+def covers(pieces: Sequence[Piece]) -> bool:
+    """Return True if the pieces together cover their whole ONNX tensor."""
+    covered = Covered(pieces)
+    for piece in pieces:
+        covered.add(piece)
+    return covered.all
+
+
+def _runs(piece: Piece) -> Axis:
+    """Return the piece's atoms by falling stride. The last is its contiguous run of stride 1 (size 0: no elements)."""
+    if 0 in piece.shape:
+        return ((0, 1),)
+    atoms = merged(sorted(itertools.chain(*piece.axes), key=lambda atom: -atom[1]))
+    return atoms if atoms and atoms[-1][1] == 1 else (*atoms, (1, 1))
+
 
 MAX_PIECES = 65_536  # per tensor; no exporter's reshapes produce more
 

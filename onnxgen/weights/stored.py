@@ -1,27 +1,100 @@
-"""Tensors that are stored in the file, and values that are only views of them."""
+"""Tensors that are stored in the file, their views and copies, and the inputs that they stand for.
+
+- `view_of`: a value that only views a stored tensor, by the rules that operators name
+  (`ops.rules`).
+- `Copied`: stored tensors that constant folding made as copies of others, such as a weight for
+  every step of a layer.
+- `Finder`: the inputs of the file's nodes that an input of a rewritten graph's node stands for.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
 import re
-from collections.abc import Container
-from dataclasses import replace
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.graph.budget import past, writable
-from onnxgen.graph.catalogue import card
-from onnxgen.graph.nodes import answered, told
+from onnxgen.graph.annotations import COPIES, NODES, SITES, Site, past, site, writable
+from onnxgen.graph.nodes import all_nodes, answered, told
+from onnxgen.graph.operators import card
 from onnxgen.options import Options
 from onnxgen.shapes.info import info
 from onnxgen.weights.file_tensor import FileTensor
 from onnxgen.weights.provenance import Source, concat
 from onnxgen.weights.strided import Array
-from onnxgen.weights.views import View
+
+View = Callable[[ir.Node, Source], "Source | None"]  # None: of no tensor
+
+
+def constant_ints(node: ir.Node, index: int, attribute: str) -> list[int] | None:
+    """Return a list of ints that is an attribute or a constant input, depending on the opset."""
+    if attribute in node.attributes:
+        return [int(v) for v in node.attributes[attribute].value]
+    if index < len(node.inputs) and node.inputs[index] is not None:
+        constant = info(node.inputs[index]).constant
+        return None if constant is None else [int(v) for v in constant.reshape(-1)]
+    return None
+
+
+def transpose(node: ir.Node, x: Source) -> Source | None:
+    perm = constant_ints(node, 1, "perm")
+    return x.transpose(tuple(perm if perm is not None else reversed(range(len(x.shape)))))
+
+
+def unsqueeze(node: ir.Node, x: Source) -> Source | None:
+    axes = constant_ints(node, 1, "axes")
+    if axes is None:
+        return None
+    rank = len(x.shape) + len(axes)
+    for axis in sorted(a % rank for a in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def squeeze(node: ir.Node, x: Source) -> Source | None:
+    axes = constant_ints(node, 1, "axes")
+    if axes is None:
+        axes = [i for i, d in enumerate(x.shape) if d == 1]
+    for axis in sorted((a % len(x.shape) for a in axes), reverse=True):
+        x = x.squeeze(axis)
+    return x
+
+
+def reshape(node: ir.Node, x: Source) -> Source | None:
+    shape = info(node.outputs[0]).shape
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return None
+    return x.reshape(tuple(int(d) for d in shape if isinstance(d, int)))
+
+
+def slices(node: ir.Node, x: Source) -> Source | None:
+    starts, ends = constant_ints(node, 1, "starts"), constant_ints(node, 2, "ends")
+    if starts is None or ends is None:
+        return None
+    axes = constant_ints(node, 3, "axes")
+    steps = constant_ints(node, 4, "steps") or [1] * len(starts)
+    if any(s != 1 for s in steps):
+        return None
+    for axis, start, end in zip(axes if axes is not None else range(len(starts)), starts, ends):
+        n = x.shape[axis]
+        start, stop, _ = slice(start, end).indices(n)
+        x = x.slice(axis % len(x.shape), start, max(start, stop))
+    return x
+
+
+def unchanged(node: ir.Node, x: Source) -> Source:
+    return replace(x, label=node.outputs[0].name or "")
+
+
+def flatten(node: ir.Node, x: Source) -> Source | None:
+    return reshape(node, x)
 
 
 def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -220,3 +293,97 @@ def _split(node: ir.Node, value: ir.Value, x: Source) -> Source | None:
             return x.slice(axis % len(x.shape), start, start + size)
         start += size
     return None
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The elements of the tensor `original` are those of another one, from its flat element `offset` on.
+
+    If `original` is "", they are zeros, whatever is trained.
+    """
+
+    original: str
+    offset: int
+
+
+def note_copy(value: ir.Value, copies: Iterable[Copied]) -> None:
+    """Note what a stored tensor has copies of."""
+    COPIES.set(value, list(dict.fromkeys([*COPIES.get(value), *copies])))
+
+
+def twins(keys: Mapping[str, Source], values: Iterable[ir.Value]) -> list[tuple[str, Source]]:
+    """Return the provenance of the copies of state-dict tensors, by key: see `provenance.way_back`."""
+    using: dict[str, list[str]] = {}
+    for key, source in keys.items():
+        for name in source.names:
+            using.setdefault(name, []).append(key)
+    found = []
+    for value in values:
+        for copy in COPIES.get(value):
+            for key in using.get(copy.original, ()):
+                found.append((key, _moved(keys[key], copy, value)))
+    return found
+
+
+def _moved(source: Source, copy: Copied, value: ir.Value) -> Source:
+    tensor, name = value.const_value, value.name or ""
+    assert tensor is not None
+    pieces = (p for p in source.pieces if p.name == copy.original)
+    return replace(
+        source, pieces=tuple(replace(p, name=name, tensor=tensor, offset=p.offset + copy.offset) for p in pieces)
+    )
+
+
+Place = tuple[int, ir.Node, int, Source]  # an input of a new node; an older node, its input, and what that is made of
+
+
+class Finder:
+    """Finds the sites of stored tensors in a graph that passes have rewritten."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.nodes = NODES.get(model)
+        self.model = model
+
+    def sites(self, tensor: str, node: ir.Node, indices: Iterable[int]) -> set[Site]:
+        """Return the sites of `tensor` that these inputs of a node of the rewritten graph stand for."""
+        found: set[Site] = set()
+        noted = SITES.get(node)
+        for index in indices:
+            if index in noted:
+                found |= noted[index].get(tensor, frozenset())
+                continue
+            value = node.inputs[index]
+            inputs = dict(self.nodes.get(node.outputs[0].name or "", ()))
+            if value is not None and stored(value) is None and value.name in self.nodes:
+                found |= self._above([value.name], tensor, set())
+            elif inputs.get(site(node, index)) == tensor:
+                found.add(site(node, index))
+            else:
+                found |= self._above([o.name for o in node.outputs if o.name], tensor, self._others)
+        return found
+
+    def note(self, new: ir.Node, places: Iterable[Place]) -> None:
+        """Note the sites of a new node's inputs, while the nodes that it stands for are still there."""
+        noted = {}
+        for index, node, old, source in places:
+            noted[index] = {name: frozenset(self.sites(name, node, [old])) for name in source.names}
+        SITES.set(new, noted)
+
+    def _above(self, names: list[str], tensor: str, ends: Collection[str]) -> set[Site]:
+        """Return the sites of `tensor` among the nodes that these values are computed by, back to `ends`."""
+        found: set[Site] = set()
+        pending, seen = list(names), set(names)
+        while pending:
+            for where, name in self.nodes.get(pending.pop(), ()):
+                if name == tensor:
+                    found.add(where)
+                elif name not in seen and name not in ends:
+                    seen.add(name)
+                    pending.append(name)
+        return found
+
+    @cached_property
+    def _others(self) -> set[str]:
+        """The values that nodes of the rewritten graph compute."""
+        nodes = (node for node in all_nodes(self.model.graph) if view_of(node) is None)
+        return {o.name for node in nodes for o in node.outputs if o.name}

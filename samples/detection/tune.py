@@ -18,7 +18,7 @@ import onnxgen
 from onnxgen.heads.reading import find_tail
 from onnxgen.reader import read
 from onnxgen.training import fit
-from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.boxes import Decoder
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from make_onnx import CLASSES, draw, make

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from onnx.backend.test.loader import DATA_DIR
 
-from onnxgen.graph.gradients import key
+from onnxgen.graph.operators import key
 from tests.backend.exclusions import EXCLUDED
 from tests.ops import harness
 

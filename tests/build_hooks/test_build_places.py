@@ -19,12 +19,19 @@ from onnxgen import ModelGen
 from onnxgen.build_hooks import watch
 from onnxgen.build_hooks.build import build
 from onnxgen.build_hooks.elsewhere import moved_to
+from onnxgen.build_hooks.freshness import plugin_digests
 from onnxgen.build_hooks.hatch import ModelBuildHook
-from onnxgen.build_hooks.plugin_files import plugin_digests
 from onnxgen.build_hooks.settings import Entry
-from onnxgen.build_hooks.setuptools_build import NAME, BuildOnnxgen, hook
+from onnxgen.build_hooks.setuptools_build import (
+    NAME,
+    BuildOnnxgen,
+    hook,
+    installed,
+    package_of,
+    place_of,
+    place_of_output,
+)
 from onnxgen.build_hooks.setuptools_entry import finalize
-from onnxgen.build_hooks.setuptools_places import installed, package_of, place_of, place_of_output
 from onnxgen.build_hooks.watch import _changed, _files, _stamp
 from onnxgen.common.cache import Cache
 from onnxgen.errors import OnnxgenError

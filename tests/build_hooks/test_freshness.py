@@ -32,7 +32,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import DATA_FILES
 from onnxgen.options import Options
 from onnxgen.reader import read
-from onnxgen.reader.locations import locations
+from onnxgen.reader.tensors import locations
 from tests.build_hooks.nets import net
 from tests.conftest import ROOT, shared_models
 

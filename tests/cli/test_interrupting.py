@@ -35,7 +35,7 @@ SWALLOWED = """
     made = Callback()
     sys.unraisablehook = lambda _: None
     del made
-    from onnxgen.training.checkpoint.stopping import Stopping
+    from onnxgen.training.launch import Stopping
     with Stopping(print).heard():
         pass
 """

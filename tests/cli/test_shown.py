@@ -69,8 +69,8 @@ def test_every_line_of_a_command_is_told_in_one_place() -> None:
             text = ast.unparse(node)
             allowed = path.name in (
                 "say.py",
-                "shown.py",
-                "notebook.py",
+                "progress.py",
+                "page.py",
                 "selftest.py",
             )  # the last prints JSON for its parent
             is_print = text.startswith(("print(", "click.echo(", "sys.stdout.write(", "sys.stderr.write("))
@@ -151,8 +151,8 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from onnxgen.training.config import write_config
     from onnxgen.training.report import Facts, Outcome, finish
     from onnxgen.training.report.metrics import Metrics
-    from onnxgen.training.report.shown import Lines
-    from onnxgen.training.runs.rows import write_rows
+    from onnxgen.training.report.progress import Lines
+    from onnxgen.training.runs.metrics import write_rows
     from onnxgen.training.settings import Settings
 
     settings = Settings(out=tmp_path)

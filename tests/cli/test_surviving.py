@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system can'
 
 PROGRAM = """
 import os, signal, sys
-from onnxgen.cli.surviving import surviving
+from onnxgen.cli.process import surviving
 from onnxgen.common.crashes import CRASHES
 
 def run():
@@ -62,7 +62,7 @@ def test_a_lack_of_memory_is_said() -> None:
 
 WAITING = """
 import os, signal, sys, time
-from onnxgen.cli.surviving import surviving
+from onnxgen.cli.process import surviving
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background ignores it
 

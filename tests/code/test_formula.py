@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgen.code.formula import NAMED, computed, formula
+from onnxgen.code.quote import NAMED, computed, formula
 from onnxgen.validate import Difference, specify, validate
 from tests.ops.harness import run_node
 from tests.structure.test_structure import made

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.code import printer
-from onnxgen.code.headed import with_sizes
+from onnxgen.code.style import with_sizes
 from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.validate import specify, validate

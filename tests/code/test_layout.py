@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from onnx import helper
 from torch import Tensor, nn
 
-from onnxgen.code import annotations
+from onnxgen.code import printer
 from onnxgen.code.printer import LINE_LENGTH
 from onnxgen.common.names import FileText
 from onnxgen.options import Options
@@ -308,7 +308,7 @@ def test_annotations(tmp_path: Path) -> None:
 
 
 def annotated(line: str, nodes: tuple[str, ...]) -> list[str]:
-    return annotations.annotated(line, tuple(map(FileText, nodes)))
+    return printer.annotated(line, tuple(map(FileText, nodes)))
 
 
 def test_many_nodes_in_one_line(tmp_path: Path) -> None:

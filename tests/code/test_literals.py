@@ -14,8 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxgen.code.literals import tensor_literal
-from onnxgen.code.spaced import linspace
+from onnxgen.code.literals import linspace, tensor_literal
 from onnxgen.helpers.detection import make_grid
 from onnxgen.helpers.windows import relative_positions
 from onnxgen.verify.convert import to_numpy

@@ -18,14 +18,13 @@ from onnx import TensorProto, helper
 from onnxgen.cli import run
 from onnxgen.code import printer, render
 from onnxgen.code.allowed import BUILTINS, Refused, check, is_identifier
-from onnxgen.code.class_tree import ClassTree, refuse_others
+from onnxgen.code.class_tree import ClassTree, Meant, hold, refuse_others, same
 from onnxgen.code.copied import Definition, helper_names
-from onnxgen.code.meant import Meant, hold, same
 from onnxgen.code.quote import NiceFloat
 from onnxgen.common.names import RESERVED, FileText, LocalName, local
 from onnxgen.options import Options
 from onnxgen.pipeline import build
-from onnxgen.record.digest import with_fingerprint
+from onnxgen.record.base import with_fingerprint
 from onnxgen.structure import naming
 from tests.conftest import ROOT
 from tests.injection.holding import hold as hold_clean

@@ -13,10 +13,9 @@ import onnx
 import pytest
 
 from benchmarks.generation import irregular
-from onnxgen.code import settled
-from onnxgen.code.class_source import ClassSource
-from onnxgen.code.render import LINE_LENGTH, LOADING_TEMPLATE, _our_environment
-from onnxgen.code.settled import Settled, formatted_apart
+from onnxgen.code import render
+from onnxgen.code.class_tree import ClassSource
+from onnxgen.code.render import LINE_LENGTH, LOADING_TEMPLATE, Settled, _our_environment, formatted_apart
 from onnxgen.common.timing import recorded, stage
 from onnxgen.options import Options
 from onnxgen.pipeline import build
@@ -122,7 +121,7 @@ def test_too_many_lines_for_black(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     onnx.save(irregular(100), tmp_path / "net.onnx")
     usual = build(tmp_path / "net.onnx", Options(), tmp_path / "net.py")
     assert not any("black" in note for note in usual.report.notes)
-    monkeypatch.setattr(settled, "MAX_BLACK_LINES", 0)
+    monkeypatch.setattr(render, "MAX_BLACK_LINES", 0)
     quick = build(tmp_path / "net.onnx", Options(), tmp_path / "net.py")
     assert any("black" in note for note in quick.report.notes)
     assert formatted(quick.source) == usual.source  # the same but for the wrapping, so the same fingerprint, too

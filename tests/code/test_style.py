@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from onnxgen.code import printer
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.phases import in_phases
-from onnxgen.code.steps import Steps
+from onnxgen.code.steps import Steps, in_phases
 from onnxgen.code.style import STYLES as RECORDS
 from onnxgen.code.style import styled
 from onnxgen.errors import OnnxgenError

@@ -16,10 +16,8 @@ import torch
 from onnxgen import OnnxgenError, Options, verify
 from onnxgen.cli import run
 from onnxgen.code import render
-from onnxgen.code.class_source import ClassSource
-from onnxgen.code.class_tree import ClassTree
+from onnxgen.code.class_tree import ClassSource, ClassTree, Meant
 from onnxgen.code.copied import Definition, defined_name
-from onnxgen.code.meant import Meant
 from onnxgen.pipeline import build, check, generate
 from tests.conftest import ROOT
 from tests.support.real import imported

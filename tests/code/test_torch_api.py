@@ -13,7 +13,7 @@ from torch import nn
 
 from onnxgen.code import torch_api
 from onnxgen.code.allowed import Refused
-from onnxgen.code.meant import Meant, hold
+from onnxgen.code.class_tree import Meant, hold
 from onnxgen.code.torch_api import DEFAULTS, LAYER_OF, SIGNATURES
 from tests.support.clean_source import check_module
 

@@ -15,7 +15,7 @@ from torch import nn
 import onnxgen
 from onnxgen.export import ExportReport
 from onnxgen.export.report import BACK
-from onnxgen.surgery.example import example_for, outputs
+from onnxgen.surgery.ports import example_for, outputs
 from onnxgen.training import open_model, replace_head
 
 

@@ -16,13 +16,11 @@ from safetensors.torch import load_file, save_file
 
 import onnxgen
 from onnxgen.errors import OnnxgenError
-from onnxgen.export import apart, back
-from onnxgen.export.heads import Head
-from onnxgen.export.origin import origin_of
-from onnxgen.export.places import places_of
+from onnxgen.export import adapter, back
+from onnxgen.export.heads import Head, Sizes
+from onnxgen.export.places import CannotWriteBack, places_of
 from onnxgen.export.report import BACK
-from onnxgen.export.shared import CannotWriteBack
-from onnxgen.export.sizes import Sizes
+from onnxgen.export.state import origin_of
 from onnxgen.options import Options
 from onnxgen.record.way_back import WayBack
 from tests.support.real import imported
@@ -177,10 +175,10 @@ def test_an_adapter_replaces_what_is_there_only_if_forced(tmp_path: Path) -> Non
     given: dict[str, Any] = {"onnx": path, "weights": tmp_path / "best.safetensors", "out": tmp_path / "out.onnx"}
     given |= {"verify": False}
     with pytest.raises(OnnxgenError, match="is not an earlier export of this model"):
-        apart.export_apart(tmp_path / "model.py", **given, force=False)
+        adapter.export_apart(tmp_path / "model.py", **given, force=False)
     assert (tmp_path / "out.onnx").read_text() == "mine"
     given["onnx"] = None
-    report = apart.export_apart(tmp_path / "model.py", **given, force=True)
+    report = adapter.export_apart(tmp_path / "model.py", **given, force=True)
     assert report.wrote == [tmp_path / "out.onnx", tmp_path / "out.onnx_adapter"]
 
 
@@ -197,6 +195,6 @@ def test_weights_of_a_file_are_refused_where_rounding_loses_them(tmp_path: Path)
         given = {"onnx": None, "weights": tmp_path / "best.safetensors", "out": None, "force": False}
         if is_refused:
             with pytest.raises(OnnxgenError, match=r"m.onnx stores 1 adapted tensor as integers \(w\), and rounding"):
-                apart.refuse_rounding(tmp_path / "model.py", **given)
+                adapter.refuse_rounding(tmp_path / "model.py", **given)
         else:
-            apart.refuse_rounding(tmp_path / "model.py", **given)
+            adapter.refuse_rounding(tmp_path / "model.py", **given)

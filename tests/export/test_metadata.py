@@ -12,7 +12,7 @@ import pytest
 import onnxgen
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.labels import relabelled
+from onnxgen.export.files import relabelled
 from onnxgen.training import open_model
 from tests.conftest import ROOT
 

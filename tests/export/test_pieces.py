@@ -20,12 +20,11 @@ from onnx import helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.export import apart, changes, low_rank, proof
-from onnxgen.export.anew import _quiet
+from onnxgen.export import adapter, changes, decoding
+from onnxgen.export.changes import retyped_file
 from onnxgen.export.decoding import _Fitting
-from onnxgen.export.places import fill, places
-from onnxgen.export.retyped import retyped_file
-from onnxgen.export.shared import CannotWriteBack
+from onnxgen.export.job import _quiet
+from onnxgen.export.places import CannotWriteBack, fill, places
 from onnxgen.heads.labels import Axis, Labels, _axis
 from onnxgen.options import Options
 from onnxgen.record.tail import Channels, Level, Tail
@@ -249,7 +248,7 @@ def test_the_comparison_of_two_files_prints_nothing(capfd: pytest.CaptureFixture
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Neg (x) }'
     )
     model = onnx.parser.parse_model(text)
-    (made,) = proof._run(model, ["y"], {"x": np.ones(2, np.float32)})
+    (made,) = decoding._run(model, ["y"], {"x": np.ones(2, np.float32)})
     assert made.tolist() == [-1, -1] and capfd.readouterr() == ("", "")
 
 
@@ -271,24 +270,24 @@ def test_the_comparison_of_two_heads_takes_the_classes_of_every_anchor() -> None
     axis = _axis(np.array(2 * [-1, -1, -1, -1, -1, 0, 1]), 2, 3)
     assert axis is not None
     axes = {"y": replace(axis, axis=1)}
-    proof.same_boxes(model(14), model(16), tail, 3, axes)
+    decoding.same_boxes(model(14), model(16), tail, 3, axes)
     with pytest.raises(CannotWriteBack, match="^with 3 classes it computes another y$"):
-        proof.same_boxes(model(14), model(16, ANCHORS.replace("{2}", "{1}")), tail, 3, axes)
+        decoding.same_boxes(model(14), model(16, ANCHORS.replace("{2}", "{1}")), tail, 3, axes)
 
 
 def test_an_adapter_is_of_two_files_with_the_same_nodes(tmp_path: Path) -> None:
     head = '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y)'
     for name, body in {"one": "y = Relu (x)", "same": "y = Relu (x)", "other": "y = Tanh (x)"}.items():
         onnx.save(parser.parse_model(f"{head} {{ {body} }}"), tmp_path / f"{name}.onnx")
-    assert low_rank._adapted(tmp_path / "one.onnx", tmp_path / "same.onnx", [])[1] == {}
+    assert adapter._adapted(tmp_path / "one.onnx", tmp_path / "same.onnx", [])[1] == {}
     with pytest.raises(OnnxgenError, match="another graph than the original"):
-        low_rank._adapted(tmp_path / "one.onnx", tmp_path / "other.onnx", [])
+        adapter._adapted(tmp_path / "one.onnx", tmp_path / "other.onnx", [])
 
 
 def test_integers_that_keep_their_bytes_are_not_reported_as_changed() -> None:
     report: Any = SimpleNamespace(changed=["a", "b"], below=["b", "c"], notes=[])
     moved: Any = [SimpleNamespace(how=SimpleNamespace(tensor="b"))]
-    apart._without_rounding(report, moved)
+    adapter._without_rounding(report, moved)
     assert (report.changed, report.below) == (["a"], ["c"]) and report.notes == [
         "1 tensor of integers keep their bytes"
     ]

@@ -18,8 +18,7 @@ from onnxgen.export.report import BACK
 from onnxgen.heads.reading import find_tail
 from onnxgen.options import Options
 from onnxgen.reader import read
-from onnxgen.training.goals.detection.boxes import to_centres
-from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.boxes import Decoder, to_centres
 from tests.export.trained import blank, perturbed
 from tests.heads import small
 from tests.support.real import imported

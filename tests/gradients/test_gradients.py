@@ -14,8 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxgen.graph.gradients import BITS, SETS_SIZE, by_input, key, reason
-from onnxgen.graph.operators import operators
+from onnxgen.graph.operators import BITS, SETS_SIZE, by_input, key, operators, reason
 from onnxgen.passes.contrib import bodies
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT
 from tests.gradients.cases import Case, Name, by_operator

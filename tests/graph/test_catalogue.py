@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper as h
 
-from onnxgen.graph.catalogue import card, having
-from onnxgen.graph.operators import Operator, operators
+from onnxgen.graph.operators import Operator, card, having, operators
 from onnxgen.graph.traits import (
     ADDS,
     AVERAGES,

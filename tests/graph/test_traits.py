@@ -12,9 +12,9 @@ import pytest
 from onnx import helper as h
 from onnx import numpy_helper as nh
 
-from onnxgen.graph.catalogue import having, is_a
+from onnxgen.graph.operators import having, is_a
 from onnxgen.graph.traits import BROADCASTS, RESHAPE, VIEW
-from onnxgen.ops.sign import never_negative
+from onnxgen.ops.index import never_negative
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 

@@ -19,10 +19,9 @@ from onnxgen.export.decoding import need_decoding
 from onnxgen.heads.reading import find_tail
 from onnxgen.options import Options
 from onnxgen.reader import read
-from onnxgen.reader.cut import cut_graph
+from onnxgen.reader.inputs import cut_graph
 from onnxgen.record.tail import Tail, tail_of
-from onnxgen.training.goals.detection.boxes import to_corners
-from onnxgen.training.goals.detection.decoder import Decoded, Decoder
+from onnxgen.training.goals.detection.boxes import Decoded, Decoder, to_corners
 from tests.heads import small
 from tests.zoo import detectors
 

@@ -18,9 +18,8 @@ from onnxgen import passes, pipeline
 from onnxgen.options import Options
 from onnxgen.output.compose import Report
 from onnxgen.paranoid import trained
-from onnxgen.paranoid.claims import Claim
+from onnxgen.paranoid.claims import Claim, Regions
 from onnxgen.paranoid.quick import QuickChecker
-from onnxgen.paranoid.region import Regions
 from onnxgen.runtime.load import load
 from onnxgen.surgery.replacing import replace_head
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from onnxgen import generate
-from onnxgen.runtime.skip_init import SkipInit
+from onnxgen.runtime.checkpoint import SkipInit
 from tests.support import forked
 from tests.support.reader_models import model, value
 

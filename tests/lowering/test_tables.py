@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onnxgen.code.module_def import Assign, Member, Statement, expressions
 from onnxgen.code.quote import MemberRef, quote, rewrite
 from onnxgen.export.report import BACK
-from onnxgen.lowering.beginnings import share_beginnings
+from onnxgen.lowering.constants import share_beginnings
 from tests.export.test_shared import back
 from tests.structure.test_structure import classes, made
 from tests.support.exported import exported, held

@@ -382,7 +382,7 @@ def as_array(value: Any) -> Value:
 def unbound_names(op_type: str, domain: str = "") -> list[str]:
     """Every schema input or attribute of every version of an operator that its function can't be given; [] is right."""
     from onnxgen.graph.operators import find
-    from onnxgen.lowering.bind import IGNORED_ATTRIBUTES
+    from onnxgen.lowering.lower import IGNORED_ATTRIBUTES
 
     missing = []
     for schema in onnx.defs.get_all_schemas_with_history():

@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 from onnxruntime.capi import onnxruntime_pybind11_state
 
+from onnxgen.graph.nodes import plain
 from onnxgen.graph.operators import find, operators
-from onnxgen.graph.schemas import plain
 
 # The attribute came with a version of another default than what older versions meant; a typing error of the schema.
 OTHERS = {

@@ -19,9 +19,8 @@ import onnx
 import pytest
 
 from onnxgen.cli import run
-from onnxgen.output import merge as merging
 from onnxgen.output import write
-from onnxgen.output.merge import merge
+from onnxgen.output.write import merge
 from onnxgen.record.base import BASE
 from onnxgen.record.sidecar import read_header
 from tests.conftest import ROOT
@@ -434,7 +433,7 @@ def test_faults_of_one_side_are_its_own() -> None:
 def test_the_merge_is_that_of_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn changes of real modules: where git has no conflict either, the text is the same."""
     texts = [path.read_text() for path in sorted((ROOT / "tests/golden").glob("*.py"))]
-    monkeypatch.setattr(merging, "formatted", functools.cache(merging.formatted))  # the bases are ten texts
+    monkeypatch.setattr(write, "formatted", functools.cache(write.formatted))  # the bases are ten texts
     rng = random.Random(0)
     outcomes, count = [], max(drawn(200), 60)  # fewer draws say little of the share of conflicts
     for _ in range(count):

@@ -18,13 +18,13 @@ import onnxgen.passes
 from onnxgen.errors import STRICT, OnnxgenError, WrongRewrite, WrongTranslation
 from onnxgen.graph.annotations import TRAINABLE
 from onnxgen.options import Options
+from onnxgen.paranoid.claims import Broken
 from onnxgen.paranoid.draws import FILLED, QUICK, STYLES, drawn
 from onnxgen.paranoid.picture import take
 from onnxgen.paranoid.quick import PARANOID
-from onnxgen.paranoid.region import Broken
 from onnxgen.paranoid.single import Single
 from onnxgen.passes import PASSES
-from onnxgen.passes.steps import constant
+from onnxgen.passes.rewrite import constant
 from onnxgen.pipeline import build
 from onnxgen.reader import read
 from onnxgen.shapes import propagate

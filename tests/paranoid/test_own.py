@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onnxgen.graph.catalogue import card
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import Lowering, operators
+from onnxgen.graph.operators import Lowering, card, operators
 from onnxgen.helpers.affine import LearnableAffine
 from onnxgen.helpers.fake_quant import fake_quantize, fake_quantize_dynamic, fake_quantize_float
 from onnxgen.helpers.rotary import rotate_half, rotate_pairs

@@ -17,7 +17,7 @@ from onnxgen.graph.annotations import RESTORED
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid.check import Checker
-from onnxgen.paranoid.trained_numbers import may_follow
+from onnxgen.paranoid.trained import may_follow
 from onnxgen.passes.folded import restore_batchnorm
 from onnxgen.reader import read
 from onnxgen.shapes import propagate

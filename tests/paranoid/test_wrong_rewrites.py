@@ -19,9 +19,9 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.paranoid import comparison
 from onnxgen.paranoid.check import Counts
+from onnxgen.paranoid.claims import Broken
 from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.quick import PARANOID
-from onnxgen.paranoid.region import Broken
 from onnxgen.passes import PASSES, simplify
 from onnxgen.reader import read
 from onnxgen.shapes.info import Info, info, set_info

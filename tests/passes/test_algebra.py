@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgen.options import Options
-from onnxgen.passes.algebra import MAX_NODES, as_product, as_sum
+from onnxgen.passes.pattern import MAX_NODES, as_product, as_sum
 from onnxgen.shapes import propagate
 
 

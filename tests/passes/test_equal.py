@@ -12,7 +12,7 @@ import onnxruntime as ort
 import torch
 
 from onnxgen import generate, load
-from onnxgen.passes.equal import _said
+from onnxgen.passes.no_ops import _said
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (float[N,2] x) => (float[N,2] z) <int64 n = {{3}}, bool go = {{1}}> {{

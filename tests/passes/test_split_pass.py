@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgen.options import Options
-from onnxgen.passes.paddings import paddings
+from onnxgen.passes.convolutions import paddings
 from onnxgen.passes.sequences import sequences
 from onnxgen.shapes import propagate
 from tests.support.exported import held_graph

@@ -73,8 +73,8 @@ def test_a_layer_stands_for_every_node_behind_its_attention(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("model", [nn.TransformerEncoderLayer, nn.MultiheadAttention])
 def test_modules_have_a_place_where_names_are_not_obeyed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxgen.scopes.readings._are_keys", lambda model: False)
-    monkeypatch.setattr("onnxgen.scopes.readings.LONGER", 0.0)
+    monkeypatch.setattr("onnxgen.scopes.origin._are_keys", lambda model: False)
+    monkeypatch.setattr("onnxgen.scopes.origin.LONGER", 0.0)
     made = trained(model(WIDTH, 2, batch_first=True)).eval()
     whole = Whole(made, {}) if model is nn.TransformerEncoderLayer else Attending(made)
     proto = exported(whole, [X])

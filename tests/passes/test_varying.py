@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from onnxgen import generate
 from onnxgen.options import Options
-from onnxgen.passes.varying import is_typed
+from onnxgen.passes.roles import is_typed
 from tests.ops.harness import assert_same, run_onnxruntime
 from tests.support.real import assert_way_back, imported, run
 

@@ -11,8 +11,7 @@ import pytest
 
 from onnxgen import ModelGen, OnnxgenError
 from onnxgen.build_hooks.build import build_project
-from onnxgen.build_hooks.freshness import content_of
-from onnxgen.build_hooks.plugin_files import own_files, watched
+from onnxgen.build_hooks.freshness import content_of, own_files, watched
 from onnxgen.build_hooks.settings import Entry, read_project
 from onnxgen.common.cache import Cache
 from tests.plugins.nets import SWISH, net, saved, written

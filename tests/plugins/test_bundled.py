@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 import onnxgen
 from onnxgen import OnnxgenError, Options
 from onnxgen.export.report import BACK
-from onnxgen.graph import catalogue, operators
+from onnxgen.graph import operators
 from onnxgen.pipeline import generate
 from tests.ops.classical import ml_model
 from tests.ops.harness import run_node
@@ -31,7 +31,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _forget() -> None:
     """What was asked of the operators so far holds for those of before; of this process, so for other tests, too."""
-    for kept in (operators.bundled, catalogue._others):
+    for kept in (operators.bundled, operators._others):
         kept.cache_clear()
 
 

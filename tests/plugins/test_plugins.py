@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 
 from onnxgen import OnnxgenError, Options
 from onnxgen.cli import run as command
-from onnxgen.code.own_code import FRAME
-from onnxgen.lowering.plugged import FILE_NAMES
+from onnxgen.code.copied import FRAME
+from onnxgen.lowering.builder import FILE_NAMES
 from onnxgen.pipeline import build, check, generate
 from tests.plugins.nets import SWISH, model, net, one, saved, written
 from tests.support.real import Run, assert_way_back, imported
@@ -268,7 +268,7 @@ def test_a_rule_for_shapes(here: Path) -> None:
     """Without one, dims after the operator are read of its result; with one they are known."""
     text = (
         "import onnxgen\n"
-        "from onnxgen.shapes.node_facts import tensor\n"
+        "from onnxgen.shapes.info import tensor\n"
         "def rule(n):\n"
         "    return [tensor(n.dtype(), (*n.shape()[:-1], 2 * n.shape()[-1]))]\n"
         '@onnxgen.op("Twice", domain="com.acme"RULE)\n'

@@ -20,11 +20,10 @@ from onnxgen import Options
 from onnxgen.cli import run
 from onnxgen.common.built import as_json, built, read_json
 from onnxgen.errors import OnnxgenError
-from onnxgen.output import signature as signatures
+from onnxgen.output import compose
 from onnxgen.pipeline import build, read_and_simplify
 from onnxgen.purpose import purpose_of
-from onnxgen.record.purpose import KINDS, Purpose
-from onnxgen.record.signature import Signature, recorded
+from onnxgen.record.signature import KINDS, Purpose, Signature, recorded
 from tests.conftest import ROOT
 from tests.purpose.heads import HEADS, TRAPS, Head, image, pooled, trunk
 from tests.support.exported import exported
@@ -254,7 +253,7 @@ def test_a_signature_of_a_later_version(tmp_path: Path) -> None:
 
 def test_the_source_does_not_depend_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(SAMPLE, Options(), tmp_path / "model.py")
-    monkeypatch.setattr(signatures, "purpose_of", lambda model: Purpose("regression", ("no",), (), {"output": "x"}))
+    monkeypatch.setattr(compose, "purpose_of", lambda model: Purpose("regression", ("no",), (), {"output": "x"}))
     second = build(SAMPLE, Options(), tmp_path / "model.py")
     assert first.source == second.source and first.metadata["fingerprint"] == second.metadata["fingerprint"]
     assert first.metadata["signature"] != second.metadata["signature"]

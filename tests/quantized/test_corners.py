@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onnxgen import Options, export, generate, load
 from onnxgen.helpers.fake_quant import fake_quantize
-from onnxgen.passes.quantized.bounds import least
+from onnxgen.passes.quantized.pairs import least
 from onnxgen.shapes import propagate
 from tests.quantized.nets import pretrained, run
 

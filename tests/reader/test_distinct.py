@@ -11,7 +11,7 @@ from onnx import helper as oh
 from onnx.numpy_helper import from_array
 
 from onnxgen.common.names import printable
-from onnxgen.reader.distinct import distinct, restore
+from onnxgen.reader.normal import distinct, restore
 from tests.export.test_shared import back
 from tests.support.reader_models import TRUE, Write, branch, model, node, refusal, write
 

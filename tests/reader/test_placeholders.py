@@ -14,7 +14,7 @@ import onnxgen
 from onnxgen.export.freed import fix_sizes
 from onnxgen.options import Options
 from onnxgen.reader import read
-from onnxgen.reader.placeholders import is_placeholder, separate
+from onnxgen.reader.normal import is_placeholder, separate
 from onnxgen.record.signature import Port, Signature
 from tests.support.reader_models import Write, model, node, value, write
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxgen.record.digest import _older_digest, code_digest, is_digest
+from onnxgen.record.base import _older_digest, code_digest, is_digest
 
 ROOT = Path(__file__).parents[2]
 MODULE = '''"""A network."""
@@ -93,7 +93,7 @@ def test_every_python_has_the_same_digests() -> None:
     if not others:
         pytest.skip("no other Python is installed: digests of one version alone were computed")
     files = sorted(map(str, ROOT.glob("onnxgen/code/*.py")))
-    code = "import sys\nfrom onnxgen.record.digest import code_digest as d\nfor f in sys.stdin.read().split('\\n'):"
+    code = "import sys\nfrom onnxgen.record.base import code_digest as d\nfor f in sys.stdin.read().split('\\n'):"
     code += "\n    print(d(open(f, encoding='utf-8').read()))"
     given = {"input": "\n".join(files), "capture_output": True, "text": True, "check": True}
     mine = [code_digest(Path(file).read_text(encoding="utf-8")) for file in files]

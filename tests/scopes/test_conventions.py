@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgen.pipeline import generate
-from onnxgen.scopes.conventions import layer_of, regrouped
+from onnxgen.scopes.origin import layer_of, regrouped
 from tests.ops.harness import assert_same, run_onnxruntime
 from tests.support.real import run
 

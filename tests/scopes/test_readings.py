@@ -16,7 +16,7 @@ from onnxgen.graph.annotations import NAMELESS, SCOPE
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.pipeline import read_and_simplify
-from onnxgen.scopes.readings import shortest
+from onnxgen.scopes.origin import shortest
 
 
 @dataclass

@@ -9,12 +9,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import card
-from onnxgen.graph.operators import written_out
+from onnxgen.graph.operators import card, written_out
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import Sym, substitute, symbol, symbols
-from onnxgen.shapes.evaluate import operation_of
+from onnxgen.shapes.elements import operation_of
 from onnxgen.shapes.info import Info, info
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnxgen.shapes.evaluate import _with_data
+from onnxgen.shapes.elements import _with_data
 from onnxgen.shapes.info import Info
 from tests.shapes.test_propagate_rules import hold, infos
 

@@ -19,9 +19,8 @@ from onnxgen.common.limits import Limits
 from onnxgen.helpers.resize import scale_size as written
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
-from onnxgen.shapes.dims import evaluate, scale_size, symbol
+from onnxgen.shapes.dims import LARGEST, bound, evaluate, fits, scale_size, symbol
 from onnxgen.shapes.info import info
-from onnxgen.shapes.wrapping import LARGEST, bound, fits
 
 Step = tuple[Any, ...]  # an operator, and its constant: ("Mul", 0.67); with "first", the constant is the first operand
 SIZES = (*range(300), *range(300, 4097, 7), 4095, 4096)

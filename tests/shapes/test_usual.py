@@ -13,8 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgen.graph.catalogue import card
-from onnxgen.graph.operators import operators
+from onnxgen.graph.operators import card, operators
 from onnxgen.paranoid.picture import Made, take
 from onnxgen.shapes import usual
 from tests.support.onnx_cases import node_cases

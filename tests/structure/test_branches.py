@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from onnxgen.code.module_def import Assign, If, Input, ModuleDef, expressions
 from onnxgen.code.quote import Ref, quote, rewrite
 from onnxgen.shapes.info import Info
-from onnxgen.structure.branches import _drop_copies
-from onnxgen.structure.copies import drop_copies
-from onnxgen.structure.paired import Branch, Pairs
+from onnxgen.structure.branches import Branch, Pairs, _drop_copies
+from onnxgen.structure.nesting import drop_copies
 from onnxgen.structure.scopes import Scope
 from onnxgen.validate import same_either_way
 from tests.ops.harness import Ran

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen import generate
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.structure.blocks import LIBRARIES
-from onnxgen.structure.known import Sketch, _by_members, of_table, rename, table
+from onnxgen.structure.known import LIBRARIES, Sketch, _by_members, of_table, rename, table
 
 
 class Cv(nn.Module):

@@ -11,8 +11,8 @@ import tokenize
 from functools import cache
 
 from onnxgen.code.allowed import BUILTINS, HANDED_OVER, Refused, bound, check
+from onnxgen.code.class_tree import is_alias
 from onnxgen.code.copied import helpers
-from onnxgen.code.meant import is_alias
 from onnxgen.common.paths import helper_files
 
 CALLABLE = (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom, ast.arg)

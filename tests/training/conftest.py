@@ -40,10 +40,10 @@ def installed() -> Iterator[None]:
     """What is installed is read once: Lightning asks for it in each training, and so do we for plugins of devices."""
     from lightning.fabric.utilities import registry
 
-    from onnxgen.training.devices import plugins
+    from onnxgen.training.devices import probe
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (registry, plugins):
+        for module in (registry, probe):
             patch.setattr(module, "entry_points", found)
         yield
 

@@ -26,9 +26,9 @@ from onnxgen.options import Options
 from onnxgen.pipeline import generate
 from onnxgen.record.sidecar import files_there
 from onnxgen.training import evaluate, open_model
+from onnxgen.training.checkpoint import store as folder
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.runs.folder import best_of, holds_a_run
-from onnxgen.training.sharded import folder
 from tests.training.processes import Job, difference, environment, finish, free_port, rows
 from tests.zoo import ZOO
 from tests.zoo.export import export

@@ -27,11 +27,10 @@ from onnxgen.training.data.samples import Data, Feeding, Field
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
-from onnxgen.training.quiet import quiet
+from onnxgen.training.prepare import quiet
 from onnxgen.training.runs.folder import holds_a_run
 from onnxgen.training.settings import Settings
-from onnxgen.training.task import LogEpoch, Task
-from onnxgen.training.trainer import QUIET
+from onnxgen.training.task import QUIET, LogEpoch, Task
 from tests.training.sketches import sketched
 
 

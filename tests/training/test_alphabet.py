@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from onnxgen import generate, verify
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.labels import relabelled
+from onnxgen.export.files import relabelled
 from onnxgen.record.labels import Alphabet, alphabet_in, alphabet_of
 from onnxgen.training import Settings, evaluate, fit, load
 from onnxgen.training.evaluate import measure

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.checkpoint.peek import own_part, peek
+from onnxgen.training.checkpoint.identity import own_part, peek
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import finite, save_weights
 from tests.training.runs import state, train

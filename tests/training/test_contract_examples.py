@@ -11,8 +11,7 @@ import pytest
 
 from onnxgen.training.data.preprocessing import Column
 from onnxgen.training.runs.contract import CHOSEN, contract
-from onnxgen.training.runs.image import Image
-from onnxgen.training.runs.record import Input, Record, Target
+from onnxgen.training.runs.record import Image, Input, Record, Target
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "EXPORT.md").read_text(encoding="utf-8")

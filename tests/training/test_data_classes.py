@@ -21,8 +21,8 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, evaluate, fit, open_model, replace_head
 from onnxgen.training.config import read_config
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.classes import number_classes
 from onnxgen.training.data.columns import from_columns
+from onnxgen.training.data.fitting import number_classes
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.prepare import prepare
 from tests.training.small import network

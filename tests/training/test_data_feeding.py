@@ -27,7 +27,7 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def give(inputs: str, outputs: str) -> nn.Module:
         made = [tuple(Port(name, None, None) for name in side.split()) for side in (inputs, outputs)]
-        monkeypatch.setattr("onnxgen.training.data.fed.signature_of", lambda _: Signature(*made))
+        monkeypatch.setattr("onnxgen.training.data.feeding.signature_of", lambda _: Signature(*made))
         return Anything()
 
     yield give

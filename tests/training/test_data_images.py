@@ -20,7 +20,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.folder import open_images
-from onnxgen.training.data.recipes import RECIPES
+from onnxgen.training.data.image_options import RECIPES
 from onnxgen.training.data.samples import Data
 from onnxgen.training.loader import Loader
 from tests.training.small import network

@@ -16,12 +16,11 @@ from PIL import Image
 from onnxgen import generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, fit, open_model
-from onnxgen.training.data import Data, check, feed, looking, open_data
-from onnxgen.training.data import masks as masks_module
-from onnxgen.training.data.augment import Augment
+from onnxgen.training.data import Data, check, feed, image_pairs, looking, open_data
+from onnxgen.training.data.image_options import RECIPES
+from onnxgen.training.data.image_targets import moved_boxes, moved_masks
+from onnxgen.training.data.images import Augment
 from onnxgen.training.data.opening import open_source
-from onnxgen.training.data.placed import moved_boxes, moved_masks
-from onnxgen.training.data.recipes import RECIPES
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.losses import IGNORED_CLASS
 from samples.tasks.scenes import draw_scenes, write_masks
@@ -156,7 +155,7 @@ def test_facts_of_masks_are_remembered(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("ONNXGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(looking, "MIN_CACHED", 1)
     first = opened(tmp_path / "data")
-    monkeypatch.setattr(masks_module, "classes_in", None)  # no mask is decoded again
+    monkeypatch.setattr(image_pairs, "classes_in", None)  # no mask is decoded again
     again = opened(tmp_path / "data", strict=True)
     assert first.parts == again.parts
 

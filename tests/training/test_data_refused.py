@@ -17,13 +17,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from onnxgen import generate
 from onnxgen.errors import OnnxgenError
-from onnxgen.record.purpose import Purpose
-from onnxgen.record.signature import Port, Signature
+from onnxgen.record.signature import Port, Purpose, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training import Settings
 from onnxgen.training.data import check, feed, open_data
-from onnxgen.training.data.advised import classifies, reads_lines
-from onnxgen.training.data.images import frame, wanted_axes
+from onnxgen.training.data.images import classifies, frame, reads_lines, wanted_axes
 from onnxgen.training.data.opening import KINDS
 from onnxgen.training.model import open_model
 from onnxgen.training.original import size_told

@@ -21,14 +21,12 @@ from onnxgen.surgery.ports import signature_of
 from onnxgen.training import Settings
 from onnxgen.training.data import Data, check, feed, open_data
 from onnxgen.training.data.arrays import Columns
-from onnxgen.training.data.draw import bits
-from onnxgen.training.data.objects import from_object
-from onnxgen.training.data.opening import FILES
-from onnxgen.training.data.recipes import RECIPES
-from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.data.encoding import stacked
+from onnxgen.training.data.fitting import split
+from onnxgen.training.data.image_options import RECIPES
+from onnxgen.training.data.opening import FILES, from_object
+from onnxgen.training.data.samples import Batch, Samples, bits
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.data.split import split
-from onnxgen.training.data.stacking import stacked
 from tests.conftest import ROOT
 from tests.training.small import network
 

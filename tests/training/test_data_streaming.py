@@ -25,8 +25,7 @@ from onnxgen.training import evaluate, predict
 from onnxgen.training.data import open_data
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.streaming.opening import matching
-from onnxgen.training.data.streaming.spans import Order, spans_of
-from onnxgen.training.data.streaming.stream import Stream, stream_of
+from onnxgen.training.data.streaming.stream import Order, Stream, spans_of, stream_of
 from onnxgen.training.evaluate import measure
 from onnxgen.training.fit import fit
 from onnxgen.training.loader import Loader

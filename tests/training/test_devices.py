@@ -15,7 +15,7 @@ from torch import nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import devices
-from onnxgen.training.devices import Device, choose, plugins, prepare_for, probe, trainer_options, verdicts
+from onnxgen.training.devices import Device, choice, choose, prepare_for, probe, trainer_options
 from onnxgen.training.settings import Settings
 
 GPU = SimpleNamespace(
@@ -44,7 +44,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(text)
         return "ok", ("lerp", "foreach", "recurrent")
 
-    monkeypatch.setattr(verdicts, "_verdict", verdict)
+    monkeypatch.setattr(choice, "_verdict", verdict)
     return asked
 
 
@@ -135,14 +135,14 @@ def test_older_torch_has_no_torch_accelerator(monkeypatch: pytest.MonkeyPatch) -
 def test_auto_skips_failing_devices_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", GPU)
     verdict = {"cuda:0": "the gradient of conv.weight is missing", "cuda:1": "ok"}
-    monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: (verdict[text], ()))
+    monkeypatch.setattr(choice, "_verdict", lambda text, name, imports: (verdict[text], ()))
     with pytest.warns(UserWarning, match=r"cuda:0 \(Card 0\) fails .* skipped: the gradient of conv.weight"):
         assert choose().text == "cuda:1"
 
 
 def test_a_named_device_that_fails_is_used_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", GPU)
-    monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: ("it hangs", ()))
+    monkeypatch.setattr(choice, "_verdict", lambda text, name, imports: ("it hangs", ()))
     with pytest.warns(UserWarning, match="cuda:0 .* fails its self-test: it hangs; training on it"):
         assert choose("cuda").text == "cuda:0"
 
@@ -180,10 +180,10 @@ def test_entry_points_are_loaded_by_kind(passing: list[str], tmp_path: Path, mon
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     points = [
-        EntryPoint("cuda", "npu_plug:register", plugins.GROUP),
-        EntryPoint("broken", "no_such_plug", plugins.GROUP),
+        EntryPoint("cuda", "npu_plug:register", probe.GROUP),
+        EntryPoint("broken", "no_such_plug", probe.GROUP),
     ]
-    monkeypatch.setattr(plugins, "entry_points", lambda *, group: [p for p in points if p.group == group])
+    monkeypatch.setattr(probe, "entry_points", lambda *, group: [p for p in points if p.group == group])
     monkeypatch.setattr(torch, "fake_npu", None, raising=False)
     monkeypatch.setattr(probe, "_other_types", list)
     with pytest.raises(OnnxgenError, match="no device cuda:0"):

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnxgen.training import Settings, choose, report
 from onnxgen.training.checkpoint import callback
-from onnxgen.training.devices import prepare_for, verdicts
-from onnxgen.training.meter import Meter
+from onnxgen.training.devices import choice, prepare_for
 from onnxgen.training.prepare import Plan, prepare
 from onnxgen.training.running import run
+from onnxgen.training.task import Meter
 from tests.training.standin.lacking import LackedByDirectML, Lacking
 from tests.training.standin.nets import Net, data
 from tests.training.standin.started import matches_the_cpu, simulating
@@ -34,7 +34,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> None:
         device_name=lambda index: "Stand-in",
     )
     monkeypatch.setitem(sys.modules, "torch_directml", module)
-    monkeypatch.setattr(verdicts, "_verdict", lambda text, name, imports: ("ok", ()))
+    monkeypatch.setattr(choice, "_verdict", lambda text, name, imports: ("ok", ()))
     # Metrics are summed and drawn on the CPU in float64; the simulated device below shows that it is the CPU.
     monkeypatch.setattr(callback, "_sums", _disable_current_modes()(callback._sums))
     for name in ("__init__", "add", "means"):

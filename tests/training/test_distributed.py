@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import open_model
-from onnxgen.training.finetune.blocks import blocks
+from onnxgen.training.finetune.freezing import blocks
 from onnxgen.training.launch import first_process, launched, restarted
 from onnxgen.training.settings import Settings
 from tests.training.processes import Job, difference, first_alone_wrote, match

@@ -25,9 +25,9 @@ from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.training import fit
 from onnxgen.training.byname import subclasses_in
 from onnxgen.training.data.glance import glance
-from onnxgen.training.goals.detection.metrics import REPORTED
+from onnxgen.training.goals.detection.goal import REPORTED
 from onnxgen.training.goals.embedding import COUNTED
-from onnxgen.training.goals.measured import known_metrics
+from onnxgen.training.goals.goal import known_metrics
 from onnxgen.training.goals.names import LOSSES, check_names, snake
 from onnxgen.training.losses import Objective
 from onnxgen.training.settings import Settings

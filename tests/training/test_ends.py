@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training import deadline, fit
+from onnxgen.training import fit, running
 from onnxgen.training.report import read_rows
 from tests.training.test_fit import Net, images, net, same
 
@@ -179,12 +179,12 @@ def test_the_score_before_training_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_deadline_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5000.0]
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(deadline, "stepped", lambda trainer: True)
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(running, "stepped", lambda trainer: True)
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(max_steps=-1))
     agree = SimpleNamespace(reduce_boolean_decision=lambda over, all: over)
     trainer: Any = SimpleNamespace(fit_loop=loop, strategy=agree, world_size=1, global_step=7)
-    ends = deadline.Deadline(hours=1)
+    ends = running.Deadline(hours=1)
     now[0] += 100  # until the first step
     ends.on_train_start(trainer, None)  # type: ignore[arg-type]
     for after, reached in ((10, False), (3599, False), (3600, True)):

@@ -19,8 +19,8 @@ from onnxgen.training.data.images import Frame, ToInput
 from onnxgen.training.fit import fit
 from onnxgen.training.goals.goal import Shown
 from onnxgen.training.goals.language import Tokens
-from onnxgen.training.report import examples
-from onnxgen.training.report.examples import COLUMNS, GAP, SIDE, coloured, pixels
+from onnxgen.training.report import plots
+from onnxgen.training.report.plots import COLUMNS, GAP, SIDE, coloured, pixels
 
 
 class Maps(nn.Module):
@@ -69,7 +69,7 @@ def test_lines_of_text_are_drawn_with_what_is_read(
     named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: list[Shown] = []
-    monkeypatch.setattr(examples, "_tile", lambda image, shown: told.append(shown) or Image.new("RGB", (9, 9)))
+    monkeypatch.setattr(plots, "_tile", lambda image, shown: told.append(shown) or Image.new("RGB", (9, 9)))
     x = np.random.default_rng(0).integers(0, 256, (20, 4, 6), np.uint8)
     words = np.array(["ab", "c"] * 10) if named else np.array([[1, 2], [3, -1]] * 10)
     more: dict[str, Any] = {"normalize": "0,1", "val": 0.5, "show": "nothing"} | ({} if named else {"blank": 0})
@@ -112,24 +112,24 @@ def test_text_boxes_and_points_are_drawn() -> None:
     image = np.full((20, 20, 3), 128, np.uint8)
     boxes = (torch.tensor([[0.1, 0.1, 0.5, 0.5]]), torch.tensor([[0.5, 0.5, 0.9, 0.9]]))
     points = (torch.tensor([[0.8, 0.2]]), torch.zeros(0, 2))
-    tile = examples._tile(image, Shown("a" * 300, "\u4e2d\x1b[31m", True, boxes=boxes, points=points))
+    tile = plots._tile(image, Shown("a" * 300, "\u4e2d\x1b[31m", True, boxes=boxes, points=points))
     blue, red = (43, 108, 176), (196, 55, 44)
     assert tile.getpixel((15, 40)) == blue and tile.getpixel((135, 100)) == red
     assert tile.getpixel((123, 30)) == blue, "the point"
-    plain = examples._tile(image, Shown("a", "b", None))
+    plain = plots._tile(image, Shown("a", "b", None))
     assert replace(Shown(), right=False) != Shown() and plain.size[1] == SIDE + 2 * 16 + 2
-    grid = picture(examples._grid([("first", [plain] * (COLUMNS + 1)), ("", [plain])]))
+    grid = picture(plots._grid([("first", [plain] * (COLUMNS + 1)), ("", [plain])]))
     assert grid.size == (COLUMNS * (plain.width + GAP) + GAP, 3 * (plain.height + GAP) + GAP + 16 + GAP)
 
 
-@pytest.mark.parametrize("colour", ["white", "black", examples.TRUTH, examples.WRONG, "#808080"])
+@pytest.mark.parametrize("colour", ["white", "black", plots.TRUTH, plots.WRONG, "#808080"])
 def test_boxes_are_visible_on_any_picture(colour: str) -> None:
     """Their line differs from what is beside it by a third of the range of a channel at least."""
     image = np.array(Image.new("RGB", (60, 60), colour))
-    tile = examples._tile(image, Shown(boxes=(torch.tensor([[0.2, 0.2, 0.8, 0.8]]), torch.zeros(0, 4))))
+    tile = plots._tile(image, Shown(boxes=(torch.tensor([[0.2, 0.2, 0.8, 0.8]]), torch.zeros(0, 4))))
     row = np.asarray(tile)[SIDE // 2, : SIDE // 2].astype(int)
     assert np.abs(np.diff(row, axis=0)).max() > 85
-    line = row[np.abs(row - np.array(ImageColor.getrgb(examples.TRUTH))).sum(1) == 0]
+    line = row[np.abs(row - np.array(ImageColor.getrgb(plots.TRUTH))).sum(1) == 0]
     assert len(line) >= 2 and np.abs(row - 255).sum(1).min() == 0, "its colour, and white beside it"
 
 
@@ -152,8 +152,8 @@ def test_the_largest_losses_come_first(tmp_path: Path, monkeypatch: pytest.Monke
     wrong = [3, 10, 50]
     y[wrong] = 1 - y[wrong]
     groups = list[tuple[str, list[tuple[int, bool | None]]]]()
-    monkeypatch.setattr(examples, "_tile", lambda image, shown: (round(int(image[0, 0, 0]) / 4), shown.right))
-    monkeypatch.setattr(examples, "_grid", lambda found: groups.extend(found))
+    monkeypatch.setattr(plots, "_tile", lambda image, shown: (round(int(image[0, 0, 0]) / 4), shown.right))
+    monkeypatch.setattr(plots, "_grid", lambda found: groups.extend(found))
     given = {"epochs": 1, "lr": 1e-9, "val": 0, "workers": 0, "show": "nothing", "normalize": "0,1"}
     fit(Bright(), {"x": x, "y": y}, out=tmp_path / "run", **given)
     (worst, first), (right, others) = groups
@@ -166,6 +166,6 @@ def test_the_largest_losses_come_first(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_transformers_there_are_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package is optional: the report of a language model goes without what it writes."""
-    monkeypatch.setattr(examples, "find_spec", lambda name: None)
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
     plan = Mock(objectives=[Mock(spec=Tokens, shift=True)])
-    assert examples.texts(plan, nn.Linear(1, 1)) == []
+    assert plots.texts(plan, nn.Linear(1, 1)) == []

@@ -13,8 +13,8 @@ lightning = pytest.importorskip("lightning")
 
 from onnxgen import OnnxgenError  # noqa: E402
 from onnxgen.training import GradualUnfreeze, freeze, param_groups  # noqa: E402
-from onnxgen.training.quiet import quiet  # noqa: E402
-from onnxgen.training.trainer import QUIET  # noqa: E402
+from onnxgen.training.prepare import quiet  # noqa: E402
+from onnxgen.training.task import QUIET  # noqa: E402
 
 
 class Mine(lightning.LightningModule):  # type: ignore[misc,name-defined]

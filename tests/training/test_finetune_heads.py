@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onnxgen import OnnxgenError
 from onnxgen.pipeline import generate
-from onnxgen.surgery.example import example_for
+from onnxgen.surgery.ports import example_for
 from onnxgen.training import find_head, open_model, replace_head
 from tests.training.classifiers import CLASSIFIERS, MORE, Classifier
 from tests.zoo import ZOO

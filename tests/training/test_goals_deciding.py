@@ -15,16 +15,14 @@ from torch import nn
 from onnxgen import generate
 from onnxgen.common.built import as_json
 from onnxgen.errors import OnnxgenError
-from onnxgen.record.module import METADATA
-from onnxgen.record.purpose import Purpose
-from onnxgen.record.signature import Port, Signature
+from onnxgen.record.sidecar import METADATA
+from onnxgen.record.signature import Port, Purpose, Signature
 from onnxgen.training import Settings, evaluate, fit, load
-from onnxgen.training.checkpoint.peek import KEY
+from onnxgen.training.checkpoint.identity import KEY
 from onnxgen.training.config import read_config
 from onnxgen.training.data.columns import from_columns
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.goals.deciding import decide
-from onnxgen.training.goals.outputs import PLACES
+from onnxgen.training.goals.outputs import PLACES, decide
 from onnxgen.training.runs.record import read_record
 from onnxgen.training.tasks import CARDS
 from onnxgen.training.tasks.card import PLACE_LOSSES

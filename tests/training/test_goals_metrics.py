@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit
-from onnxgen.training.best import lower_is_better
 from onnxgen.training.goals.ctc import Reading
 from onnxgen.training.goals.embedding import RecallAt1
+from onnxgen.training.goals.goal import known_metrics, snake
 from onnxgen.training.goals.keypoints import Keypoints
-from onnxgen.training.goals.measured import known_metrics, snake
 from onnxgen.training.losses import Objective
 from onnxgen.training.prepare import prepare
+from onnxgen.training.runs.metrics import lower_is_better
 from onnxgen.training.settings import Settings
 from tests.training.test_goals_tasks import QUIET
 

@@ -18,7 +18,7 @@ from onnxgen import generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import Settings, evaluate, fit, load
 from onnxgen.training.data import feed, open_data
-from onnxgen.training.data.prepared import Tuples
+from onnxgen.training.data.arrays import Tuples
 from onnxgen.training.goals.embedding import InfoNce, PairedBatchHard, PairRecallAt1
 from onnxgen.training.loader import Loader
 

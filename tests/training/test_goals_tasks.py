@@ -19,12 +19,12 @@ from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load
 from onnxgen.training.goals.ctc import Layout, Reading
-from onnxgen.training.goals.decoding import greedy, peaks, spelled
 from onnxgen.training.goals.embedding import SCALE, ArcFace, BatchHard, RecallAt1
 from onnxgen.training.goals.keypoints import Keypoints, gaussians
+from onnxgen.training.goals.outputs import greedy, peaks, spelled
 from onnxgen.training.losses import Ending
+from onnxgen.training.runs.metrics import best_row
 from onnxgen.training.runs.record import read_record
-from onnxgen.training.runs.rows import best_row
 
 DRAW = torch.Generator().manual_seed(0)
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing", "epochs": 1, "batch_size": 8}

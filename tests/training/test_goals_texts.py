@@ -18,8 +18,7 @@ from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load, predict
 from onnxgen.training.data import feed, open_data
-from onnxgen.training.data.arrays import row_of
-from onnxgen.training.data.prepared import Tuples
+from onnxgen.training.data.arrays import Tuples, row_of
 from onnxgen.training.goals.embedding import Correlation
 from onnxgen.training.prepare import objectives_of, prepare
 from onnxgen.training.runs.contract import contract

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.classes import set_classes
+from onnxgen.surgery.ports import set_classes
 from onnxgen.training import Settings
 from onnxgen.training.prepare import prepare
 from tests.training.small import network

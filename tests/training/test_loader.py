@@ -15,10 +15,9 @@ import torch
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, predict
-from onnxgen.training.checkpoint.stopping import said_alone
 from onnxgen.training.data.samples import Field
-from onnxgen.training.loader import Loader
-from onnxgen.training.readers import count_workers
+from onnxgen.training.launch import said_alone
+from onnxgen.training.loader import Loader, count_workers
 from tests.conftest import ROOT
 from tests.support import forked
 
@@ -232,7 +231,7 @@ def test_an_error_of_a_worker_is_one_line():
 def test_the_number_of_workers(monkeypatch):
     samples = Numbers(4)
     assert count_workers(samples, 3) == 3
-    monkeypatch.setattr("onnxgen.training.readers._cores", lambda: 64)
+    monkeypatch.setattr("onnxgen.training.loader._cores", lambda: 64)
     assert (count_workers(samples, "auto"), count_workers(samples, "auto", 16)) == (8, 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
     assert count_workers(samples, "auto", 64) == 2

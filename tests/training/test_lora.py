@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onnxgen import generate
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.low_rank import _factors_of, write_adapter
+from onnxgen.export.adapter import _factors_of, write_adapter
 from onnxgen.training import evaluate, fit, open_model
 from onnxgen.training.finetune.adapters import add_adapter, attach, load_adapter, merge, trained_names
 from tests.training.test_fit_options import CPU

@@ -13,8 +13,8 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Feeding, Field
 from onnxgen.training.goals.names import ALIASES, LOSSES, loss_name
 from onnxgen.training.losses import Objective, ending_of, objective
-from onnxgen.training.meter import Meter
 from onnxgen.training.prepare import trial
+from onnxgen.training.task import Meter
 
 INT, FLOAT, PETS = Field(torch.int64), Field(torch.float32), Field(torch.int64, (), ("cat", "dog"))
 

@@ -12,7 +12,7 @@ import pytest
 from onnxgen import generate
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit
-from onnxgen.training.words import in_python
+from onnxgen.training.settings import in_python
 from tests.training.small import network
 from tests.training.test_fit import images, net
 

@@ -15,9 +15,8 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.devices.device import Device
-from onnxgen.training.optimizers import make_optimizer, optimizer_class
-from onnxgen.training.schedules import make_schedule
+from onnxgen.training.devices.probe import Device
+from onnxgen.training.optimizers import make_optimizer, make_schedule, optimizer_class
 from onnxgen.training.settings import Settings
 
 CPU = Device("cpu", 0, "cpu", None, torch.device("cpu"))

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from onnxgen.cli import run as cli
 from onnxgen.training import evaluate, fit, load, open_model
 from onnxgen.training.data import feed, open_data
-from onnxgen.training.data.prepared import unaugmented
-from onnxgen.training.runs.held import held_back
+from onnxgen.training.data.arrays import unaugmented
+from onnxgen.training.runs.alike import _each, digests
+from onnxgen.training.runs.keep import held_back
 from onnxgen.training.runs.record import read_record
-from onnxgen.training.runs.seen import _each, digests
 from onnxgen.training.settings import Settings
 from samples.tasks.scenes import draw_scenes, write_masks, write_yolo
 from tests.training import texts

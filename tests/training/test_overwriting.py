@@ -16,7 +16,7 @@ import pytest
 from onnxgen import OnnxgenError
 from onnxgen.cli import run as cli
 from onnxgen.training import fit
-from onnxgen.training.runs.alone import RUNNING
+from onnxgen.training.launch import RUNNING
 from tests.support import forked
 from tests.training.small import network
 
@@ -92,7 +92,7 @@ def training(out: Path) -> Iterator[None]:
     code = f"""
 import sys, time
 from pathlib import Path
-from onnxgen.training.runs.alone import alone_in
+from onnxgen.training.launch import alone_in
 with alone_in(Path({str(out)!r}), True):
     Path({str(out / "begun")!r}).touch()
     while Path({str(out / "begun")!r}).exists():

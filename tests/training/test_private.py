@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import onnxgen.training
-from onnxgen.training.task import Task
-from onnxgen.training.trainer import EACH_STEP, QUIET, ends_epoch, ends_run, lean, stepped
+from onnxgen.training.task import EACH_STEP, QUIET, Task, ends_epoch, ends_run, lean, stepped
 from tests.conftest import ROOT
 
 READ = {

@@ -300,7 +300,7 @@ def test_what_has_no_layers_or_no_place_is_refused(
     assert "a, c hold integers and get no adapter: generate again with --quantized float" in notes
     assert fit("kept.py", data, epochs=1, out=Path("biases"), **CPU).history  # integers are no weights of the best file
     fit("net.py", data, lora=2, dora=True, lr=0.05, epochs=1, out=Path("dora"), **CPU)
-    monkeypatch.setattr("onnxgen.export.beside.NARROW", 2)
+    monkeypatch.setattr("onnxgen.export.adapter.NARROW", 2)
     assert cli(["export", "dora", "--adapter", "-o", "base.onnx"]) == 2
     assert "has no low rank, as after --dora" in capsys.readouterr().err
     with pytest.raises(OnnxgenError, match="lora and the strategy fsdp exclude each other"):

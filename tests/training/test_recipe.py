@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit, freeze
-from onnxgen.training.config import read_config
-from onnxgen.training.recipes.choose import FINE_TUNE, resolved
+from onnxgen.training.config import FINE_TUNE, read_config, resolved
 from onnxgen.training.settings import Settings
 from tests.training.runs import state
 from tests.training.small import network

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit
-from onnxgen.training.recipes.average import Average
+from onnxgen.training.recipes.callbacks import Average
 from tests.training.small import network
 from tests.training.test_fit_options import CPU, net, points
 from tests.training.test_resume import Ask

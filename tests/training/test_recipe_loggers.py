@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
-from onnxgen.training.report.loggers import loggers
+from onnxgen.training.report.metrics import loggers
 from onnxgen.training.settings import Settings
 from tests.training.test_fit_options import CPU, net, points
 

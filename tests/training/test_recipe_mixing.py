@@ -15,7 +15,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.losses import Ending, Objective
-from onnxgen.training.recipes.mixing import SHARE, MixedTask, Mixing, other
+from onnxgen.training.recipes.callbacks import SHARE, MixedTask, Mixing, other
 from tests.training.test_fit import Seen, images
 from tests.training.test_fit import net as convolutions
 from tests.training.test_fit_options import CPU, net, points

@@ -12,8 +12,7 @@ import torch
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
 from onnxgen.training.data.arrays import Columns
-from onnxgen.training.loader import Loader
-from onnxgen.training.recipes.balanced import balanced_order
+from onnxgen.training.loader import Loader, balanced_order
 from tests.training.test_fit import Seen
 from tests.training.test_fit_options import CPU, net, points
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from onnxgen.training import fit
 from onnxgen.training.config import read_config
 from onnxgen.training.model import note_learned
-from onnxgen.training.recipes.trained import settled
+from onnxgen.training.optimizers import settled
 from onnxgen.training.report.facts import _gentler
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.progress import epoch_line

@@ -13,12 +13,11 @@ from torch import nn
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit
 from onnxgen.training.data.arrays import Columns
-from onnxgen.training.losses import Ending, Objective
+from onnxgen.training.losses import Ending, Objective, stressed
+from onnxgen.training.memory import keep_all, recompute
 from onnxgen.training.prepare import prepare
-from onnxgen.training.recompute import keep_all, recompute
-from onnxgen.training.runs.rows import read_rows
+from onnxgen.training.runs.metrics import read_rows
 from onnxgen.training.settings import Settings
-from onnxgen.training.stress import stressed
 from tests.training.test_fit import Seen
 from tests.training.test_fit_options import CPU, net, points
 

@@ -31,12 +31,10 @@ from onnxgen.training.losses import Objective
 from onnxgen.training.report.metrics import Metrics
 from onnxgen.training.report.page import page
 from onnxgen.training.report.plots import confusion_matrix, curves
-from onnxgen.training.report.progress import Progress, epoch_line
-from onnxgen.training.report.shown import Dashboard, Lines, sparkline
-from onnxgen.training.runs.rows import best_row, duration, write_rows
+from onnxgen.training.report.progress import Dashboard, Lines, Progress, epoch_line, sparkline
+from onnxgen.training.runs.metrics import best_row, duration, write_rows
 from onnxgen.training.settings import Settings
-from onnxgen.training.task import LogEpoch, Task
-from onnxgen.training.trainer import QUIET
+from onnxgen.training.task import QUIET, LogEpoch, Task
 
 HOSTILE = "</title><script>alert(1)</script> & [bold]$x_1$"
 CLASSES = ("cat", HOSTILE, "dog")

@@ -247,7 +247,7 @@ def test_fit_resumes_where_it_was_stopped(tmp_path):
 
 
 def test_a_resumed_epoch_is_counted_on(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("onnxgen.training.report.shown.Lines.every", 0.0)
+    monkeypatch.setattr("onnxgen.training.report.progress.Lines.every", 0.0)
     given = {"epochs": 2, "batch_size": 4, "workers": 0, "show": "lines", "out": tmp_path}
     data = {"train": (Noisy(24, 0).x, Noisy(24, 0).y), "val": (Noisy(8, 1).x, Noisy(8, 1).y)}
     assert fit(net(), data, callbacks=[Ask(1, signal.SIGTERM)], **given).stopped == "interrupted"

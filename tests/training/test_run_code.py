@@ -14,7 +14,7 @@ import pytest
 from onnxgen import OnnxgenError
 from onnxgen.cli import run as cli
 from onnxgen.training import fit, load
-from onnxgen.training.runs.code import is_same_code
+from onnxgen.training.runs.record import is_same_code
 from tests.training.small import network
 
 Out = pytest.CaptureFixture[str]
@@ -104,7 +104,7 @@ def test_a_configuration_of_a_run_names_code(name: str, value: str, here: Path, 
 @pytest.mark.parametrize("place", ["../evil.py", "evil.py"])
 def test_a_module_that_is_not_that_of_the_run(place: str, here: Path, capsys: Out) -> None:
     """Neither on a resume, nor as the base of an adapter, nor for an export."""
-    from onnxgen.record.digest import code_digest
+    from onnxgen.record.base import code_digest
 
     shutil.copy("evil.py", "run/evil.py")
     shutil.copy("evil.py", "lora/evil.py")

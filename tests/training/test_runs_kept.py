@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import fit, load
-from onnxgen.training.runs.listing import Run, compared
+from onnxgen.training.runs.metrics import Run, compared
 from onnxgen.training.runs.record import read_record
 from tests.support import forked
 from tests.training.small import network

@@ -26,19 +26,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from onnxgen import cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.sidecar import files_there
+from onnxgen.training.checkpoint import store as folder
+from onnxgen.training.checkpoint import weights
 from onnxgen.training.checkpoint.callback import Checkpoints
-from onnxgen.training.checkpoint.peek import KEY, peek
+from onnxgen.training.checkpoint.identity import KEY, peek
 from onnxgen.training.checkpoint.store import Store
 from onnxgen.training.checkpoint.weights import tied_names
 from onnxgen.training.data.samples import Feeding
+from onnxgen.training.model import built_outside
 from onnxgen.training.optimizers import NOT_SHARDED, make_optimizer
-from onnxgen.training.returned import without_values
+from onnxgen.training.running import without_values
 from onnxgen.training.settings import Settings
-from onnxgen.training.sharded import folder, rows
-from onnxgen.training.sharded.outside import built_outside
-from onnxgen.training.sharded.refused import refuse_sharded
-from onnxgen.training.sharded.strategy import Sharded
-from onnxgen.training.sharded.units import refuse_unshardable, shard, units
+from onnxgen.training.sharded.strategy import Sharded, refuse_sharded, refuse_unshardable, shard, units
 from onnxgen.training.task import Task
 from tests.training.test_optimizers import CPU, DENSE, net, train
 
@@ -226,9 +225,9 @@ def written(path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
             try:
                 mine = parts(rank, STATE, ("mean", "flags"))
-                shaped = {key: rows._Shaped.of(value, DTYPES.get(key)) for key, value in mine.items()}
-                begun = begun or rows._begun(stack, shaped, path, {"fingerprint": "f"}, size)
-                rows._written(mine, DTYPES, begun, rank == 0)
+                shaped = {key: weights._Shaped.of(value, DTYPES.get(key)) for key, value in mine.items()}
+                begun = begun or weights._begun(stack, shaped, path, {"fingerprint": "f"}, size)
+                weights._written(mine, DTYPES, begun, rank == 0)
             finally:
                 dist.destroy_process_group()
 
@@ -251,9 +250,9 @@ def test_four_processes_write_and_read_what_is_theirs(size: int, tmp_path: Path,
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
         try:
             empty = parts(rank, {key: torch.zeros_like(value) for key, value in STATE.items()}, ("mean", "flags"))
-            assert rows.read_rows(empty, files[0]) == STATE.keys()
+            assert weights.read_rows(empty, files[0]) == STATE.keys()
             wanted = parts(rank, STATE, ("mean", "flags"))
-            assert all(torch.equal(rows.block_of(empty[key])[1], rows.block_of(wanted[key])[1]) for key in wanted)
+            assert all(torch.equal(weights.block_of(empty[key])[1], weights.block_of(wanted[key])[1]) for key in wanted)
         finally:
             dist.destroy_process_group()
 
@@ -269,15 +268,15 @@ def test_several_processes_compute_the_gradients_of_a_batch_at_once() -> None:
 
 def test_a_disk_that_is_full_keeps_the_former_weights(alone: Any, tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "best.safetensors"
-    rows.write_rows({"a": torch.ones(3)}, path, {}, 0)
+    weights.write_rows({"a": torch.ones(3)}, path, {}, 0)
     before = path.read_bytes()
 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rows, "_written", full)
+    monkeypatch.setattr(weights, "_written", full)
     with pytest.raises(OSError, match="No space left"):
-        rows.write_rows({"a": torch.zeros(3)}, path, {}, 0)
+        weights.write_rows({"a": torch.zeros(3)}, path, {}, 0)
     assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {path.name, "store"}
 
 

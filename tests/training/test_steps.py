@@ -20,10 +20,8 @@ from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.samples import Feeding
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
-from onnxgen.training.meter import FLUSH, Meter
-from onnxgen.training.quiet import quiet
-from onnxgen.training.task import Task
-from onnxgen.training.trainer import EACH_STEP, QUIET
+from onnxgen.training.prepare import quiet
+from onnxgen.training.task import EACH_STEP, FLUSH, QUIET, Meter, Task
 from tests.training.test_fit import Seen, images, net
 
 CPU: dict[str, Any] = {"device": "cpu", "workers": 0, "show": "nothing"}

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from onnxgen.cli import run as cli
 from onnxgen.cli import say
-from onnxgen.common.still import Still
+from onnxgen.common.timing import Still
 from onnxgen.training import fit
-from onnxgen.training.report.shown import Lines
+from onnxgen.training.report.progress import Lines
 from onnxgen.training.runs.learner import Learner
 from tests.training.small import network
 from tests.training.test_fit_options import CPU, points

@@ -10,7 +10,7 @@ from torch import nn
 
 from onnxgen.training import Settings, fit
 from onnxgen.training.data import open_data
-from onnxgen.training.data.prepared import Prepared
+from onnxgen.training.data.arrays import Prepared
 from onnxgen.training.tasks import CARDS, card_of, known, possible
 from tests.conftest import ROOT
 from tests.support import forked
@@ -126,7 +126,7 @@ def test_names_of_tasks() -> None:
 
 
 def test_each_purpose_is_of_a_card_or_trained_with_a_loss_of_each_output() -> None:
-    from onnxgen.record.purpose import KINDS
+    from onnxgen.record.signature import KINDS
 
     kinds = {kind for card in CARDS.values() for kind in card.kinds}
     assert {*KINDS} - kinds == {

@@ -23,8 +23,7 @@ from onnxgen.training import evaluate, fit, load, onnx_teacher, open_model, teac
 from onnxgen.training.config import read_config
 from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.samples import Feeding
-from onnxgen.training.goals.distil import DistilGoal
-from onnxgen.training.goals.teaching import with_teacher
+from onnxgen.training.goals.distil import DistilGoal, with_teacher
 from onnxgen.training.onnx_teacher import OnnxNetwork
 from onnxgen.training.prepare import prepare
 from onnxgen.training.settings import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxgen.training.checkpoint.stopping import Stopping
+from onnxgen.training.launch import Stopping
 from onnxgen.training.report import read_rows
 from onnxgen.training.report.metrics import Row
 from tests.training.small import network

@@ -13,7 +13,7 @@ import torch
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate
 from onnxgen.training.data import open_data
-from onnxgen.training.data.text.lines import read_jsonl
+from onnxgen.training.data.table import read_jsonl
 from onnxgen.training.data.text.tokenizer import beside
 from onnxgen.training.settings import Settings
 from tests.training import texts

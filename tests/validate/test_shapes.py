@@ -14,7 +14,7 @@ from torch import nn
 
 from onnxgen import Options, pipeline
 from onnxgen.errors import WrongTranslation
-from onnxgen.validate.shapes import registered
+from onnxgen.validate.stored import registered
 
 LAYERS = [
     "nn.Linear(3, 4)", "nn.Linear(3, 4, bias=False)", "nn.Conv1d(4, 6, 3, groups=2)", "nn.Conv2d(4, 6, (3, 2))",
@@ -51,6 +51,6 @@ def test_a_weight_of_another_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         model.graph.initializer.append(numpy_helper.from_array(np.random.rand(*shape).astype(np.float32), name))
     onnx.save(model, tmp_path / "net.onnx")
     pipeline.build(tmp_path / "net.onnx", Options(), tmp_path / "net.py")
-    monkeypatch.setattr(sys.modules["onnxgen.passes.added_bias"], "flattened", lambda value, *_: value)
+    monkeypatch.setattr(sys.modules["onnxgen.passes.convolutions"], "flattened", lambda value, *_: value)
     with pytest.raises(WrongTranslation, match="bias is of shape"):
         pipeline.build(tmp_path / "net.onnx", Options(), tmp_path / "net.py")

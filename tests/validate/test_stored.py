@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from onnxgen import pipeline
 from onnxgen.code import copied
 from onnxgen.code.module_def import Member
-from onnxgen.code.numbers import held, hold_same
+from onnxgen.code.quote import held, hold_same
 from onnxgen.errors import WrongTranslation
 from onnxgen.lowering import lower, members
 from onnxgen.options import Options

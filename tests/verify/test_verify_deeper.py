@@ -24,10 +24,10 @@ from onnxgen.record.sidecar import read_header
 from onnxgen.runtime.load import load
 from onnxgen.verify import feeds, verify
 from onnxgen.verify.compare import MAX_SLACK_PART, Tolerance
-from onnxgen.verify.directions import hold
-from onnxgen.verify.freedom import NOISE, Freedom, explained
+from onnxgen.verify.gradients import hold
 from onnxgen.verify.graph import examine
 from onnxgen.verify.report import Gradients
+from onnxgen.verify.rounding import NOISE, Freedom, explained
 from onnxgen.verify.sizes import sizes
 
 NET = """<ir_version: 8, opset_import: ["" : 17]> net (float[n, 6] x) => (float[n, 4] y) {

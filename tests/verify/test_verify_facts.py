@@ -24,20 +24,16 @@ from onnxgen.options import Options
 from onnxgen.record.sidecar import read_header
 from onnxgen.runtime.load import imported
 from onnxgen.verify import feeds
+from onnxgen.verify.answering import _mute
 from onnxgen.verify.check import Check
 from onnxgen.verify.compare import MAX_ATOL_PART, Tolerance, compare
-from onnxgen.verify.freedom import NOISE, Freedom, _in_full
 from onnxgen.verify.gradients import excuse_idle, expected_keys
 from onnxgen.verify.integrity import compare_recorded
-from onnxgen.verify.locate import _user
-from onnxgen.verify.multiples import described
 from onnxgen.verify.oracle import EXACT, FOLDER, Onnxruntime, Reference, _session_options
-from onnxgen.verify.sizes import kinds_of, sizes
-from onnxgen.verify.stepwise import _of_module
+from onnxgen.verify.rounding import NOISE, Freedom, _in_full, _key
+from onnxgen.verify.sizes import described, kinds_of, sizes
 from onnxgen.verify.torch_side import Backward, cast_numpy
-from onnxgen.verify.trace import Event, Results, _Trace, traced
-from onnxgen.verify.vivid import _mute
-from onnxgen.verify.wide import _key
+from onnxgen.verify.trace import Event, Results, _of_module, _Trace, _user, traced
 
 F = np.float32
 

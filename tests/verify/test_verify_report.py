@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxgen.cli.verifying import print_report
-from onnxgen.verify import OutputCheck, Run, VerifyReport, directions, verify
+from onnxgen.cli.generating import print_report
+from onnxgen.verify import OutputCheck, Run, VerifyReport, gradients, verify
 from onnxgen.verify.compare import Tolerance, compare
 from tests.conftest import ROOT
 
@@ -46,7 +46,7 @@ def test_groups_that_time_ran_out_for_are_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At least one group is compared, however slow the machine is."""
-    monkeypatch.setattr(directions, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(gradients, "MAX_SECONDS", -1.0)
     report = verify(ROOT / "samples/mnist/mnist.onnx", runs=1)
     found = report.gradients
     assert found.held == 1 and found.not_compared == found.groups - 1 > 0

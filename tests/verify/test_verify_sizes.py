@@ -16,8 +16,7 @@ import onnxgen
 from onnxgen import OnnxgenError, Options
 from onnxgen.verify import answering, feeds
 from onnxgen.verify.check import Check
-from onnxgen.verify.equations import named
-from onnxgen.verify.graph import Graph
+from onnxgen.verify.graph import Graph, named
 from onnxgen.verify.sizes import sizes
 
 RELATED: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {  # a graph, and the shapes of its weights

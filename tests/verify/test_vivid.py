@@ -15,11 +15,10 @@ from onnx import parser
 from onnxgen.options import Options
 from onnxgen.runtime.load import load
 from onnxgen.verify import verify
+from onnxgen.verify.answering import vivid
 from onnxgen.verify.check import Check
-from onnxgen.verify.feeds import LOUDER, SPREADS
-from onnxgen.verify.natural import natural
+from onnxgen.verify.feeds import LOUDER, SPREADS, natural
 from onnxgen.verify.oracle import Answer
-from onnxgen.verify.vivid import vivid
 
 F = np.float32
 

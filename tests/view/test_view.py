@@ -24,9 +24,7 @@ from onnxgen.cli.app import app
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 from onnxgen.reader import read
-from onnxgen.view.graph import MAX_LANES, lanes_of, node_rows
-from onnxgen.view.lines import traced
-from onnxgen.view.page import view
+from onnxgen.view.page import MAX_LANES, lanes_of, node_rows, traced, view
 from tests.conftest import ROOT
 
 CNN = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -113,7 +111,7 @@ def test_a_long_graph_is_walked_as_often_as_a_short_one(tmp_path: Path, monkeypa
             seen.extend([tree] * isinstance(tree, ast.Module))
             return walk(tree)
 
-        monkeypatch.setattr("onnxgen.view.lines.ast.walk", counted)
+        monkeypatch.setattr("onnxgen.view.page.ast.walk", counted)
         traced(tmp_path / "m.onnx", Options(), Path("m.py"))
         monkeypatch.undo()
         return len(seen)

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.weights.copied import Copied, note_copy, twins
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
+from onnxgen.weights.stored import Copied, note_copy, twins
 from tests.support.tiers import drawn
 
 F32, F64, BF16 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16

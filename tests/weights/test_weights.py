@@ -23,10 +23,19 @@ from safetensors.numpy import load_file, save
 from onnxgen.common import atomic
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.sidecar import INDEX, MARK, read_header, sidecar_files
-from onnxgen.weights import sidecar, streamed
+from onnxgen.weights import sidecar
+from onnxgen.weights import sidecar as streamed
 from onnxgen.weights.provenance import Source, concat, rebuild, way_back
-from onnxgen.weights.sidecar import is_sharded, read_tensors, same_content, write_pair
-from onnxgen.weights.streamed import embed_bytes, header_of, in_order, write_tensors
+from onnxgen.weights.sidecar import (
+    embed_bytes,
+    header_of,
+    in_order,
+    is_sharded,
+    read_tensors,
+    same_content,
+    write_pair,
+    write_tensors,
+)
 from tests.support import forked
 
 

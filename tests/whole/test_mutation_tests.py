@@ -21,7 +21,7 @@ from benchmarks.mutation.mutants import Mutant, by_statement, function_at
 from benchmarks.mutation.page import SAME, TITLE, section, with_section
 from benchmarks.mutation.rooms import ROOMS, ROOT, Wrong, files, for_type_checkers, same, spread, wrong
 
-FILE = "onnxgen/shapes/dim_text.py"
+FILE = "onnxgen/shapes/dims.py"
 ROOM = "tests/shapes/test_a.py"
 TREES = Trees(Path("planted"), Path("clean"), Path("exports"), 10)
 TIERS = [Suite(Path("maps"), tier, "1", ()) for tier in ("quick", "rest")]
@@ -96,7 +96,7 @@ def test_lambdas_of_one_line_are_not_told_apart(tmp_path: Path, monkeypatch: pyt
 
 def test_other_code_in_a_function() -> None:
     """What a mutant holds can stand in the place of the function's own code."""
-    from onnxgen.shapes import dim_text
+    from onnxgen.shapes import dims
 
     text = (ROOT / FILE).read_text(encoding="utf-8")
     mutants = [(lines, one) for lines, group in by_statement(FILE, text) for one in group]
@@ -104,7 +104,7 @@ def test_other_code_in_a_function() -> None:
     made = wrong(mutant, lines)
     assert made is not None
     (name, line), code = next(iter(made.functions.items()))
-    right = getattr(dim_text, name)
+    right = getattr(dims, name)
     assert (right.__code__.co_qualname, right.__code__.co_firstlineno) == (name, line)
     assert FunctionType(code, right.__globals__).__code__.co_code != right.__code__.co_code
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxgen.lowering.tied import TiedTensors
+from onnxgen.lowering.sharing import TiedTensors
 from onnxgen.scopes.origin import seen_from, siblings
 from onnxgen.weights.provenance import Source
 from tests.zoo import ZOO, Entry

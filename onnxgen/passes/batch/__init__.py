@@ -19,8 +19,8 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.graph.annotations import FREED
-from onnxgen.graph.catalogue import card, is_a
 from onnxgen.graph.nodes import has_subgraphs, opset_of, subgraphs
+from onnxgen.graph.operators import card, is_a
 from onnxgen.graph.traits import ELEMENTWISE, RANDOM, REDUCTION, SAMPLES, SIZES, Trait
 from onnxgen.options import Options
 from onnxgen.passes.batch.arithmetic import elementwise, reduction, rows

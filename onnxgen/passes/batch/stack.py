@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.graph.annotations import SCOPE, is_trained
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import ELEMENTWISE, SAME
-from onnxgen.passes.rewrite import drop
+from onnxgen.passes.rewrite import drop, insert, known_ints
 from onnxgen.passes.rewrite import replace as replace_node
-from onnxgen.passes.steps import insert, known_ints
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape, info, set_info
 from onnxgen.weights.stored import stored

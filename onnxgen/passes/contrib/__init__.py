@@ -17,14 +17,14 @@ import onnx_ir as ir
 
 from onnxgen.errors import WRITER
 from onnxgen.graph.annotations import REFUSED
-from onnxgen.graph.foreign import owner
+from onnxgen.graph.domains import owner
 from onnxgen.graph.nodes import all_nodes, opset_of
 from onnxgen.graph.operators import find
 from onnxgen.options import Options
 from onnxgen.passes.contrib.nchwc import set_block
 from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, write
 from onnxgen.shapes import propagate
-from onnxgen.shapes.node_facts import NONSENSE
+from onnxgen.shapes.info import NONSENSE
 
 MAX_ROUNDS = 8  # a body may write nodes that have bodies
 

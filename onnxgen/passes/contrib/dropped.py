@@ -1,4 +1,8 @@
-"""Experimental operators that the standard dropped with opsets 7 to 10, computed as onnxruntime computes them."""
+"""Operators that the standard dropped, and those that it has under another name or in another form.
+
+The experimental operators were dropped with opsets 7 to 10. They are computed as onnxruntime
+computes them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import CHECK
-from onnxgen.graph.gradients import COUNTED
+from onnxgen.graph.operators import COUNTED, SETS_SIZE
 from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Value, Writer, body
-from onnxgen.shapes.infer_elementwise import same
+from onnxgen.shapes import infer_math, infer_microsoft, ranges
+from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
 
@@ -75,3 +80,55 @@ def given_tensor_fill(
         raise Refused("the shape is given in no way, or in several ways", "give only the attribute 'shape'")
     dims = g("Cast", shape_input, to=INT64) if input_as_shape else g("Shape", shape_input)
     return g("Reshape", numbers, dims if not extra_shape else g("Concat", dims, g.ints(*extra_shape), axis=0))
+
+
+@body("Trilu", infer=same, ranges=ranges.trilu, drawn={1: ranges.below(-3, 4)})
+def trilu(g: Writer, X: Value, k: Maybe = None, *, upper: int = 1) -> Value:
+    return g("Trilu", X, k, upper=upper)
+
+
+@body("SampleOp", infer=same)
+def sample_op(g: Writer, X: Value) -> Value:
+    """An example operator that returns its input."""
+    return g("Identity", X)
+
+
+@body("Pad", ranges=ranges.pad, drawn={1: ranges.below(0, 4)})
+def pad(g: Writer, data: Value, pads: Value, value: Maybe = None, *, mode: str = "constant") -> Value:
+    """Pad. The pads may have shape [1, 2 * rank], and the value shape [1]."""
+    pads = g("Reshape", pads, g.ints(-1)) if g.rank(pads) != 1 else pads
+    if value is not None and g.rank(value) != 0:
+        value = g("Squeeze", value)
+    return g("Pad", data, pads, value, mode=mode)
+
+
+@body("Unique", infer=infer_microsoft.unique)
+def unique(g: Writer, x: Value) -> list[Maybe]:
+    """Unique elements in order of appearance; the index of each element among them; their counts."""
+    y, _, inverse, counts = g.several(4, "Unique", x, sorted=0)
+    return [y, inverse, counts]
+
+
+@body("GridSample", infer=infer_math.grid_sample)
+def grid_sample(
+    g: Writer, X: Value, Grid: Value, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> Value:
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    return g("GridSample", X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
+
+
+@body("ExpandDims")
+def expand_dims(g: Writer, X: Value, axis: Value) -> Value:
+    return g("Unsqueeze", X, g("Cast", g("Reshape", axis, g.ints(1)), to=INT64))
+
+
+@body("GatherND")
+def gather_nd(g: Writer, data: Value, indices: Value) -> Value:
+    return g("GatherND", data, g("Cast", indices, to=INT64))
+
+
+@body("Range", flat={"limit": SETS_SIZE}, ranges=ranges.ranged)
+def range_(g: Writer, start: Value, limit: Value, delta: Maybe = None) -> Value:
+    ends = [g("Squeeze", v) if g.rank(v) else v for v in (start, limit)]
+    step = g.number(1, start) if delta is None else g("Squeeze", delta) if g.rank(delta) else delta
+    return g("Range", *ends, step)

@@ -1,14 +1,35 @@
-"""Fused sums, products and dropouts of training and its exporters, and sums and products of integers."""
+"""Operators of training: fused sums, products, dropouts and embeddings; sums of integers.
+
+`word_conv_embedding` embeds words by their letters. `is_all_finite` checks that the gradients of a
+training step can be used.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+
+from onnxgen.errors import WRITER, counted
 from onnxgen.graph.annotations import PADDING
-from onnxgen.graph.gradients import INTEGERS, PIECEWISE_CONSTANT
-from onnxgen.passes.contrib.activations import fast_gelu
+from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT
+from onnxgen.passes.contrib.layers import fast_gelu
 from onnxgen.passes.contrib.quantized import quantized_to
-from onnxgen.passes.contrib.writer import INT32, Maybe, Results, Value, Writer, body, nchw, nhwc
-from onnxgen.shapes import drawn
-from onnxgen.shapes.infer_elementwise import same
+from onnxgen.passes.contrib.writer import (
+    INT32,
+    INT64,
+    Maybe,
+    Refused,
+    Results,
+    Value,
+    Writer,
+    body,
+    nchw,
+    nhwc,
+    size_of,
+)
+from onnxgen.shapes import infer_microsoft, ranges
+from onnxgen.shapes.infer_math import same
+from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
 
@@ -39,7 +60,7 @@ def bias_dropout(
     return [made if residual is None else g("Add", made, residual), *mask]
 
 
-@body("TorchEmbedding", drawn={1: drawn.rows(0)})
+@body("TorchEmbedding", drawn={1: ranges.rows(0)})
 def torch_embedding(
     g: Writer, weight: Value, indices: Value, padding_idx: Maybe = None, scale_grad_by_freq: Maybe = None
 ) -> Value:
@@ -120,3 +141,49 @@ def nhwc_max_pool(
         kernel_shape=kernel_shape, pads=pads, strides=strides,
     )  # fmt: skip
     return nhwc(g, made, n)
+
+
+@body("WordConvEmbedding", infer=infer_microsoft.word_conv, axes="n l; f i k e; f; r e", drawn={0: ranges.words(3)})
+def word_conv_embedding(
+    g: Writer, Sequence: Value, W: Value, B: Value, C: Value, *, char_embedding_size: int | None = None,
+    conv_window_size: int | None = None, embedding_size: int | None = None,
+) -> Value:  # fmt: skip
+    """The maximum of a convolution over the letters of each word. Letters are numbers above 0.
+
+    A window that passes the word's end counts only at the first letter, where there may be no other window. onnxruntime
+    leaves the result of a word that begins with 0 uninitialised; here it is zeros.
+    """
+    _check_sizes(g, Sequence, W, (embedding_size, None, conv_window_size, char_embedding_size))
+    window = size_of(W, 2)
+    letters = g("Unsqueeze", g("Gather", C, Sequence, axis=0), g.ints(1))
+    made = g("Squeeze", g("Conv", letters, W, B), g.ints(3))  # [words, filters, places]
+    above = g("Greater", Sequence, g.number(0, Sequence))
+    count = g("ReduceSum", g("Cast", above, to=INT64), g.ints(1), keepdims=1)
+    places = g.range(None, g("Sub", g("Shape", Sequence, start=1), g.ints(window - 1)))
+    last = g("Max", g("Sub", count, g.ints(window)), g.ints(0))
+    inside = g("Unsqueeze", g("LessOrEqual", places, last), g.ints(1))
+    best = g("Tanh", g("ReduceMax", g("Where", inside, made, g.float32(-math.inf)), g.ints(2), keepdims=0))
+    begun = g("Slice", above, g.ints(0), g.ints(1), g.ints(1))
+    return g("Where", begun, best, g.float32(0))
+
+
+def _check_sizes(g: Writer, words: Value, weight: Value, stated: tuple[int | None, ...]) -> None:
+    """Raise `Refused` unless words are the rows of a matrix and the weight has the sizes that the attributes state."""
+    if g.rank(words) != 2 or g.rank(weight) != 4:
+        raise Refused("the words must be rows of a matrix, and the weight have 4 axes", WRITER)
+    shape = info(weight).shape or ()
+    if size_of(weight, 1) != 1:
+        raise Refused(f"the weight has {counted(size_of(weight, 1), 'channel')}, not 1", WRITER)
+    for size, given in zip(shape, stated):
+        if given is not None and isinstance(size, int) and size != given:
+            raise Refused(f"the weight has a size of {size} where an attribute says {given}", WRITER)
+
+
+@body("IsAllFinite", infer=infer_microsoft.is_all_finite, flat=INTEGERS)
+def is_all_finite(g: Writer, *input: Value, isinf_only: int = 0, isnan_only: int = 0) -> Value:
+    """True if no input has an infinity or a NaN. onnxruntime has GPU kernels only."""
+    if isinf_only and isnan_only:
+        raise Refused("isinf_only and isnan_only must not both be 1", WRITER)
+    kinds = [name for name, skipped in (("IsInf", isnan_only), ("IsNaN", isinf_only)) if not skipped]
+    found = [g("ReduceSum", g("Cast", g(kind, x), to=INT64), keepdims=0) for x in input for kind in kinds]
+    return g("Equal", functools.reduce(lambda a, b: g("Add", a, b), found), g.int64(0))

@@ -1,20 +1,94 @@
-"""Convolutions and matrix products with other operators fused into them."""
+"""Convolutions, matrix products and activations, alone or with other operators fused into them.
+
+`causal_conv_with_state` is a causal depthwise convolution with a state for the next call.
+"""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgen.errors import WRITER
-from onnxgen.graph.gradients import REFUSED
-from onnxgen.passes.contrib.activations import activated
-from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body, nchw, nhwc, widened
-from onnxgen.shapes import equal, infer_conv, infer_math, infer_microsoft
+from onnxgen.errors import FOR_CPU, WRITER
+from onnxgen.graph.operators import REFUSED
+from onnxgen.graph.traits import ACTIVATION
+from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, body, nchw, nhwc, size_of, widened
+from onnxgen.shapes import equal, infer_math, infer_microsoft
+from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
+
+# the activations that onnxruntime fuses into a layer, with their parameters in order
+FUSED: dict[str, tuple[str, ...]] = {
+    "Relu": (),
+    "Tanh": (),
+    "Sigmoid": (),
+    "Softplus": (),
+    "Softsign": (),
+    "LeakyRelu": ("alpha",),
+    "Elu": ("alpha",),
+    "ThresholdedRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "Selu": ("alpha", "gamma"),
+}
+
+
+def activated(g: Writer, x: Value, activation: str, *parameters: float | None) -> Value:
+    """Apply the activation that a fused node names ("" for none)."""
+    if activation == "":
+        return x
+    if activation == "Clip" and len(parameters) == 2:
+        return g("Clip", x, *(None if p is None else g.number(p, x) for p in parameters))
+    names = FUSED.get(activation)
+    if names is None or len(parameters) > len(names) and any(p is not None for p in parameters[len(names) :]):
+        raise Refused(f"activation {activation!r} with these parameters is not one that onnxruntime fuses", WRITER)
+    return g(activation, x, **dict(zip(names, parameters)))
+
+
+@body("Gelu", infer=same)
+def gelu(g: Writer, X: Value) -> Value:
+    return g("Gelu", X)
+
+
+@body("BiasGelu", infer=same)
+def bias_gelu(g: Writer, A: Value, B: Value) -> Value:
+    return g("Gelu", g("Add", A, B))
+
+
+@body("FastGelu", infer=same)
+def fast_gelu(g: Writer, X: Value, bias: Maybe = None) -> Value:
+    return g("Gelu", X if bias is None else g("Add", X, bias), approximate="tanh")
+
+
+@body("QuickGelu", traits=[ACTIVATION], infer=same)
+def quick_gelu(g: Writer, X: Value, *, alpha: float = 1.702) -> Value:
+    inside = X if alpha == 1.0 else g("Mul", X, g.number(alpha, X))
+    return g("Mul", X, g("Sigmoid", inside))
+
+
+def silu(g: Writer, x: Value) -> Value:
+    return g("Mul", x, g("Sigmoid", x))
+
+
+@body("BiasSplitGelu", infer=infer_microsoft.split_gelu)
+def bias_split_gelu(g: Writer, X: Value, bias: Value) -> Value:
+    """The first half of the channels, times the GELU of the second half."""
+    halves = g.several(2, "Split", g("Add", X, bias), axis=-1, num_outputs=2)
+    return g("Mul", halves[0], g("Gelu", halves[1]))
+
+
+@body("BiasSoftmax", infer=same)
+def bias_softmax(g: Writer, data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Value:
+    """Softmax over all axes from `axis` on. The bias broadcasts as in numpy, or along the axes before `axis`."""
+    rank, bias_rank = g.rank(data), g.rank(bias)
+    if axis % rank != rank - 1:
+        raise Refused("the softmax is over several axes", "optimise the model without BiasSoftmaxFusion")
+    if not is_inner_broadcast and bias_rank != rank:
+        raise Refused("the bias broadcasts along outer axes", "optimise the model without BiasSoftmaxFusion")
+    return g("Softmax", g("Add", data, bias), axis=-1)
+
 
 GEMM_ACTIVATIONS = {"NONE": "", "": "", "RELU": "Relu", "GELU": "Gelu"}
 
 
-@body("FusedConv", "NhwcConv", "NhwcFusedConv", infer=infer_microsoft.nhwc(infer_conv.conv))
+@body("FusedConv", "NhwcConv", "NhwcFusedConv", infer=infer_microsoft.nhwc(infer_math.conv))
 def fused_conv(
     g: Writer, X: Value, W: Value, B: Maybe = None, Z: Maybe = None, *, activation: str = "",
     activation_params: list[float] | None = None, auto_pad: str = "NOTSET", dilations: list[int] | None = None,
@@ -140,3 +214,70 @@ def gemm_float8(
     made = g("Gemm", *operands, added, alpha=alpha, beta=beta or 1.0, transA=transA, transB=transB)
     made = g(kind, made) if kind else made
     return made if dtype == ir.DataType.FLOAT else g("Cast", made, to=dtype)
+
+
+ACTIVATIONS = ("none", "silu", "swish")
+END = 2**63 - 1
+
+
+@body("CausalConvWithState", infer=infer_microsoft.causal_conv)
+def causal_conv_with_state(
+    g: Writer, input: Value, weight: Value, bias: Maybe = None, past_state: Maybe = None, *,
+    activation: str = "none", channels_last: int = 0, dilation: int = 1, ndim: int = 1, state_window: int = 0,
+    state_length: int = 0, state_channels_last: int = -1, state_update_capacity: int = 0, input_channels: int = 0,
+    input_channel_offset: int = 0,
+) -> Results:  # fmt: skip
+    """A convolution over the last inputs of the previous call and the inputs of this one (Mamba, Gated DeltaNet).
+
+    The second output holds the inputs that the next call needs. Without a state, zeros precede the first input.
+    """
+    is_sliced = (
+        state_length or state_channels_last != -1 or state_update_capacity or input_channels or input_channel_offset
+    )
+    for what, is_asked in (
+        ("convolution of several axes", ndim != 1), ("window of states", state_window), ("slice of channels", is_sliced)
+    ):  # fmt: skip
+        if is_asked:
+            raise Refused(f"a {what} runs on GPUs only", FOR_CPU)
+    if activation not in ACTIVATIONS or dilation < 1:
+        what = f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1"
+        raise Refused(what, WRITER)
+    channels, kernel = size_of(weight, 0), size_of(weight, 2)
+    if channels < 1 or kernel < 1 or not channels_last and g.rank(input) != 3:
+        raise Refused("the input must be [batch, channels, length], and the weight not be empty", WRITER)
+    before, axis = (kernel - 1) * dilation, 1 if channels_last else 2
+    length = (info(input).shape or ())[axis:][:1]
+    whole = _extended(g, input, past_state, before, axis)
+    made = input if length == (0,) else _convolved(g, whole, weight, bias, bool(channels_last), dilation, input)
+    if activation != "none":
+        made = g("Mul", made, g("Sigmoid", made))
+    if not g.wants(1):
+        return [made]
+    state = g("Slice", whole, g.ints(-before if before else 0), g.ints(END if before else 0), g.ints(axis))
+    return [made, state]
+
+
+def _extended(g: Writer, x: Value, past: Maybe, before: int, axis: int) -> Value:
+    """Return the inputs behind those of the previous call, or behind zeros."""
+    if before == 0:
+        return x
+    if past is not None:
+        return g("Concat", past, x, axis=axis)
+    rank = g.rank(x)
+    return g("Pad", x, g.ints(*(before * (i == axis) for i in range(rank)), *[0] * rank))
+
+
+def _convolved(
+    g: Writer, x: Value, weight: Value, bias: Maybe, channels_last: bool, dilation: int, like: Value
+) -> Value:
+    """Convolve without padding. With channels last, several axes of channels are one axis for the convolution."""
+    channels, kernel, rank = size_of(weight, 0), size_of(weight, 2), g.rank(like)
+    if channels_last:
+        x = g("Reshape", x, g.ints(0, 0, channels)) if rank > 3 else x
+        x = g("Transpose", x, perm=[0, 2, 1])
+    made = g("Conv", x, weight, bias, group=channels, dilations=[dilation], kernel_shape=[kernel])
+    if channels_last:
+        made = g("Transpose", made, perm=[0, 2, 1])
+    if channels_last and rank > 3:
+        made = g("Reshape", made, g.ints(0, 0, *(size_of(like, axis) for axis in range(2, rank))))
+    return made

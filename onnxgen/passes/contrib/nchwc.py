@@ -18,7 +18,7 @@ from onnxgen.graph.annotations import NCHWC_BLOCK
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.contrib.layers import fused_conv
 from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
-from onnxgen.shapes import infer_conv, infer_microsoft
+from onnxgen.shapes import infer_math, infer_microsoft
 from onnxgen.shapes.info import info
 
 NCHWC = "com.microsoft.nchwc"
@@ -76,7 +76,7 @@ def _block(g: Writer) -> int:
     return block
 
 
-@body("Conv", domain=NCHWC, infer=infer_conv.conv)
+@body("Conv", domain=NCHWC, infer=infer_math.conv)
 def conv(
     g: Writer, X: Value, W: Value, B: Maybe = None, Sum: Maybe = None, *,
     activation: str = "", activation_params: list[float] | None = None, auto_pad: str = "NOTSET",
@@ -121,7 +121,7 @@ def reorder_output(g: Writer, X: Value, *, channels: int, channels_last: int = 0
     return g("Transpose", made, perm=[0, 2, 3, 1]) if channels_last else made
 
 
-@body("MaxPool", "AveragePool", domain=NCHWC, infer=infer_conv.pool)
+@body("MaxPool", "AveragePool", domain=NCHWC, infer=infer_math.pool)
 def pool(
     g: Writer, X: Value, *, kernel_shape: list[int], auto_pad: str = "NOTSET", ceil_mode: int = 0,
     count_include_pad: int | None = None, dilations: list[int] | None = None, pads: list[int] | None = None,
@@ -133,7 +133,7 @@ def pool(
     )  # fmt: skip
 
 
-@body("GlobalMaxPool", "GlobalAveragePool", domain=NCHWC, infer=infer_conv.global_pool)
+@body("GlobalMaxPool", "GlobalAveragePool", domain=NCHWC, infer=infer_math.global_pool)
 def global_pool(g: Writer, X: Value) -> Value:
     return g(g.node.op_type, X)
 

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
-from onnxgen.graph.gradients import PIECEWISE_CONSTANT
+from onnxgen.graph.operators import PIECEWISE_CONSTANT
 from onnxgen.passes.contrib.attention import heads_of, merged_heads
-from onnxgen.passes.contrib.projected import windowed
+from onnxgen.passes.contrib.attention_variants import windowed
 from onnxgen.passes.contrib.writer import FLOAT, Maybe, Refused, Value, Writer, body, widened
 from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.info import Info, info, set_info

@@ -1,27 +1,52 @@
-"""Quantised operators: an operator between dequantising and quantising, or a product of integers."""
+"""Quantised operators: an operator between dequantising and quantising, or a product of integers.
+
+The second half has matrix products with weights of a few bits, in blocks with scales of their own,
+fused with a norm before them and a gate after them. For these onnxruntime has GPU kernels only. The
+bodies follow its documentation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from onnxgen.errors import FOR_CPU
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.gradients import PIECEWISE_CONSTANT
+from onnxgen.graph.operators import PIECEWISE_CONSTANT, SETS_GRID, UNREAD
 from onnxgen.graph.traits import PRODUCT, QUANTISES, SAME
 from onnxgen.passes.contrib.attention import attended, projected
+from onnxgen.passes.contrib.layers import silu
 from onnxgen.passes.contrib.norms import embed_layer_normalization
-from onnxgen.passes.contrib.writer import FLOAT, INT32, Maybe, Refused, Results, Value, Writer, body, nchw, nhwc
-from onnxgen.shapes import drawn, infer_attention, infer_conv, infer_elementwise, infer_microsoft
-from onnxgen.shapes.infer_elementwise import same
+from onnxgen.passes.contrib.writer import (
+    FLOAT,
+    INT32,
+    INT64,
+    Maybe,
+    Refused,
+    Results,
+    Value,
+    Writer,
+    body,
+    nchw,
+    nhwc,
+    rounded,
+    size_of,
+    widened,
+)
+from onnxgen.shapes import infer_math, infer_microsoft, ranges
+from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
 
-@body("QuantizeLinear", traits=[QUANTISES, SAME], infer=infer_elementwise.quantize, flat=PIECEWISE_CONSTANT)
+@body("QuantizeLinear", traits=[QUANTISES, SAME], infer=infer_math.quantize, flat=PIECEWISE_CONSTANT)
 def quantize_linear(g: Writer, x: Value, y_scale: Value, y_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("QuantizeLinear", x, y_scale, y_zero_point, axis=axis)
 
 
-@body("DequantizeLinear", traits=[QUANTISES, SAME], infer=infer_elementwise.dequantize)
+@body("DequantizeLinear", traits=[QUANTISES, SAME], infer=infer_math.dequantize)
 def dequantize_linear(g: Writer, x: Value, x_scale: Value, x_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("DequantizeLinear", x, x_scale, x_zero_point, axis=axis)
 
@@ -68,7 +93,7 @@ def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Mayb
     return g("QuantizeLinear", g("Concat", *parts, axis=axis), Y_scale, Y_zero_point)
 
 
-@body("QLinearAveragePool", infer=infer_microsoft.nhwc(infer_conv.pool), flat=PIECEWISE_CONSTANT)
+@body("QLinearAveragePool", infer=infer_microsoft.nhwc(infer_math.pool), flat=PIECEWISE_CONSTANT)
 def qlinear_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Maybe = None, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
@@ -86,7 +111,7 @@ def qlinear_average_pool(
     return _rounded(g, g("Div", made, y_scale), y_zero_point, X)
 
 
-@body("QLinearGlobalAveragePool", infer=infer_microsoft.nhwc(infer_conv.global_pool), flat=PIECEWISE_CONSTANT)
+@body("QLinearGlobalAveragePool", infer=infer_microsoft.nhwc(infer_math.global_pool), flat=PIECEWISE_CONSTANT)
 def qlinear_global_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Value, y_scale: Value, y_zero_point: Value, *,
     channels_last: int = 0,
@@ -124,7 +149,7 @@ def _rounded(g: Writer, x: Value, zero: Maybe, like: Value) -> Value:
     return g("QuantizeLinear", x, g.float32(1), g.number(0, like))
 
 
-@body("QLinearConv", infer=infer_microsoft.nhwc(infer_conv.qlinear_conv), flat=PIECEWISE_CONSTANT)
+@body("QLinearConv", infer=infer_microsoft.nhwc(infer_math.qlinear_conv), flat=PIECEWISE_CONSTANT)
 def qlinear_conv(
     g: Writer, x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scale: Value, w_zero_point: Value,
     y_scale: Value, y_zero_point: Value, B: Maybe = None, *, auto_pad: str = "NOTSET", channels_last: int = 0,
@@ -204,12 +229,12 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
 
 
 _axes = "b l h; h c; c; ; ; mask; ; ; 2 b n p s"
-body("QAttention", infer=infer_attention.attention, axes=_axes, drawn={5: drawn.lengths(8, own_keys=True)})(
+body("QAttention", infer=infer_microsoft.attention, axes=_axes, drawn={5: ranges.lengths(8, own_keys=True)})(
     qattention_of(matmul_integer_to_float)
 )
 
 
-@body("QEmbedLayerNormalization", infer=infer_microsoft.embed, drawn={0: drawn.rows(2), 1: drawn.rows(4)})
+@body("QEmbedLayerNormalization", infer=infer_microsoft.embed, drawn={0: ranges.rows(2), 1: ranges.rows(4)})
 def qembed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding_quant: Value, position_embedding_quant: Value,
     segment_embedding: Maybe, gamma_quant: Value, beta_quant: Value, mask: Maybe, word_embedding_scale: Value,
@@ -233,3 +258,120 @@ def qembed_layer_normalization(
     return embed_layer_normalization(
         g, input_ids, segment_ids, word, position, segment, gamma, beta, mask, None, epsilon=epsilon
     )[:2]
+
+
+Operand = Maybe
+
+
+def _product(g: Writer, x: Value, weight: Value, scales: Value, bias: Operand = None, **sizes: int) -> Value:
+    given = [x, weight, scales, *([None, None, bias] if bias is not None else [])]
+    return g.several(1, "MatMulNBits", *given, domain="com.microsoft", **sizes)[0]
+
+
+def _normalized(g: Writer, x: Value, skip: Operand, scale: Operand, epsilon: float) -> tuple[Value, Value]:
+    """Return the input of the products, and the input of the norm."""
+    total = x if skip is None else g("Add", x, skip)
+    if scale is None:
+        return total, total
+    return g("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
+
+
+@body("MatMulNBitsQkv", infer=infer_microsoft.blocked_qkv)
+def matmul_nbits_qkv(
+    g: Writer, A: Value, skip: Maybe, norm_scale: Value, q_B: Value, q_scales: Value, q_bias: Maybe, k_B: Value,
+    k_scales: Value, k_bias: Maybe, v_B: Value, v_scales: Value, v_bias: Maybe = None, *,
+    K: int, Nq: int, Nkv: int, block_size: int, bits: int = 4, accuracy_level: int = 0, epsilon: float = 1e-6,
+) -> list[Value]:  # fmt: skip
+    """q, k and v of RMSNormalization of an input, or of its sum with `skip`; and that sum."""
+    x, total = _normalized(g, A, skip, norm_scale, epsilon)
+    sizes = {"K": K, "block_size": block_size, "bits": bits, "accuracy_level": accuracy_level}
+    q = _product(g, x, q_B, q_scales, q_bias, N=Nq, **sizes)
+    k = _product(g, x, k_B, k_scales, k_bias, N=Nkv, **sizes)
+    return [q, k, _product(g, x, v_B, v_scales, v_bias, N=Nkv, **sizes), total]
+
+
+@body("MatMulNBitsMlp", infer=infer_microsoft.nbits_mlp)
+def matmul_nbits_mlp(
+    g: Writer, A: Value, skip: Maybe, norm_scale: Maybe, gate_B: Value, gate_scales: Value, gate_bias: Maybe,
+    up_B: Value, up_scales: Value, up_bias: Maybe = None, *, K: int, N: int, block_size: int, activation: str,
+    bits: int = 4, accuracy_level: int = 0, epsilon: float = 1e-5,
+) -> list[Value]:  # fmt: skip
+    """One product, gated by the SiLU of another. Norm and sum before them are as in MatMulNBitsQkv."""
+    if activation not in ("silu", "swish"):
+        raise Refused(f"attribute 'activation' must be silu or swish, not {activation!r}", WRITER)
+    if skip is not None and norm_scale is None:
+        raise Refused("input skip needs the input norm_scale, which is missing", WRITER)
+    x, total = _normalized(g, A, skip, norm_scale, epsilon)
+    sizes = {"K": K, "N": N, "block_size": block_size, "bits": bits, "accuracy_level": accuracy_level}
+    gate = silu(g, _product(g, x, gate_B, gate_scales, gate_bias, **sizes))
+    return [g("Mul", gate, _product(g, x, up_B, up_scales, up_bias, **sizes)), total]
+
+
+@body("MatMulNBitsQLoRA", infer=infer_microsoft.blocked_product)
+def matmul_nbits_qlora(
+    g: Writer, X: Value, W: Value, scales: Value, lora_A: Value, lora_A_scales: Value, lora_B: Value,
+    lora_B_scales: Value, *, K: int, N: int, block_size: int = 32, bits: int = 4, lora_block_size: int = 32,
+    lora_bits: int = 8, accuracy_level: int = 0,
+) -> Value:  # fmt: skip
+    """A product plus a product with two low-rank factors (LoRA: Hu et al. 2021). Empty factors add nothing."""
+    made = _product(g, X, W, scales, K=K, N=N, block_size=block_size, bits=bits, accuracy_level=accuracy_level)
+    shapes = [info(factor).shape for factor in (lora_A, lora_B)]
+    known = [[d for d in shape if isinstance(d, int)] for shape in shapes if shape is not None]
+    if len(known) < 2 or any(len(dims) != 3 for dims in known):
+        raise Refused("the sizes of the factors are unknown", INFER)
+    if any(0 in dims for dims in known):
+        return made
+    sizes = {"block_size": lora_block_size, "bits": lora_bits}
+    down = _product(g, X, lora_A, lora_A_scales, None, K=K, N=known[0][0], accuracy_level=accuracy_level, **sizes)
+    return g("Add", made, _product(g, down, lora_B, lora_B_scales, None, K=known[0][0], N=N, **sizes))
+
+
+@body("MatMulBlockQuantizedFp8Weight", flat={"a_scale": SETS_GRID})
+def matmul_block_quantized_fp8_weight(
+    g: Writer, A: Value, B: Value, b_scale: Value, a_scale: Maybe = None, bias: Maybe = None, *, block_size: int = 128
+) -> Value:
+    """A product with float8 weights, a scale for each `block_size` in a row. The input may be rounded to float8."""
+    x = widened(g, A)
+    if a_scale is not None:
+        scaled = g.detached(g("Div", x, a_scale), 1)
+        small = g("Cast", scaled, to=ir.DataType.FLOAT8E4M3FN)
+        x = g.detached(g("Mul", g("Cast", small, to=FLOAT), a_scale), 1)
+    scales = _by_column(g, b_scale, size_of(B, 1), block_size)
+    weight = g("Mul", g("Cast", B, to=FLOAT), scales)
+    made = rounded(g, g("MatMul", x, g("Transpose", weight, perm=[1, 0])), A)
+    return made if bias is None else g("Add", made, bias)
+
+
+@body("MatMulBlockQuantizedFp4Weight", flat={"input_scale": UNREAD})
+def matmul_block_quantized_fp4_weight(
+    g: Writer, A: Value, B: Value, weight_scale: Value, weight_scale_2: Value, input_scale: Maybe = None,
+    bias: Maybe = None, *, block_size: int = 16,
+) -> Value:  # fmt: skip
+    """A product with 4-bit weights (E2M1), two in a byte. Their scales are float8 (E4M3), stored as bytes."""
+    four = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    eight = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    halves = [g("BitwiseAnd", B, _byte(g, 15)), g("BitShift", B, _byte(g, 4), direction="RIGHT")]
+    nibbles = g("Concat", *(g("Unsqueeze", half, g.ints(-1)) for half in halves), axis=-1)
+    numbers = _looked_up(g, np.concatenate([four, -four]), g("Reshape", nibbles, g.ints(0, -1)))
+    scales = _by_column(g, _looked_up(g, eight, weight_scale), 2 * size_of(B, 1), block_size)
+    weight = rounded(g, g("Mul", g("Mul", numbers, weight_scale_2), scales), A)
+    made = g("MatMul", A, g("Transpose", weight, perm=[1, 0]))
+    return made if bias is None else g("Add", made, bias)
+
+
+def _byte(g: Writer, number: int) -> Value:
+    return g.constant(np.asarray(number, np.uint8))
+
+
+def _looked_up(g: Writer, table: np.ndarray[tuple[int, ...], np.dtype[np.float32]], at: Value) -> Value:
+    """Look bytes up in a table."""
+    return g("Gather", g.constant(table), g("Cast", at, to=INT64))
+
+
+def _by_column(g: Writer, scales: Value, columns: int, block_size: int) -> Value:
+    """Return a scale for each column, from scales [rows, blocks]."""
+    if block_size < 1:
+        raise Refused(f"attribute 'block_size' must be positive, not {block_size}", WRITER)
+    wide = g("Expand", g("Unsqueeze", scales, g.ints(-1)), g.ints(1, 1, block_size))
+    flat = g("Reshape", wide, g.ints(0, -1))
+    return flat if columns % block_size == 0 else g("Slice", flat, g.ints(0), g.ints(columns), g.ints(1))

@@ -4,8 +4,9 @@
     def bias_gelu(g: Writer, A: Value, B: Value) -> Value:
         return g("Gelu", g("Add", A, B))
 
-Inputs come first (None if absent), then, keyword-only, the attributes with their defaults. The function returns the
-node's outputs: one value or a list, with None for an output that must not be used.
+Inputs come first (None if absent), then, keyword-only, the attributes with their defaults. The
+function returns the node's outputs: one value or a list, with None for an output that must not be
+used. `@standard` registers bodies of the standard's own operators (`passes.standard`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import BUG, FIX_SHAPE, INFER, WRITER
 from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
+from onnxgen.graph.nodes import NEWER_RUNTIME, first_since, plain
 from onnxgen.graph.operators import op
-from onnxgen.graph.schemas import NEWER_RUNTIME, first_since, plain
 from onnxgen.passes.rewrite import names_of
-from onnxgen.shapes.info import info, set_info
-from onnxgen.shapes.rankless import shape_option
+from onnxgen.shapes.info import info, set_info, shape_option
 
 MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset of the written nodes
@@ -292,3 +292,11 @@ def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
         if parameter.default is inspect.Parameter.empty and parameter.name not in given:
             raise Refused(f"attribute {parameter.name!r} is missing", WRITER)
     return given
+
+
+STANDARD_BODIES: dict[tuple[str, str], Body] = {}
+
+
+def standard(*names: str, domain: str = "", **said: Any) -> Callable[[Written], Written]:
+    """Register a function as the body of some operators of the standard."""
+    return body(*names, domain=domain, table=STANDARD_BODIES, **said)

@@ -18,22 +18,19 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import CHECK, Problem, Problems, counted
 from onnxgen.graph.annotations import APPROXIMATED, QUANTISED_NOTES, STILL
-from onnxgen.graph.catalogue import is_a
 from onnxgen.graph.nodes import all_nodes, told
+from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import QUANTISED
 from onnxgen.options import Options
 from onnxgen.passes.contrib.writer import Refused, write
-from onnxgen.passes.quantized.bounds import least
-from onnxgen.passes.quantized.layers import float_bodies
+from onnxgen.passes.quantized.layers import float_bodies, products
 from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
-from onnxgen.passes.quantized.pairs import ROUNDING, input_ranges, output_ranges, pairs
-from onnxgen.passes.quantized.products import products
+from onnxgen.passes.quantized.pairs import ROUNDING, input_ranges, least, output_ranges, pairs
 from onnxgen.passes.quantized.weights import note_products, weights
 from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes import propagate
-from onnxgen.shapes.info import info
-from onnxgen.shapes.node_facts import NONSENSE
-from onnxgen.weights.approximation import Approximation
+from onnxgen.shapes.info import NONSENSE, info
+from onnxgen.weights.dequantised import Approximation
 
 MAX_NAMES_SHOWN = 3
 

@@ -1,20 +1,216 @@
-"""QuantizeLinear followed by DequantizeLinear becomes the value itself, or a fake quantisation of it."""
+"""QuantizeLinear with DequantizeLinear becomes the value itself, or a fake quantisation of it.
+
+`onnxgen.FakeQuantize(x, scale, zero)` rounds and saturates like integers, and returns floats.
+`least` is a lower bound of a value's elements, from the operators that produce it.
+"""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
-from onnxgen.graph.catalogue import is_a
+from onnxgen.graph.annotations import BLOCKED, FIXED, SCOPE, STILL
+from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.graph.traits import ADDS, NORM, PRODUCT, SCALES, VIEW
+from onnxgen.graph.operators import is_a, known
+from onnxgen.graph.traits import ADDS, AVERAGES, FILLS, MOVES, NORM, PICKS, PRODUCT, SAME, SCALES, VIEW
 from onnxgen.options import Options
-from onnxgen.passes.quantized.bounds import least
-from onnxgen.passes.quantized.fakes import KEPT, fake
-from onnxgen.passes.quantized.scales import Scaled, is_zero, target_type
-from onnxgen.passes.rewrite import beside
-from onnxgen.passes.steps import filled, input_at, insert
+from onnxgen.passes.quantized.moved import Scaled, elements, factors, is_zero, moves, target_type
+from onnxgen.passes.rewrite import beside, constant, drop, filled, input_at, insert
 from onnxgen.shapes import propagate
-from onnxgen.shapes.info import info, set_info
+from onnxgen.shapes.info import Info, info, set_info
+from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
+from onnxgen.weights.stored import stored
+
+MAX_DEPTH = 16  # producers in a row
+
+
+def least(value: ir.Value | None, depth: int = MAX_DEPTH) -> float:
+    """Return a lower bound of a value's elements, -inf if none is known."""
+    if value is None or depth == 0:
+        return -math.inf
+    node, tensor = value.producer(), stored(value)
+    if tensor is not None:
+        return float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -math.inf
+    if node is None or node.domain != "":
+        return -math.inf
+    facts = known(node)
+    rule = facts.rules.bound
+    if facts.least is not None or rule is None and not is_a(node, MOVES, SAME, PICKS, AVERAGES):
+        return -math.inf if facts.least is None else facts.least
+    bounds = [least(v, depth - 1) for i, v in enumerate(node.inputs) if i in facts.data and v is not None]
+    return rule(node, bounds) if rule is not None else min(bounds + [0.0] * is_a(node, FILLS))
+
+
+FAKE, DYNAMIC = "FakeQuantize", "FakeQuantizeDynamic"
+LEARNED, KEPT = "qat-learned", "keep"
+MOST_PASSED = 2
+
+
+def fake(quantise: ir.Node, x: ir.Value, mode: str, passed: set[ir.Value], shifted: bool) -> ir.Value:
+    """Return the fake quantisation of `x` that replaces a QuantizeLinear or DynamicQuantizeLinear.
+
+    Args:
+        passed: values that are not rounded, since they were before; one is added where integers are kept.
+        shifted: a zero point of 0 stays, since others of the file are not 0: copies of a block are then alike.
+    """
+    if quantise.op_type == "DynamicQuantizeLinear":
+        return _put(quantise, ir.Node(DOMAIN, DYNAMIC, [x], version=1), x)
+    scaled = Scaled.of(quantise)
+    if _is_rounded(x, scaled, mode, passed):
+        if mode == KEPT:  # a scale that is learned counts each rounding: there, all others go
+            passed.add(x)
+        return x
+    one_scale = _is_of_one_scale(quantise)
+    node = _node(x, scaled, target_type(quantise), mode, one_scale=one_scale, shifted=shifted)
+    return x if node is None else _put(quantise, node, x)
+
+
+def once(model: ir.Model, options: Options) -> None:
+    """Remove every fake quantisation of a value that was rounded by the same scale before, and only moved since."""
+    passed: set[ir.Value] = set()
+    for node in [n for n in all_nodes(model.graph) if n.op_type == FAKE and n.domain == DOMAIN]:
+        x, made = node.inputs[0], node.outputs[0]
+        if x is None or made.is_graph_output() and (x.is_graph_output() or x.producer() is None):
+            continue
+        if _is_rounded(x, Scaled.of(node), LEARNED if options.quantized == LEARNED else "", passed):
+            passed.add(x)
+            if made.is_graph_output():
+                made.name, x.name = None, made.name
+            made.replace_all_uses_with(x, replace_graph_outputs=True)
+            drop(node)
+
+
+def _is_of_one_scale(quantise: ir.Node) -> bool:
+    """Return True if one tensor is the scale for quantising and dequantising. Two would be trained apart."""
+    users = [use.node for use in quantise.outputs[0].uses()]
+    return not FIXED.has(quantise) and all(
+        n.op_type == "DequantizeLinear" and n.inputs[1] is quantise.inputs[1] for n in users
+    )
+
+
+def _is_rounded(x: ir.Value, scaled: Scaled, mode: str, passed: set[ir.Value]) -> bool:
+    """Return True if a value was rounded by the same scale before, and only moved since.
+
+    After several values that have `passed`, the next one is rounded: the checker of passes can follow so many.
+    """
+    node, value, count = x.producer(), x, 0
+    while node is not None and node.domain == "" and moves(node, value) and known(node).data == range(1):
+        if node.inputs[0] is None:
+            return False
+        value = node.inputs[0]
+        node, count = value.producer(), count + (value in passed)
+    if node is None or node.op_type != FAKE or not scaled.is_single or count >= MOST_PASSED:
+        return False
+    return (mode != LEARNED or node.inputs[1] is scaled.scale) and Scaled.of(node).equals(scaled)
+
+
+def fake_weight(before: ir.Node, weight: ir.Value, how: Dequantised, mode: str) -> ir.Value:
+    """Return a stored weight, rounded by its own scale as its integers are.
+
+    Biases of int32 are not rounded, since their steps are far finer than any other, nor are the codes of a table.
+    """
+    tensor = stored(before.inputs[0])
+    if how.form == TABLE or tensor is None or tensor.dtype == ir.DataType.INT32:
+        return weight
+    scaled, dtype = Scaled.of(before), ir.DataType(tensor.dtype)
+    if how.form == BITS:
+        dtype = {2: ir.DataType.UINT2, 4: ir.DataType.UINT4, 8: ir.DataType.UINT8}.get(how.bits, ir.DataType.UINT8)
+        shape = how.shape[0], -(-how.shape[1] // how.block)
+        scale = _reshaped(before, scaled.scale, shape)
+        scaled = Scaled(scale, _unpacked(before, how, shape), how.axis, how.block)
+    node = _node(weight, scaled, dtype, mode, how)
+    if node is None:
+        return weight
+    SCOPE.copy(before, node)
+    return _put(before, node, weight)
+
+
+def _node(
+    x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None, one_scale: bool = True,
+    shifted: bool = False,
+) -> ir.Node | None:  # fmt: skip
+    given = [ir.AttrInt64("axis", scaled.axis), ir.AttrInt64("block", scaled.block)]
+    inputs: list[ir.Value | None] = [x, scaled.scale]
+    if dtype.is_floating_point():
+        given.append(ir.AttrInt64("to", dtype))
+    elif not dtype.is_integer():
+        return None
+    else:
+        low, high = int(dtype.min), int(dtype.max)
+        if how is not None and how.form == BITS:
+            low, high = 0, 2**how.bits - 1
+            if scaled.zero is None:  # the zero point is the middle
+                low, high = low - 2 ** (how.bits - 1), high - 2 ** (how.bits - 1)
+        if scaled.zero is not None and (shifted or not is_zero(scaled.zero)):
+            inputs.append(scaled.zero)
+        given += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
+    node = ir.Node(DOMAIN, FAKE, inputs, given, version=1)
+    if mode == LEARNED:
+        _learn(node, scaled.scale, one_scale)
+    return node
+
+
+def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
+    """Make the scale of a fake quantisation trainable, or note why it is not."""
+    if one_scale and elements(scale) is not None and _is_own(scale):
+        BLOCKED.set(node, {2})
+        return
+    why = "several tensors share the scale" if one_scale else "the file has other numbers that depend on the scale"
+    for value in factors(scale) or ():
+        STILL.set(value, why)
+
+
+def _is_own(scale: ir.Value) -> bool:
+    """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained."""
+    nodes = [u.node for u in scale.uses() if _is_used(u.node) or stored(u.node.inputs[0]) is not None]
+    made = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
+    return len(made | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
+
+
+def _is_used(node: ir.Node) -> bool:
+    """Return True if a node has users. A DequantizeLinear of a stored weight may just have lost its users."""
+    return any(o.uses() or o.is_graph_output() for o in node.outputs)
+
+
+def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:
+    node.name = before.name
+    insert(before, node)
+    made = node.outputs[0]
+    made.name, made.type, made.shape = f"{before.outputs[0].name}:fake", like.type, like.shape
+    set_info(made, info(like))
+    return made
+
+
+def _reshaped(before: ir.Node, value: ir.Value, shape: tuple[int, int]) -> ir.Value:
+    """Reshape a scale to [rows, blocks]."""
+    if info(value).shape == shape:
+        return value
+    sizes = constant(before, np.asarray(shape), f"{before.outputs[0].name}:blocks")
+    node = ir.Node("", "Reshape", [value, sizes], version=21)
+    insert(before, node)
+    node.outputs[0].name = f"{value.name}:blocks"
+    set_info(node.outputs[0], Info(info(value).dtype, shape))
+    return node.outputs[0]
+
+
+def _unpacked(before: ir.Node, how: Dequantised, shape: tuple[int, int]) -> ir.Value | None:
+    """Return zero points with one element for each block. They may be packed like the weight."""
+    zero = Scaled.of(before).zero
+    packed = stored(zero)
+    graph = before.graph
+    if zero is None or packed is None or not isinstance(graph, ir.Graph):
+        return None
+    if packed.dtype != ir.DataType.UINT8:
+        return _reshaped(before, zero, shape)
+    tensor = UnpackedTensor(how, packed, f"{zero.name}:blocks")
+    value = ir.Value(name=tensor.name, shape=ir.Shape(shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    set_info(value, Info(tensor.dtype, shape))
+    graph.register_initializer(value)
+    return value
+
 
 FUSES = (PRODUCT, ADDS, SCALES, NORM)  # quantisers fuse a ReLU into these, since saturating at 0 has the same effect
 ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear"}

@@ -9,13 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import PRODUCT, copy_all
-from onnxgen.graph.catalogue import known
 from onnxgen.graph.nodes import all_graphs, all_nodes
-from onnxgen.passes.quantized.fakes import fake_weight
+from onnxgen.graph.operators import known
 from onnxgen.passes.quantized.layers import PACKED
-from onnxgen.passes.quantized.scales import Scaled, factors
-from onnxgen.passes.rewrite import replace
-from onnxgen.passes.steps import input_at
+from onnxgen.passes.quantized.moved import Scaled, factors
+from onnxgen.passes.quantized.pairs import fake_weight
+from onnxgen.passes.rewrite import input_at, replace
 from onnxgen.shapes.info import Info, set_info
 from onnxgen.weights.dequantised import BITS, LINEAR, TABLE, Dequantised, DequantisedTensor
 from onnxgen.weights.stored import stored

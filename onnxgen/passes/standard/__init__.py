@@ -4,7 +4,7 @@ The installed onnx has bodies, too, but the meaning of a file must not depend on
 Attention are other ones in each version from 1.18 to 1.23, and some were wrong.
 """
 
+from onnxgen.passes.contrib.writer import STANDARD_BODIES
 from onnxgen.passes.standard import attention, signal
-from onnxgen.passes.standard.table import STANDARD_BODIES
 
 __all__ = ["STANDARD_BODIES", "attention", "signal"]

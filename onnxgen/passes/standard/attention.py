@@ -13,13 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
-from onnxgen.passes.contrib.attention import heads_of, merged_heads
-from onnxgen.passes.contrib.rotary import embedded
-from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, dtype_of
-from onnxgen.passes.standard.table import standard
+from onnxgen.passes.contrib.attention import embedded, heads_of, merged_heads
+from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, dtype_of, standard
 from onnxgen.shapes import ranges
 from onnxgen.shapes.dims import Dim, floordiv, known_less
-from onnxgen.shapes.infer_elementwise import same
+from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
 BOOL = ir.DataType.BOOL

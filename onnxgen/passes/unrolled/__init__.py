@@ -18,14 +18,10 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import UNROLLED
 from onnxgen.graph.nodes import all_graphs
 from onnxgen.options import Options
-from onnxgen.passes.unrolled.cells import Cell, cell_of
+from onnxgen.passes.unrolled.cells import Cell, Forms, cell_of
 from onnxgen.passes.unrolled.chains import Copies, Linker
-from onnxgen.passes.unrolled.forms import Forms
-from onnxgen.passes.unrolled.layers import Layers
-from onnxgen.passes.unrolled.single import single_cells, write_cell
-from onnxgen.passes.unrolled.writing import Moved
-from onnxgen.weights.copied import Copied, note_copy
-from onnxgen.weights.stored import Views, view_of
+from onnxgen.passes.unrolled.writing import Layers, Moved, single_cells, write_cell
+from onnxgen.weights.stored import Copied, Views, note_copy, view_of
 
 ROOTS = {"Tanh", "Relu", "Mul", "Add"}
 

@@ -1,22 +1,30 @@
-"""Write one layer, of one or two chains, as a node, and let everything use its results."""
+"""Write what was found: chains of cells as ONNX's RNN, GRU and LSTM nodes, other cells as torch's
+cells.
+
+Both directions of a layer are one node, and everything uses its results. Cells that are no step of
+a layer become `onnxgen.RNNCell`, `GRUCell` and `LSTMCell`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.nodes import made_by
-from onnxgen.passes.rewrite import drop
+from onnxgen.passes.match import uniform
+from onnxgen.passes.rewrite import constant, drop, insert, own, permuted, replace_uses, transposed
+from onnxgen.passes.roles import RECURRENT
 from onnxgen.passes.slices import piece
-from onnxgen.passes.steps import constant, insert, permuted, replace_uses, transposed
-from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN
-from onnxgen.passes.unrolled.chains import Chain
-from onnxgen.passes.unrolled.forms import Rows, bare
-from onnxgen.passes.unrolled.results import Results, joined, same, users
+from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN, Cell, Rows, Term, bare
+from onnxgen.passes.unrolled.chains import Chain, Copies, Results, folded_bias, is_alone, joined, same, users
+from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, Shape, info, set_info
+from onnxgen.weights.stored import Views
 
 ORDER = {RNN: (0,), GRU: (1, 0, 2), LSTM: (0, 3, 1, 2)}  # ONNX's gates, as positions among torch's
 # torch's gates, as positions among ONNX's
@@ -294,3 +302,226 @@ def _merged(before: ir.Node, y: ir.Value, hidden: int) -> ir.Value:
     sizes = constant(before, [0, 0, 2 * hidden], f"{y.name}.shape")
     node = ir.node("Reshape", [turned, sizes], version=14)
     return insert(before, node, f"{y.name}.merged", Info(facts.dtype, (*(facts.shape or ())[:2], 2 * hidden)), before)
+
+
+Place = tuple[ModulePath, str, bool]
+
+
+class Layers:
+    """The chains that may be layers, with the places that their weights' names tell."""
+
+    def __init__(self, chains: Iterable[Chain], views: Views) -> None:
+        self._places: dict[Chain, set[Place]] = {}
+        for chain in chains:
+            places = _places(chain, views) if is_alone(chain.cells) else None
+            if places is not None and len(places) <= 1:
+                self._places[chain] = places
+
+    @property
+    def chains(self) -> list[Chain]:
+        return list(self._places)
+
+    def write(self, chains: Iterable[Chain], moved: Moved) -> list[Chain]:
+        """Write these chains. `moved`: see `writing.write`. Returns those that were written."""
+        found = [Results(chain) for chain in chains]
+        reverse: dict[ir.Value, list[Results]] = {}
+        for results in found:
+            if results.chain.is_reverse:
+                reverse.setdefault(results.chain.cells[0].x.value, []).append(results)
+        written: list[Chain] = []
+        for results in found:
+            if results.chain.is_reverse:
+                continue
+            others = reverse.get(results.chain.cells[0].x.value, [])
+            other = next((o for o in others if o.chain not in written and self._are_directions(results, o)), None)
+            directions = [results] if other is None else [results, other]
+            write(directions, moved)
+            written += [each.chain for each in directions]
+        return written
+
+    def _are_directions(self, forward: Results, reverse: Results) -> bool:
+        """True if two chains are the directions of one layer: their sequences are only joined, or the names show it."""
+        a, b = forward.chain, reverse.chain
+        x, y = a.cells[0].x, b.cells[0].x
+        if (x.value, x.axis, a.last.kind, a.last.relu) != (y.value, y.axis, b.last.kind, b.last.relu):
+            return False
+        if (a.last.hidden, a.h is None, a.c is None) != (b.last.hidden, b.h is None, b.c is None):
+            return False
+        if (a.gates[0].x.bias is None) != (b.gates[0].x.bias is None):
+            return False
+        of_a, of_b = self._places[a], self._places[b]
+        if of_a and of_b:
+            return {(*place[:2], True) for place in of_a} == of_b
+        scope = SCOPE.get(_maker(a))
+        if not bool(scope) or SCOPE.get(_maker(b)) != scope:
+            return a.h is None and a.c is None and joined(forward, reverse) is not None
+        return True
+
+
+def _places(chain: Chain, views: Views) -> set[Place] | None:
+    """Return the module, layer and direction in the weights' names; None if a name is not that of such a weight."""
+    places: set[Place] = set()
+    for gate in chain.gates:
+        assert gate.h is not None
+        rows = {"weight_ih": gate.x.matrix, "weight_hh": gate.h.matrix, "bias_ih": gate.x.bias, "bias_hh": gate.h.bias}
+        for key, weight in rows.items():
+            source = None if weight is None else views(weight.value)
+            names = () if source is None else (*source.names, source.label)
+            for path in map(param_path, names):
+                found = None if path is None else RECURRENT.match(path[-1])
+                if path is None:
+                    continue
+                if found is None or not path[-1].startswith(key):
+                    return None
+                places.add((path[:-1], found[1], path[-1].endswith("_reverse")))
+    return places
+
+
+def _maker(chain: Chain) -> ir.Node:
+    node = chain.last.out.producer()
+    assert node is not None
+    return node
+
+
+KEYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def single_cells(cells: Iterable[Cell], views: Views) -> dict[Cell, Copies]:
+    """Return the cells that torch's module computes, each with the stored tensors that are copies of its biases."""
+    settled = _settled(list(cells), views)
+    whole = {_of_input(cell): cell for cell in settled if all(gate.h is not None for gate in cell.gates)}
+    found: dict[Cell, Copies] = {}
+    for cell in settled:
+        copies = _unfold(cell, whole.get(_of_input(cell)))
+        if copies is not None and _is_cell(cell) and is_alone([cell]) and _is_named(cell, views):
+            found[cell] = copies
+    return found
+
+
+def _of_input(cell: Cell) -> tuple[tuple[Rows, Rows | None], ...]:
+    return tuple((gate.x.matrix, gate.x.bias) for gate in cell.gates)
+
+
+def _settled(cells: list[Cell], views: Views) -> list[Cell]:
+    """Tell the products of the state from those of the input. Returns the cells where that is known."""
+    by_state = {bare(cell.out): cell for cell in cells}
+    found = [cell for cell in cells if _is_settled(cell, views, by_state, set())]
+    known = {gate.h.matrix for cell in found for gate in cell.gates if gate.h is not None}
+    return [cell for cell in cells if cell.gates or _is_settled(cell, views, by_state, known)]
+
+
+def _is_settled(cell: Cell, views: Views, by_state: dict[ir.Value | None, Cell], known: set[Rows]) -> bool:
+    """True if names show which product is the state's, or the gates do. Nothing else shows that it is a plain RNN's."""
+    if cell.gates:
+        return True
+    for state in cell.states():
+        if cell.settle(state) and (cell.kind == GRU or _names(cell, views, 1) == {"h"}):
+            return True
+        past, h = by_state.get(bare(state)), cell.gates[0].h if cell.gates else None
+        if cell.kind == LSTM and h is not None and not (_names(cell, views, 0) | _names(cell, views, 1)):
+            follows = past is not None and past.memory is not None and bare(past.memory) is bare(cell.c)
+            if follows or h.matrix in known or _is_square(h.matrix) > _is_square(cell.gates[0].x.matrix):
+                return True
+        cell.gates = []
+    is_folded = cell.kind != GRU and cell.settle(None) and cell.gates[0].past is not None
+    if is_folded and (cell.kind == LSTM or _names(cell, views, 0) == {"i"}):
+        return True
+    cell.gates = []
+    return False
+
+
+def _is_square(matrix: Rows) -> bool:
+    """True if a gate's matrix has as many columns as rows, as that of a state has."""
+    return matrix.columns == matrix.stop - matrix.start
+
+
+def _names(cell: Cell, views: Views, index: int) -> set[str]:
+    """Return the letters in the names of the input's weights (0) or the state's (1): "i" or "h"; "" for other names."""
+    weights = _weights(cell)
+    paths = [path for rows in (weights[index], weights[index + 2]) for path in _paths(views, rows)]
+    return {path[-1][-2] if path[-1] in KEYS else "" for path in paths}
+
+
+def _paths(views: Views, rows: Iterable[Rows | None]) -> Iterator[ModulePath]:
+    for weight in rows:
+        source = None if weight is None else views(weight.value)
+        names = () if source is None else (source.label,) if source.label else source.names
+        yield from (path for path in map(param_path, names) if path is not None)
+
+
+def _weights(cell: Cell) -> list[list[Rows]]:
+    """Return the rows of the matrices and biases, in the order of `KEYS`. Biases may be missing."""
+    of_h = [gate.h for gate in cell.gates if gate.h is not None]
+    terms: list[tuple[Sequence[Term], bool]] = [([gate.x for gate in cell.gates], False), (of_h, False)]
+    found = [[term.matrix for term in each] for each, _ in terms]
+    return found + [[term.bias for term in each if term.bias is not None] for each, _ in terms]
+
+
+def _is_named(cell: Cell, views: Views) -> bool:
+    """True if the names of the weights are those of one cell of torch, or they have none."""
+    modules: set[ModulePath] = set()
+    for key, rows in zip(KEYS, _weights(cell)):
+        for path in _paths(views, rows):
+            if path[-1] != key:
+                return False
+            modules.add(path[:-1])
+    return len(modules) == 1 or (not modules and cell.kind != RNN)
+
+
+def _is_cell(cell: Cell) -> bool:
+    """True if torch's cell computes it: both biases or none, and states of the right shape."""
+    out, x = cell.out, cell.gates[0].x.x
+    shape = info(x.value).shape
+    if info(out).rank != 2 or shape is None or len(shape) != 2 or shape[:1] != (info(out).shape or ())[:1]:
+        return False
+    if x.axis is not None or x.flipped is not None:
+        return False
+    if any(info(v).shape != info(out).shape for v in (cell.h, cell.c) if v is not None):
+        return False
+    return len({t is None or t.bias is None for gate in cell.gates for t in (gate.x, gate.h)}) == 1
+
+
+def _unfold(cell: Cell, known: Cell | None) -> Copies | None:
+    """Give a cell whose product with a state of zeros was folded the weights of another call of the same module.
+
+    Returns the stored tensors that are copies of biases; None if something was folded otherwise.
+    """
+    if all(gate.h is not None and gate.past is None for gate in cell.gates):
+        return []
+    if known is None or (cell.h is not None and uniform(cell.h) != 0):
+        return None
+    copies: Copies = []
+    for gate, other in zip(cell.gates, known.gates):
+        noted = folded_bias(gate.past, other)
+        if gate.h is not None or noted is None:
+            return None
+        copies += noted
+    for gate, other in zip(cell.gates, known.gates):
+        gate.h, gate.past = other.h, None
+    return copies
+
+
+def write_cell(cell: Cell, moved: Moved) -> None:
+    """Replace a cell by one node. `moved`: what was replaced so far, by what, since later cells may take it."""
+    last, memory = cell.out.producer(), None if cell.memory is None else cell.memory.producer()
+    assert last is not None
+    place = memory or last
+    states = [None if v is None or uniform(v) == 0 else v for v in ((cell.h, cell.c) if cell.memory else (cell.h,))]
+    weights = [joined_rows(place, rows) if rows else None for rows in _weights(cell)]
+    while weights[-1] is None:
+        weights.pop()
+    relu = {"relu": 1} if cell.relu else {}
+    given = [None if v is None else moved.get(v, v) for v in (cell.gates[0].x.x.value, *states)]
+    node = own(f"{cell.kind}Cell", [*given, *weights], 1 + (cell.memory is not None), **relu)
+    node.name = last.name
+    insert(place, node, cell.out.name, info(cell.out), last)
+    if cell.memory is not None:
+        node.outputs[1].name = cell.memory.name
+        set_info(node.outputs[1], info(cell.memory))
+        moved[cell.memory] = node.outputs[1]
+        replace_uses(cell.memory, node.outputs[1])
+    moved[cell.out] = node.outputs[0]
+    replace_uses(cell.out, node.outputs[0])
+    for old in (last, memory):
+        if old is not None:
+            drop(old)

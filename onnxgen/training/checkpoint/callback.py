@@ -1,4 +1,10 @@
-"""Saves a run, and resumes it with the same result, bit for bit, as without the interruption."""
+"""Saves a run, and resumes it with the same result, bit for bit, as without the interruption.
+
+Lightning saves its loop counters as they are within a hook, and when it resumes it guesses from
+them where that was. Some guesses skip a scheduler's step or a validation. Here (`between_batches`)
+the counters are those of a run that has finished a batch, or an epoch with everything that belongs
+to it, and has not begun the next.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +24,15 @@ from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.sidecar import files_there
-from onnxgen.training.best import goodness
-from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.identity import Identity, compare
-from onnxgen.training.checkpoint.loops import between_batches, resume_loops
-from onnxgen.training.checkpoint.peek import KEY, own_part
-from onnxgen.training.checkpoint.stopping import Stopped, Stopping
+from onnxgen.training.checkpoint import identity as generators
+from onnxgen.training.checkpoint.identity import KEY, Identity, compare, own_part
 from onnxgen.training.checkpoint.store import Store, reason
-from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write
+from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write, write_rows
+from onnxgen.training.launch import Stopped, Stopping
 from onnxgen.training.runs.folder import BEST, GOAL, LAST, holds_a_run, need_run
-from onnxgen.training.sharded.rows import write_rows
+from onnxgen.training.runs.metrics import goodness
 from onnxgen.training.sharded.strategy import is_sharded
-from onnxgen.training.task import GOALS, Task
-from onnxgen.training.trainer import ends_epoch, ends_run, metrics, stepped
+from onnxgen.training.task import GOALS, Task, ends_epoch, ends_run, metrics, stepped
 
 BATCHES_PER_LOSS_CHECK = 64
 BATCHES_PER_AGREEMENT = 16  # between two questions of several processes to each other whether to save or stop
@@ -387,3 +389,39 @@ def _gathered(trainer: lightning.Trainer, own: dict[str, Any]) -> list[dict[str,
     found: list[Any] = [None] * trainer.world_size
     dist.all_gather_object(found, own)
     return found
+
+
+Counters = dict[str, Any]
+
+
+def between_batches(trainer: lightning.Trainer, saved: Counters) -> Counters:
+    """Change the saved state of the fit loop to the state between this batch or epoch and the next."""
+    batches = saved["epoch_loop.batch_progress"]
+    done = batches["current"]["processed"]
+    within = done < trainer.num_training_batches
+    for side in ("total", "current"):
+        epochs = saved["epoch_progress"][side]
+        finished = epochs["started"] - within  # if max_steps ended the run within an epoch, that counts as unfinished
+        epochs.update(ready=epochs["started"], processed=finished, completed=finished)
+        count = batches[side]["processed"] if side == "total" else done * within
+        batches[side] = dict.fromkeys(batches[side], count)
+    batches["is_last_batch"] = False
+    # Lightning counts this after the hooks at a batch's end.
+    steps = saved["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"]
+    saved["epoch_loop.state_dict"]["_batches_that_stepped"] = steps
+    return saved
+
+
+def resume_loops(trainer: lightning.Trainer) -> bool:
+    """Correct the loops at the start of a resumed training. Return True if it resumes within an epoch.
+
+    No public hook does it: the loader's state is put back within `Trainer.fit` alone, and with `max_steps` the setter
+    of `restarting` makes True of False.
+    """
+    loop = trainer.fit_loop
+    loop._load_combined_loader_states()  # Lightning skips this if the number of steps was asked for before
+    within = loop.epoch_loop.batch_progress.current.ready > 0
+    if not within:
+        loop.epoch_loop.restarting = False
+    loop._restarting = False  # else schedules that watch a metric miss the end of this epoch
+    return within

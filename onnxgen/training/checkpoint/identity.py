@@ -1,18 +1,30 @@
-"""Describes model, data and settings of a run: a checkpoint may be resumed only with the same ones."""
+"""What a checkpoint notes of its run: identity and random generators. No Lightning is needed.
+
+The identity describes model, data and settings: a checkpoint may be resumed only with the same
+ones. `peek` reads what onnxgen notes in a checkpoint. `capture` and `restore` are for the random
+number generators that training may use.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, counted
+from onnxgen.runtime.checkpoint import need_safe_torch
 from onnxgen.training.checkpoint.weights import COMPILED
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.streaming.stream import leading, stream_of
+from onnxgen.training.runs.folder import CHECKPOINT_FILES
 from onnxgen.training.settings import SETTINGS, Settings
 
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
@@ -106,3 +118,58 @@ def probe(samples: Samples) -> str:
         whole = some if column is None else column
         digest.update(name.encode() + whole.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
+
+
+LAST = CHECKPOINT_FILES[0]
+KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
+
+
+def own_part(found: dict[str, Any]) -> dict[str, Any]:
+    """Return onnxgen's part of a checkpoint. Raise `OnnxgenError` if another program wrote it."""
+    state = found.get(KEY)
+    if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
+        what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
+        raise OnnxgenError(what, help="start a new run without --resume")
+    return state
+
+
+def peek(folder: Path) -> dict[str, Any]:
+    """Return onnxgen's part of the last checkpoint, without reading its tensors; {} if it can't be read."""
+    with suppress(Exception):  # for a damaged file torch raises any exception
+        need_safe_torch()
+        last = folder / LAST
+        if last.is_dir():
+            from onnxgen.training.checkpoint.store import REST  # it loads torch's distributed checkpoints
+
+            last = last / REST
+        found: dict[str, Any] = torch.load(last, map_location="cpu", weights_only=True, mmap=True)
+        return own_part(found)
+    return {}
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """Return the states of Python's, numpy's, torch's and the device's generator, in types that `torch.load` allows.
+
+    Lightning's states hold numpy arrays, which `torch.load` refuses with `weights_only`.
+    """
+    name, keys, *rest = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type != "cpu":
+        with suppress(AttributeError, RuntimeError):  # a back end without its own generator (DirectML)
+            states[device.type] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def restore(states: dict[str, Any], device: torch.device) -> None:
+    """Restore the states that `capture` returned. Without a state for this device, its generator is not changed."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
+    torch.set_rng_state(states["torch"].cpu())
+    if device.type in states:
+        torch.get_device_module(device).set_rng_state(states[device.type].cpu(), device)

@@ -1,8 +1,13 @@
-"""Samples as columns, in memory or decoded when they are taken, and subsets of any samples."""
+"""Samples as columns, in memory or decoded when they are taken; subsets; conversions for a model.
+
+`Columns` holds the data and `Subset` is a part of any samples. `Prepared` converts the columns of
+samples to what a model takes; `Tuples` gives several samples as rows of one input. `Values` has the
+values that are checked before training: all of a column in memory, else those of some samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -207,3 +212,185 @@ def subset(samples: Samples, indices: np.ndarray | Sequence[int]) -> Samples:
     if isinstance(samples, Columns):
         return samples.subset(which)
     return Subset(samples, which)
+
+
+PAIR, ROLE = "pair", "role"  # columns of `Tuples`
+_APART = 1 << 32  # between the seeds of the columns of a tuple
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Samples whose columns are converted by a step each (see `fitting.Step`). Other columns are left out."""
+
+    samples: Samples
+    steps: Mapping[str, Any]
+    fields: Mapping[str, Field]
+
+    @property
+    def in_memory(self) -> bool:
+        return getattr(self.samples, "in_memory", False)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        batch = self.samples.take(indices, seed)
+        made = {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
+        for step in self.steps.values():
+            made |= step.beside(self.samples, indices) if hasattr(step, "beside") else {}
+        return made
+
+    def column(self, name: str) -> Tensor | None:
+        """Return the column as it is stored, before the step."""
+        return column_of(self.samples, name)
+
+
+def unaugmented(samples: Samples) -> Samples:
+    """Return samples as they are measured: without the augmentation of a training part."""
+    if not isinstance(samples, Prepared):
+        return samples
+    drawn = [name for name, step in samples.steps.items() if getattr(step, "augment", None) is not None]
+    return replace(samples, steps={**samples.steps, **{n: replace(samples.steps[n], augment=None) for n in drawn}})
+
+
+@dataclass(frozen=True)
+class Tuples(Prepared):
+    """Pairs (anchor, positive) or triplets (anchor, positive, negative), each member of which feeds the network.
+
+    A sample is a tuple; a batch has a row for each of its members, so a tuple is never divided. Columns of a batch:
+
+    - those of the inputs;
+    - "pair": the number of the tuple; of negatives a number that no other row has;
+    - "role": 0 for the anchor, 1 for the positive, 2 for the negative;
+    - the score, if there is one: of the tuple, in each of its rows.
+
+    Attributes:
+        members: by input, the columns of the stored samples that feed it, in the order of roles.
+        score: the column that says how alike the members of a pair are; "" if none does.
+    """
+
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    score: str = ""
+
+    @property
+    def rows_of_each(self) -> int:
+        return len(next(iter(self.members.values())))
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        batch, made = self.samples.take(indices, seed), {}
+        for name, columns in self.members.items():
+            step = self.steps[name]
+            rows = [step(batch[column], indices, seed + role * _APART) for role, column in enumerate(columns)]
+            made[name] = torch.stack(rows, 1).flatten(0, 1)
+        if self.score:
+            made[self.score] = self._in_each(self.steps[self.score](batch[self.score], indices, seed))
+        which = torch.as_tensor(indices, dtype=torch.int64)
+        return {**made, PAIR: self._pairs(which), ROLE: self._roles(len(which))}
+
+    def column(self, name: str) -> Tensor | None:
+        if name == PAIR:
+            return self._pairs(torch.arange(len(self)))
+        if name == ROLE:
+            return self._roles(len(self))
+        if name == self.score:
+            scores = column_of(self.samples, name)
+            return None if scores is None else self._in_each(scores)
+        found = [column_of(self.samples, member) for member in self.members[name]]
+        stored = [column for column in found if column is not None]
+        return torch.stack(stored, 1).flatten(0, 1) if len(stored) == len(found) else None
+
+    def _in_each(self, scores: Tensor) -> Tensor:
+        return scores.repeat_interleave(self.rows_of_each, 0)
+
+    def _pairs(self, which: Tensor) -> Tensor:
+        return torch.stack([which, which, -1 - which][: self.rows_of_each], 1).flatten()
+
+    def _roles(self, count: int) -> Tensor:
+        return torch.arange(self.rows_of_each).repeat(count)
+
+
+MAX_SAMPLES_READ = 500
+_READ_AT_ONCE = 50  # samples
+_CHECKED_AT_ONCE = 1 << 22  # elements of a column in memory
+
+
+class Values:
+    """The values of some columns: as stored for a column in memory, else as `take` returns them.
+
+    Samples are read once for all columns. Of large floating-point samples only the extremes are kept.
+    """
+
+    def __init__(self, samples: Samples, columns: Iterable[str]) -> None:
+        self.samples = samples
+        stored = getattr(samples, "samples", samples).fields  # of bytes (images in files) every value is valid
+        self._read: dict[str, list[tuple[Sequence[int], Tensor]]] = {
+            c: []
+            for c in columns
+            if column_of(samples, c) is None and stored.get(c, samples.fields[c]).dtype != torch.uint8
+        }
+        some = spread(samples, MAX_SAMPLES_READ) if self._read else []
+        for start in range(0, len(some), _READ_AT_ONCE):
+            indices = some[start : start + _READ_AT_ONCE]
+            batch = samples.take(indices, 0)
+            for column, kept in self._read.items():
+                kept.append((indices, _extremes(batch[column])))
+
+    def __getitem__(self, column: str) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Yield values [n, ...] with the indices of their samples."""
+        whole = column_of(self.samples, column)
+        if whole is None:
+            yield from self._read.get(column, ())
+            return
+        step = max(1, _CHECKED_AT_ONCE // max(1, whole[:1].numel()))
+        for start in range(0, len(whole), step):
+            yield range(start, min(start + step, len(whole))), whole[start : start + step]
+
+    def infinite(self, column: str) -> str:
+        """Return the first value that is not finite in the dtype that is fed, with its row ("nan in row 3"); or ""."""
+        fed = self.samples.fields[column].dtype
+        for indices, values in self[column]:
+            if not values.is_floating_point():
+                return ""
+            if found := self._first(values, ~values.to(fed).isfinite(), indices):
+                return found
+        return ""
+
+    def outside(
+        self, column: str, low: int, high: int, ignored: int | None = None, places: Sequence[int] | None = None
+    ) -> str:
+        """Return the first integer outside `low` to `high`, with its row; empty if there is none.
+
+        Only `places` of each flattened sample are looked at, if given.
+        """
+        for indices, stored in self[column]:
+            values = stored.long()  # in uint8 a larger limit would wrap around
+            if places is not None:
+                values = values.reshape(len(values), -1)[:, list(places)]
+            wrong = (values < low) | (values > high)
+            if ignored is not None:
+                wrong &= values != ignored
+            if found := self._first(values, wrong, indices):
+                return found
+        return ""
+
+    def highest(self, column: str) -> int:
+        """Return the highest integer; -1 if there are no values."""
+        return max((int(values.max()) for _, values in self[column] if values.numel()), default=-1)
+
+    def distinct(self, column: str) -> set[int]:
+        """Return the set of integers."""
+        return {value for _, values in self[column] for value in values.flatten().tolist()}
+
+    def _first(self, values: Tensor, wrong: Tensor, indices: Sequence[int]) -> str:
+        if not wrong.any():
+            return ""
+        row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
+        value = values[row][wrong[row]].flatten()[0].item()
+        return f"{value} in row {row_of(self.samples, indices[row])}"
+
+
+def _extremes(values: Tensor) -> Tensor:
+    """Return the lowest and highest value [n, 2] of each floating-point sample (NaN if it has one), if that is less."""
+    if not values.is_floating_point() or values[:1].numel() <= 2:
+        return values
+    return torch.stack(values.flatten(1).aminmax(dim=1), 1)

@@ -1,4 +1,8 @@
-"""Converts samples to the columns that a model needs, in its dtypes and shapes."""
+"""Converts samples to the columns that a model needs, in its dtypes and shapes.
+
+On the way, samples for validation and test are split off if the data has no such parts, and class
+names are numbered in the order of `Settings.classes`, or in sorted order.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +13,66 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onnxgen.errors import OnnxgenError
+from onnxgen.common.names import legible, listed
+from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.advised import STEP, Chooser, classifies, reads_lines, runner
-from onnxgen.training.data.asked import BGR, order_told, placing_of, refuse_order, refuse_unmoved
-from onnxgen.training.data.augment import Augment
-from onnxgen.training.data.bright import bright_notes, bytes_notes, refuse_bright
-from onnxgen.training.data.classes import number_classes
-from onnxgen.training.data.encoding import encode
-from onnxgen.training.data.fed import fed
-from onnxgen.training.data.feeding import matched
-from onnxgen.training.data.image_targets import FROM_0_TO_1, ToTarget, asked_scales, image_target, with_clean_target
-from onnxgen.training.data.images import CHANNELS, ToInput, axes_of, converted, frame
+from onnxgen.training.data.arrays import PAIR, ROLE, Prepared, Tuples, column_of, stored, subset
+from onnxgen.training.data.encoding import encode, stacked
+from onnxgen.training.data.feeding import fed, matched
+from onnxgen.training.data.image_options import by_input, of_inputs, recipes
+from onnxgen.training.data.image_pairs import feeding_of, members_of
+from onnxgen.training.data.image_targets import (
+    FROM_0_TO_1,
+    OnImage,
+    ToTarget,
+    asked_scales,
+    image_target,
+    lies_on,
+    on_image,
+    with_clean_target,
+)
+from onnxgen.training.data.images import (
+    CHANNELS,
+    STEP,
+    Augment,
+    Chooser,
+    ToInput,
+    axes_of,
+    classifies,
+    converted,
+    frame,
+    reads_lines,
+    runner,
+)
+from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.letterbox import Placing
-from onnxgen.training.data.placed import OnImage, lies_on, on_image
-from onnxgen.training.data.prepared import PAIR, ROLE, Prepared, Tuples
-from onnxgen.training.data.recipes import recipes
-from onnxgen.training.data.samples import Data, Feeding, Field, Samples
-from onnxgen.training.data.scales import by_input, of_inputs
-from onnxgen.training.data.scaling import normalised
+from onnxgen.training.data.samples import Data, Feeding, Field, Samples, bits
+from onnxgen.training.data.scaling import (
+    BGR,
+    bright_notes,
+    bytes_notes,
+    normalised,
+    order_told,
+    placing_of,
+    refuse_bright,
+    refuse_order,
+    refuse_unmoved,
+    squeezed,
+)
 from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource, text_input
-from onnxgen.training.data.split import split
-from onnxgen.training.data.stacking import stacked
-from onnxgen.training.data.streaming.stream import reading
+from onnxgen.training.data.streaming.stream import reading, stream_of
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import fit_text
-from onnxgen.training.data.text.masking import Masked
-from onnxgen.training.data.tuples import feeding_of, members_of
-from onnxgen.training.data.widths import squeezed
-from onnxgen.training.goals.deciding import decide
-from onnxgen.training.known import as_trained, scale_of
-from onnxgen.training.model import fixed_batch
+from onnxgen.training.data.text.tokenizer import Masked
+from onnxgen.training.goals.outputs import decide
+from onnxgen.training.model import as_trained, fixed_batch, scale_of
+from onnxgen.training.runs.folder import HELD_BACK
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import AUTO, OUTPUTS, card_of
 
@@ -383,3 +412,120 @@ def _shaped(shape: tuple[int, ...], port: Port) -> tuple[tuple[int, ...], tuple[
     if same or (len(sizes) == 1 and math.prod(shape) == sizes[0]):
         return sizes, ()
     return shape, ()
+
+
+def number_classes(
+    source: DataSource, feeding: Feeding, classes: tuple[str, ...], named_by: str = "all"
+) -> frozenset[str]:
+    """Renumber targets that hold class names by the position in `classes`. Without `classes` they stay sorted.
+
+    Args:
+        named_by: what `classes` names: see `Card.classes`.
+
+    Returns:
+        The targets that hold class names.
+
+    Raises:
+        OnnxgenError: the data has a class that is not in `classes`, or several targets hold names.
+    """
+    named = [column for column in feeding.aims if column in source.text]
+    if classes and len(named) > 1 and named_by == "all":
+        what = f"--classes names the classes of one target, but {listed(named)} all hold names"
+        raise OnnxgenError(what, help="store the other targets as class indices")
+    for column in named if classes and named_by != "characters" else ():
+        has = next(iter(source.parts.values())).fields[column].classes
+        classes = (*classes, *(name for name in has if name not in classes and named_by == "some"))
+        if unknown := [name for name in has if name not in classes]:
+            what = f"{source.name} has class {listed(unknown)}, and the classes are {listed(classes)}"
+            raise OnnxgenError(what, help="remove these samples, or add the class to --classes")
+        places = torch.tensor([classes.index(name) for name in has])
+        for part, samples in source.parts.items():
+            source.parts[part] = stored(samples).renumbered(column, places, classes)
+    return frozenset(named)
+
+
+def check_order(field: Field, column: str, classes: Sequence[str], problems: Problems) -> None:
+    """Check that class indices stored in the data follow the order of `classes`, as far as names tell."""
+    has, numbers = field.classes, [str(i) for i in range(max(len(field.classes), len(classes)))]
+    if not classes or field.dtype.is_floating_point or list(has) == list(classes[: len(has)]) != []:
+        return
+    if list(has) != numbers[: len(has)]:
+        what = f"the data numbers the classes of target {legible(column)!r} as {listed(has)}"
+        problems.add(f"{what}, and the classes are {listed(classes)}", help="give --classes in the order of the data")
+    elif all(name.lstrip("-").isdecimal() for name in classes) and list(classes) != numbers[: len(classes)]:
+        what = f"target {legible(column)!r} holds class indices, and not the classes {listed(classes)}"
+        problems.add(what, help="leave out --classes; the indices must be those of the model's outputs")
+
+
+def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:
+    """Return the class names in the order of the model's outputs; () if no target or several targets have names."""
+    samples = next(iter(data.parts.values()))
+    found = []
+    for column in feeding.aims:
+        has = samples.fields[column].classes
+        if column in data.named or has != tuple(str(i) for i in range(len(has))):
+            found.append(has)
+    return found[0] if len(found) == 1 else ()
+
+
+def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -> None:
+    """Move samples from "train" to a missing "val" or "test" part, by the shares in `settings`.
+
+    The split is stratified if `target` holds class indices. It depends only on `settings.seed`. The new parts have a
+    multiple of `batch` samples, for a model with a fixed batch size. A note tells the sizes.
+
+    Raises:
+        OnnxgenError: there are too few samples.
+    """
+    shares = {"val": settings.val, "test": settings.test}
+    train = source.parts.get("train")
+    stream = stream_of(train)
+    missing = {part: share for part, share in shares.items() if train and share > 0 and part not in source.parts}
+    if train is not None and missing:
+        if len(train) <= len(missing) * batch:
+            what = f"{source.name} has too few samples to split: {len(train)}"
+            raise OnnxgenError(what, help="use all samples for training with --val 0")
+        if stream is not None:
+            source.parts |= stream.divided(missing, settings.seed)
+        else:
+            groups = _groups(source, target)
+            for part, chosen in _drawn(groups, missing, settings.seed, batch).items():
+                source.parts[part] = subset(train, chosen)
+    counts = ", ".join(f"{len(source.parts[p]):,} {p}" for p in PARTS if p in source.parts)
+    how = f"; {' and '.join(missing)} drawn from train with seed {settings.seed}" if missing else ""
+    if missing and stream is None:
+        how += f": {HELD_BACK} of the run lists them"
+    source.notes.append(f"samples: {counts}{how}")
+
+
+def _groups(source: DataSource, target: str) -> list[NDArray[np.int64]]:
+    """Return the indices of each class, or all indices as one group if there are no classes."""
+    train = source.parts["train"]
+    labels = column_of(train, target) if target and train.fields[target].classes else None
+    if labels is None or labels.ndim != 1:
+        return [np.arange(len(train))]
+    found = labels.numpy()
+    return [np.flatnonzero(found == value) for value in np.unique(found)]
+
+
+def _drawn(
+    groups: list[NDArray[np.int64]], shares: dict[str, float], seed: int, batch: int
+) -> dict[str, NDArray[np.int64]]:
+    """Return the indices for each part, and the remaining ones as "train", in ascending order."""
+    total = sum(map(len, groups))
+    key = bits(seed, np.arange(total), 1)[:, 0]
+    # Sort by each sample's relative position within its class: any slice has the same share of every class.
+    place, drawn = np.empty(total), np.argsort(key, kind="stable")
+    rank = np.empty(total, dtype=np.int64)
+    rank[drawn] = np.arange(total)
+    for group in groups:
+        order = group[np.argsort(rank[group], kind="stable")]
+        place[order] = (np.arange(len(order)) + 0.5) / len(order)
+    order = np.lexsort((rank, place))
+    found, start = {}, 0
+    for part, share in shares.items():
+        count = batch * max(1, round(share * total / batch))
+        found[part] = np.sort(order[start : start + count])
+        start += count
+    found["train"] = np.sort(order[start:])
+    return found

@@ -1,27 +1,39 @@
-"""Converts images to the channels, size, axes and scale of a model's input."""
+"""Converts images to the channels, size, axes and scale of a model's input, and augments them.
+
+For a network that takes several sizes, the size is one at which it was seen to run (`advised`).
+`Augment` mirrors, rotates, shifts, crops and erases images, and adds noise. Its random numbers for
+an image depend only on the seed and its index. A whole batch is computed at once. All moves of
+pixels are one affine map, so each image is interpolated once; pixels from outside the image repeat
+its edge.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.record.signature import Port
+from onnxgen.record.signature import Port, Signature
+from onnxgen.surgery.ports import undisturbed
 from onnxgen.training.config import parse_size
-from onnxgen.training.data.advised import Chooser
 from onnxgen.training.data.arrays import spread
-from onnxgen.training.data.augment import Augment
-from onnxgen.training.data.draw import normal
+from onnxgen.training.data.image_options import MOVING, Scale
 from onnxgen.training.data.letterbox import STRETCHED, Fit, Placing
-from onnxgen.training.data.samples import Samples
-from onnxgen.training.data.scales import Scale
+from onnxgen.training.data.samples import Samples, normal, uniform
+from onnxgen.training.model import fixed_batch
+from onnxgen.training.tasks import possible
 
 CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 MAX_MEASURED = 10_000  # images from which mean and deviation are computed
@@ -298,3 +310,241 @@ def converted(sizes: frozenset[tuple[int, ...]], kinds: Mapping[str, int], steps
     if count := kinds.get("CMYK", 0):
         said.append(f"{counted(count, 'image')} of CMYK: the colours become RGB, without a colour profile")
     return said
+
+
+MAX_DEGREES, MAX_SHIFT, MAX_CROP, MAX_LIGHT, NOISE, MAX_ERASED = 10.0, 0.1, 0.3, 0.2, 0.02, 1 / 3
+_NUMBERS_PER_IMAGE = 16
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Augments images, float32 [n, C, H, W]."""
+
+    names: tuple[str, ...]
+
+    @property
+    def moves(self) -> bool:
+        """True if pixels are moved, so that what lies on the image must move, too."""
+        return bool(MOVING & {*self.names})
+
+    def maps(self, indices: Sequence[int], seed: int, aspect: float) -> NDArray[np.float64]:
+        """Return affine maps [n, 2, 3] from a place in the result to a place in the image, both from -1 to 1.
+
+        Args:
+            aspect: width of the image by its height.
+        """
+        return self._maps(uniform(seed, indices, _NUMBERS_PER_IMAGE), aspect)
+
+    def __call__(self, x: Tensor, indices: Sequence[int], seed: int, white: float) -> Tensor:
+        drawn = uniform(seed, indices, _NUMBERS_PER_IMAGE)
+        if self.moves:
+            x = _moved(x, self._maps(drawn, x.shape[3] / x.shape[2]))
+        if "light" in self.names:
+            gain = _column(1 + MAX_LIGHT * _signed(drawn[:, 7]))
+            lift = _column(white * MAX_LIGHT * _signed(drawn[:, 8]))
+            x = ((x - white / 2) * gain + white / 2 + lift).clamp_(0, white)
+        if "noise" in self.names:
+            noise = normal(seed, indices, x[0].numel(), stream=1).reshape(tuple(x.shape)) * (NOISE * white)
+            x = (x + torch.from_numpy(noise.astype(np.float32))).clamp_(0, white)
+        return torch.where(self._erased(drawn, x), white / 2, x) if "erase" in self.names else x
+
+    def _maps(self, drawn: NDArray[np.float64], aspect: float) -> NDArray[np.float64]:
+        names, count = self.names, len(drawn)
+        maps = np.zeros((count, 2, 3))
+        angle = np.deg2rad(MAX_DEGREES * _signed(drawn[:, 0])) * ("rotate" in names)
+        side = 1 - MAX_CROP * drawn[:, 1] * ("crop" in names)
+        across = np.where((drawn[:, 2] < 0.5) & ("flip" in names), -1, 1)
+        down = np.where((drawn[:, 3] < 0.5) & ("vflip" in names), -1, 1)
+        maps[:, 0, 0], maps[:, 0, 1] = across * side * np.cos(angle), -down * side * np.sin(angle) / aspect
+        maps[:, 1, 0], maps[:, 1, 1] = across * side * np.sin(angle) * aspect, down * side * np.cos(angle)
+        for axis in range(2):
+            shift = 2 * MAX_SHIFT * _signed(drawn[:, 4 + axis]) * ("shift" in names)
+            maps[:, axis, 2] = shift + (1 - side) * _signed(drawn[:, 9 + axis])
+        return maps
+
+    def _erased(self, drawn: NDArray[np.float64], x: Tensor) -> Tensor:
+        """Return a mask [n, 1, H, W] of the erased rectangles."""
+        inside = []
+        for axis, size in enumerate(x.shape[2:]):
+            length = np.ceil(MAX_ERASED * drawn[:, 11 + axis] * size)
+            start = np.floor((size - length + 1) * drawn[:, 13 + axis])
+            places = np.arange(size)
+            inside.append((places >= start[:, None]) & (places < (start + length)[:, None]))
+        chosen = inside[0][:, :, None] & inside[1][:, None, :] & (drawn[:, 15] < 0.5)[:, None, None]
+        return torch.from_numpy(chosen).unsqueeze(1)
+
+
+def _signed(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 2 * drawn - 1
+
+
+def _column(values: NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32)).view(-1, 1, 1, 1)
+
+
+def grid(maps: NDArray[np.float64], height: int, width: int) -> list[Tensor]:
+    """Return the places [n, H, W] across and down, from -1 to 1, that affine maps take the pixels' middles to."""
+    ys = (torch.arange(height, dtype=torch.float32) * 2 + 1) / height - 1
+    xs = (torch.arange(width, dtype=torch.float32) * 2 + 1) / width - 1
+    m = torch.from_numpy(maps.astype(np.float32))[:, :, :, None, None]
+    # Not F.affine_grid: it multiplies matrices, and the last digits may depend on the size of the batch.
+    return [xs[None, None, :] * m[:, k, 0] + ys[None, :, None] * m[:, k, 1] + m[:, k, 2] for k in range(2)]
+
+
+def _moved(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
+    """Apply affine maps [n, 2, 3] to images."""
+    places = torch.stack(grid(maps, *x.shape[2:]), -1)
+    return F.grid_sample(x.contiguous(), places, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+Size: TypeAlias = tuple[int, int]  # height and width
+Sizes: TypeAlias = Collection[tuple[int, ...]]  # channels, height and width of the data's images
+Runs: TypeAlias = Callable[[tuple[int, ...]], bool]  # whether a network runs on an image of a shape
+
+USUAL = 224  # height and width for images of unknown or large sizes
+LARGEST = 320  # sides that are large: they cost much more time than they tell
+STEP = 32  # most networks take its multiples
+SIDES = (32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640)  # heights that networks have
+HEIGHTS = (48, 32)  # of PaddleOCR since v3, and of CRNN and PaddleOCR before
+TIMES = 4  # how many times wider than high a line of text is, say
+SECONDS = 10.0  # for trying them
+
+
+def usual(sizes: Sizes) -> Size:
+    """Return about the size of the data's images; that of many networks if it is large or not known."""
+    if not sizes:
+        return USUAL, USUAL
+    height, width = (_up(median(size[axis] for size in sizes)) for axis in (1, 2))
+    return (height, width) if max(height, width) <= LARGEST else (USUAL, USUAL)
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """What is known of a network that decides the size of its images, where both it and the data leave it open.
+
+    Attributes:
+        runs: tells if it runs on an image; None: nothing is tried.
+        lines: its images are lines of text.
+        classifies: it tells classes of whole images apart, and most such networks are trained on images of one size.
+        told: returns the size that its file tells.
+    """
+
+    runs: Runs | None = None
+    lines: bool = False
+    classifies: bool = False
+    told: Callable[[], Size | None] = lambda: None
+
+    def must(self, axes: str, fixed: Mapping[str, int], stored: Mapping[str, int] | None, sizes: Sizes) -> bool:
+        """Return True if the size of the data's images can't be taken: they differ, or the network fails on them.
+
+        Files with lines of text get the height of their readers in any case.
+
+        Args:
+            axes: of the input's images, such as "CHW".
+            fixed: the sizes that the input fixes, by axis.
+            stored: those of all the data's images; None if they differ.
+            sizes: those of the data's files; empty if they were not looked at.
+        """
+        if stored is None or (self.lines and sizes and {*"HW"} - {*fixed}):
+            return True
+        found = {**stored, **fixed}
+        return self.runs is not None and not self.runs(tuple(found[axis] for axis in axes))
+
+    def choose(self, axes: str, fixed: Mapping[str, int], sizes: Sizes) -> Mapping[str, int]:
+        """Return channels, height and width at which the network runs; {} if it does at none of those tried."""
+        if self.lines and self.runs is not None and (found := advised_for_lines(axes, fixed, sizes, self.runs)):
+            return found
+        height, width = self.told() or usual(() if self.classifies else sizes)
+        if "H" in fixed:
+            width = max((size[2] for size in sizes), default=TIMES * fixed["H"])
+        elif "W" in fixed:
+            height = max((size[1] for size in sizes), default=fixed["W"])
+        channels = max((size[0] for size in sizes), default=3)
+        return advised(axes, {"C": channels, "H": height, "W": width, **fixed}, fixed, self.runs)
+
+
+def runner(model: nn.Module, ports: Signature) -> Runs | None:
+    """Return a function that runs a network of one input on an image; None if it has several."""
+    if len(ports.inputs) != 1:
+        return None
+    dtype = getattr(torch, ports.inputs[0].dtype or "float32")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def runs(shape: tuple[int, ...]) -> bool:
+        with undisturbed(model), suppress(Exception):  # a network's code may raise anything
+            model(torch.zeros((fixed_batch(model) or 1, *shape), dtype=dtype, device=device))
+            return True
+        return False
+
+    return runs
+
+
+def advised(axes: str, sides: Mapping[str, int], fixed: Collection[str], runs: Runs | None) -> Mapping[str, int]:
+    """Return channels, height and width at which a network runs, as near to `sides` as there are some.
+
+    Args:
+        axes: of the input's images, such as "CHW".
+        sides: by axis.
+        fixed: the axes of those that the input fixes.
+        runs: None: nothing is tried.
+
+    Returns:
+        `sides` as they are if nothing was tried; {} if the network ran at no size.
+    """
+    if runs is None:
+        return sides
+    tried, begun = set[tuple[int, ...]](), time.monotonic()
+    for height, width in _near(sides["H"], sides["W"]):
+        found = {**sides, **{axis: size for axis, size in (("H", height), ("W", width)) if axis not in fixed}}
+        shape = tuple(found[axis] for axis in axes)
+        if shape not in tried and runs(shape):
+            return found
+        tried.add(shape)
+        if time.monotonic() - begun > SECONDS:
+            break
+    return {}
+
+
+def classifies(ports: Signature, asked: bool = False) -> bool:
+    """Return True if a network tells classes of whole images apart, as far as is known.
+
+    `asked`: it is trained to do so, which decides if its graph left that open.
+    """
+    purpose = ports.purpose
+    known = () if purpose is None else (purpose.kind, *(purpose.candidates if asked else ()))
+    return "classification" in known
+
+
+def reads_lines(ports: Signature) -> bool:
+    """Return True if a network may read lines of text: its scores are a sequence's."""
+    return any(card.resize == "line" for card in possible(ports.purpose))
+
+
+def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: Runs) -> Mapping[str, int]:
+    """Return channels, height and width for lines of text; {} if the network ran at no height.
+
+    The heights are those of published readers of lines, the more common one first. The width is that of the longest
+    line in proportion.
+
+    Args:
+        fixed: sizes that the input fixes, by axis.
+        sizes: those of the data's images.
+    """
+    longest = max((width / height for _, height, width in sizes), default=TIMES)
+    channels = max((size[0] for size in sizes), default=3)
+    for height in [fixed["H"]] if "H" in fixed else (*HEIGHTS, *SIDES):
+        found = {"C": channels, "H": height, "W": _up(height * longest), **fixed}
+        if runs(tuple(found[axis] for axis in axes)):
+            return found
+    return {}
+
+
+def _near(height: int, width: int) -> Iterator[Size]:
+    """Yield sizes: these, multiples of a step, then others in the same proportions."""
+    yield height, width
+    yield _up(height), _up(width)
+    yield from ((side, _up(side * width / height)) for side in SIDES)
+
+
+def _up(size: float) -> int:
+    return max(-(-int(size) // STEP), 1) * STEP

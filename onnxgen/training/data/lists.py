@@ -1,6 +1,8 @@
-"""Lists of image files: tables with a column of paths, as `labels.csv`, `metadata.csv` or PaddleOCR's lists have them.
+"""Lists of image files: tables with a column of paths, such as `labels.csv` or `metadata.csv`.
 
-The other columns are as in any table. A second column of paths has masks, or images as targets.
+PaddleOCR's lists are of this kind, too. The other columns are as in any table. A second column of
+paths has masks, or images as targets. A row of a list of images or sounds that lacks a value that
+is needed is a fault, and is skipped.
 """
 
 from __future__ import annotations
@@ -14,24 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from onnxgen.common.names import listed
-from onnxgen.errors import OnnxgenError
-from onnxgen.training.data import image_pairs, masks
+from onnxgen.common.names import legible, listed
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.training.data import image_pairs
 from onnxgen.training.data.arrays import in_columns, in_files
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import IMAGE, Images
-from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called, root_of
+from onnxgen.training.data.layout import PARTS, SOUNDS, SUFFIXES, files_in, folders, part_called, root_of
 from onnxgen.training.data.looking import Seen, looked_at
 from onnxgen.training.data.samples import Samples
-from onnxgen.training.data.source import DataSource, Rows
-from onnxgen.training.data.table import TEXT, rows_of
-from onnxgen.training.data.text.lines import lines_of
+from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, target_called
+from onnxgen.training.data.table import TEXT, lines_of, rows_of
+from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import card_of
 
 TABLES = (".csv", ".tsv", ".jsonl")
 _NAMED = ("metadata", "labels")  # the list of a folder
 _WORDS = re.compile(r"[^a-z0-9]+")  # between the words of a name: rec_gt_train
 _OF_LISTS = {"rec", "det", "gt", "list", "label", "labels"}  # words of such a name beside that of the part
-_TARGETS = {name for pair in image_pairs.FOLDERS for name in pair[1:]}
+_TARGETS = {name for pair in image_pairs.TARGET_FOLDERS for name in pair[1:]}
 _TITLES = re.compile(r"[\w ]+[\t ][\w ]+")  # a first line that names the columns
 
 
@@ -125,7 +128,7 @@ def read_list(file: Path) -> Rows:
         rows.append(found)
         lines.append(number)
     images, texts = (np.array(column, dtype=object) for column in zip(*rows))
-    return Rows({IMAGE: images, masks.MASK if all(map(is_image, texts)) else TEXT: texts}, file, lines)
+    return Rows({IMAGE: images, image_pairs.MASK if all(map(is_image, texts)) else TEXT: texts}, file, lines)
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) ->
                 lost += 1
             else:
                 pairs[path] = other
-    opened = image_pairs.opened if target.lower() in _TARGETS else masks.opened
+    opened = image_pairs.with_targets if target.lower() in _TARGETS else image_pairs.with_masks
     return opened(faults.folder, parts, faults, strict, lost)
 
 
@@ -221,3 +224,99 @@ def without_targets(source: DataSource) -> DataSource:
     """Return the images of a list alone, to predict."""
     found: dict[str, Samples] = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
     return replace(source, parts=found, target="", text=frozenset(), raw={}, placed=frozenset())
+
+
+Columns = Mapping[str, Any]
+
+
+def without_gaps(
+    parts: Mapping[str, Columns], root: Path, settings: Settings, labelled: bool
+) -> tuple[dict[str, Columns], Faults]:
+    """Return the columns of each part of a table without the rows that lack a file or the target, and these as faults.
+
+    Only lists of files are changed. In a table of numbers a missing value may be filled in.
+
+    Args:
+        root: the folder of all parts, for messages.
+        labelled: False if no target is needed.
+
+    Raises:
+        OnnxgenError: a part has no row left.
+    """
+    first = next(iter(parts.values()))
+    images, sounds = ([n for n, values in first.items() if _are_names(values, ends)] for ends in (SUFFIXES, SOUNDS))
+    named = images or (sounds if len(sounds) == 1 else [])
+    faults = Faults(root, "image" if images else "sound")
+    if not named:
+        return dict(parts), faults
+    needed = [*named, *(_wanted([name for name in first if name not in named], settings) if labelled else ())]
+    made, left = {}, {}
+    for part, columns in parts.items():
+        made[part] = _complete(columns, [name for name in needed if name in columns], faults)
+        left[part] = len(_values(made[part][named[0]])) if named[0] in columns else 1
+    if not all(left.values()):
+        faults.notes(left, settings.strict, 0)
+    return made, faults
+
+
+def _wanted(others: Sequence[str], settings: Settings) -> Sequence[str]:
+    """Return the columns that settings name and the target; if nothing tells it, all others."""
+    said = settings.target if isinstance(settings.target, str) else "+".join((settings.target or {}).values())
+    usual = next((name for name in card_of(settings.task).columns if name in others), "")
+    target = said or usual or target_called(others)
+    asked = {name for text in (target, *settings.inputs.values()) for name in (text, *text.split("+"))}
+    return [name for name in others if name in asked or not target]
+
+
+def _complete(columns: Columns, needed: Sequence[str], faults: Faults) -> Columns:
+    needed = [name for name in needed if isinstance(columns[name], Gaps) or not isinstance(columns[name], Problem)]
+    gaps = {name: _missing(columns[name]) for name in needed}
+    bare = np.logical_or.reduce([*gaps.values()])
+    rows = np.flatnonzero(~bare)
+    if len(rows) == len(bare):
+        return columns
+    for row in np.flatnonzero(bare).tolist():
+        where = (
+            f"{faults.place(columns.path)}, line {columns.lines[row]}" if isinstance(columns, Rows) else f"row {row}"
+        )
+        faults.add(where, f"column {legible(next(name for name in needed if gaps[name][row]))!r} has no value")
+        faults.lost += 1
+    left = {name: _rows(values, rows, name in needed) for name, values in columns.items()}
+    if not isinstance(columns, Rows):
+        return left
+    made = Rows(left, columns.path, [columns.lines[row] for row in rows.tolist()])
+    made.notes = columns.notes
+    return made
+
+
+def _values(column: Any) -> Any:
+    return column.values if isinstance(column, Held) else column
+
+
+def _are_names(column: Any, endings: tuple[str, ...]) -> bool:
+    """Return True for a column of text that names files with these endings; some rows may have none."""
+    values = _values(column)
+    if isinstance(values, Problem) or values is None or np.asarray(values).dtype != object or np.ndim(values) != 1:
+        return False
+    there = [value for value in values if isinstance(value, str) and value]
+    return bool(there) and all(value.lower().endswith(endings) for value in there)
+
+
+def _missing(column: Any) -> Any:
+    """Return True for each row [n] without a value."""
+    values = _values(column)
+    if values is None or isinstance(values, Problem):
+        return np.False_
+    if np.ndim(values) != 1:
+        return np.zeros(len(values), bool)
+    return np.array([value is None or value == "" or value != value for value in values], bool)
+
+
+def _rows(column: Any, rows: Any, whole: bool) -> Any:
+    """Return some rows of a column; if all of them have a value, in the type that it has without gaps."""
+    if not isinstance(column, Problem):
+        return np.asarray(column)[rows]
+    if not isinstance(column, Held) or column.values is None:
+        return column
+    left = column.values[rows]
+    return left.astype(column.stored) if whole and isinstance(column, Gaps) else replace(column, values=left)

@@ -28,7 +28,7 @@ ORIENTATION = 0x0112  # the EXIF tag; for values of 5 and more, height and width
 _THREADS = 8
 _KINDS = ("RGB", "gray", "alpha", "CMYK")
 
-Seen = tuple[int, ...] | str  # channels, height and width of a file (of a mask see `masks.py`), or why it can't be read
+Seen = tuple[int, ...] | str  # channels, height and width (of masks: image_pairs.py), or why it can't be read
 
 
 class Looked(dict[Path, Seen]):

@@ -1,42 +1,46 @@
-"""Opens data of any kind, and makes it fit a model."""
+"""Opens data of any kind, and makes it fit a model.
+
+Data is a path, a Python object, or the name of a function that returns one. A path is opened by the
+reader of its format. An object is a dict of arrays, a torch `Dataset` or `DataLoader`, or anything
+with a length and items.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from onnxgen.errors import OnnxgenError
-from onnxgen.training.byname import FUNCTION
+from onnxgen.errors import OnnxgenError, typed
+from onnxgen.training.byname import FUNCTION, imported
+from onnxgen.training.checkpoint import identity
 from onnxgen.training.config import DIGITS, SHARDS
-from onnxgen.training.data.archives import read_npz
-from onnxgen.training.data.boxes.coco import open_coco
+from onnxgen.training.data.arrays import spread
+from onnxgen.training.data.boxes.formats import open_coco, open_voc, open_yolo
 from onnxgen.training.data.boxes.there import is_coco, is_voc, is_yolo
-from onnxgen.training.data.boxes.voc import open_voc
-from onnxgen.training.data.boxes.yolo import open_yolo
-from onnxgen.training.data.columns import from_columns, from_parts, open_digits, read_safetensors
+from onnxgen.training.data.columns import from_columns, from_parts, is_idx, open_digits, open_idx, read_safetensors
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import IMAGE, open_folder
-from onnxgen.training.data.gaps import without_gaps
-from onnxgen.training.data.idx import is_idx, open_idx
-from onnxgen.training.data.image_pairs import is_pairs, open_pairs
-from onnxgen.training.data.layout import files_in, folders, part_called, refuse_special
-from onnxgen.training.data.lists import is_list, lists_in, read_list, with_images, without_targets
-from onnxgen.training.data.masks import is_masks, open_masks
-from onnxgen.training.data.objects import call, from_object
+from onnxgen.training.data.glance import unpacked
+from onnxgen.training.data.image_pairs import is_masks, is_pairs, is_tuples, open_masks, open_pairs, open_tuples
+from onnxgen.training.data.layout import PARTS, files_in, folders, part_called, refuse_special
+from onnxgen.training.data.lists import is_list, lists_in, read_list, with_images, without_gaps, without_targets
 from onnxgen.training.data.preprocessing import texts_of
-from onnxgen.training.data.samples import Data
+from onnxgen.training.data.samples import Batch, Data, Field, Samples, bits
 from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
-from onnxgen.training.data.source import DataSource
+from onnxgen.training.data.source import DataSource, one_table, target_called
 from onnxgen.training.data.streaming.opening import matching, open_stream, shards_of
-from onnxgen.training.data.table import read_csv, read_parquet
-from onnxgen.training.data.text.lines import read_jsonl, read_txt
-from onnxgen.training.data.tuples import is_tuples, open_tuples
-from onnxgen.training.data.unpacked import unpacked
+from onnxgen.training.data.table import read_csv, read_jsonl, read_npz, read_parquet, read_txt
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
 from onnxgen.training.tasks import AUTO, task_for
@@ -175,3 +179,201 @@ def _parts(folder: Path) -> dict[str, Path]:
     if any(path.suffix.lower() == ".txt" for path in found.values()) and folders(folder):
         return {}  # images, whose names these files list
     return found if "train" in found else {}
+
+
+def call(spec: str) -> Any:
+    """Return the result of "module:function". The module may also be in the current folder.
+
+    Raises:
+        OnnxgenError: there is no such module or function, or it fails.
+    """
+    name, function = spec.split(":")
+    way = f"a function {function}() of {name}.py is called without arguments"
+    made = imported(spec, "data", way)
+    try:
+        return made() if callable(made) else made
+    except OnnxgenError:
+        raise
+    except Exception as error:
+        raise OnnxgenError(f"data {spec}: {typed(error)}", help=way) from error
+
+
+def from_object(given: Any, name: str) -> DataSource | Data:
+    """Open a Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts. Return `Data` as it is.
+
+    Raises:
+        OnnxgenError: it is none of these.
+    """
+    if isinstance(given, Data):
+        return given
+    if isinstance(given, Mapping):
+        parts = {part_called(str(key)): value for key, value in given.items()}
+        if given and None not in parts:
+            return _from_parts({str(part): value for part, value in parts.items()}, name)
+        return from_columns(given, name)
+    if hasattr(given, "columns") and hasattr(given, "to_numpy"):  # a pandas DataFrame, or similar
+        return from_columns({str(column): np.asarray(given[column]) for column in given.columns}, name, table=True)
+    if isinstance(given, (tuple, list)) and 1 < len(given) <= 3 and not any(map(_is_array, given)):
+        return _from_parts(dict(zip(PARTS, given)), name)
+    return _from_parts({"train": given}, name)
+
+
+def _from_parts(given: Mapping[str, Any], name: str) -> DataSource:
+    if "train" not in given and len(given) > 1:
+        raise OnnxgenError(f"{name} has parts {', '.join(given)}, but no train")
+    columns = {part: _columns(value) for part, value in given.items()}
+    if all(value is not None for value in columns.values()):
+        return from_parts({part: value for part, value in columns.items() if value is not None}, name)
+    samples = {part: _samples(value, f"{name}, {part}") for part, value in given.items() if value is not None}
+    one_table(samples, name)
+    return DataSource(samples, name, target_called(samples[next(iter(samples))].fields))
+
+
+def _columns(given: Any) -> Mapping[str, Any] | None:
+    """Return the columns of arrays in memory; None for any other object."""
+    if isinstance(given, Mapping):
+        return given
+    if isinstance(given, TensorDataset):
+        given = given.tensors
+    if isinstance(given, (tuple, list)) and given and all(map(_is_array, given)):
+        return by_position(given)
+    return {"0": given} if _is_array(given) else None
+
+
+def _samples(given: Any, what: str) -> Samples:
+    if isinstance(given, DataLoader):
+        raise OnnxgenError(f"{what} is a DataLoader", help="give its dataset: the trainer makes the batches")
+    return given if isinstance(given, Samples) else items(given, what)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Tensor)) and value.ndim > 0
+
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items that are read when they are taken: each is a tensor, a tuple (see `by_position`), or a dict.
+
+    An item's transforms may draw from the global generators of Python, numpy and torch. These are seeded by seed and
+    index for each item, and restored afterwards.
+    """
+
+    dataset: Any
+    fields: Mapping[str, Field]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Sequence[int], seed: int) -> Batch:
+        read = []
+        with _own_generators():
+            for index in indices:
+                _seed(int(bits(seed, [index], 1)[0, 0]))
+                read.append(_read(self.dataset, int(index)))
+        return {name: _stacked([item.get(name) for item in read], name, indices) for name in self.fields}
+
+    def column(self, name: str) -> Tensor | None:
+        """Return the dataset's own list of targets (torchvision's have one), if some items agree with it."""
+        listed = getattr(self.dataset, "targets", None)
+        if name != target_called(self.fields) or self.fields[name].shape or listed is None:
+            return None
+        try:
+            found = torch.as_tensor(listed)
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        some = spread(self, 8)
+        same = found.shape == (len(self),) and torch.equal(found[some], self.take(some, 0)[name])
+        return found if same else None
+
+
+def items(dataset: Any, what: str) -> Items:
+    """Return the samples of a dataset, with the columns of its first item.
+
+    Raises:
+        OnnxgenError: the dataset has no length or no items, or its first item can't be read.
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise OnnxgenError(
+            f"{what} is {type(dataset).__name__}, which lacks a length or items by index",
+            help="give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or "
+            "resumed), arrays, or a dict of columns",
+        )
+    if len(dataset) == 0:
+        raise OnnxgenError(f"{what} has no samples")
+    with _own_generators():
+        _seed(0)
+        first = _read(dataset, 0)
+    classes = getattr(dataset, "classes", ())
+    fields = {name: Field(value.dtype, tuple(value.shape)) for name, value in first.items()}
+    target = target_called(fields)
+    if target and not fields[target].shape and not fields[target].dtype.is_floating_point and classes:
+        fields[target] = Field(fields[target].dtype, (), tuple(map(str, classes)))
+    return Items(dataset, fields)
+
+
+def _read(dataset: Any, index: int) -> dict[str, Tensor]:
+    try:
+        item = dataset[index]
+    except Exception as error:
+        said = typed(error, 200)
+        raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {said}") from error
+    if isinstance(item, Mapping):
+        named = {str(k): v for k, v in item.items()}
+    else:
+        named = by_position(item if isinstance(item, (tuple, list)) else [item])
+    return {name: _tensor(value, name, index) for name, value in named.items()}
+
+
+def by_position(values: Sequence[Any]) -> dict[str, Any]:
+    """Name the values of a tuple: "0", "1", ...; the last of several is "target"."""
+    last = len(values) - 1
+    return {"target" if 0 < i == last else str(i): value for i, value in enumerate(values)}
+
+
+def _tensor(value: Any, name: str, index: int) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if hasattr(value, "getbands"):  # a PIL image
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float32)
+    try:
+        return torch.as_tensor(np.asarray(value))
+    except TypeError:
+        raise OnnxgenError(
+            f"column {name!r} of item {index} is {type(value).__name__}, which is not a number, array or image",
+            help="let the dataset turn it into a tensor",
+        ) from None
+
+
+def _stacked(values: Sequence[Tensor | None], name: str, indices: Sequence[int]) -> Tensor:
+    present = [v for v in values if v is not None]
+    if len(present) < len(values):
+        raise OnnxgenError(f"item {indices[values.index(None)]} has no column {name!r}, but the first item has")
+    for value, index in zip(present, indices):
+        if value.shape != present[0].shape or value.dtype != present[0].dtype:
+            raise OnnxgenError(
+                f"column {name!r} is {list(value.shape)} {value.dtype} in item {index}, "
+                f"but {list(present[0].shape)} {present[0].dtype} in item {indices[0]}",
+                help="let the dataset give all samples one shape",
+            )
+    return torch.stack(present)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed % 2**63)
+
+
+@contextmanager
+def _own_generators() -> Iterator[None]:
+    """Restore the global generators afterwards, even after an error (Lightning's `isolate_rng` does not)."""
+    states = identity.capture(_CPU)
+    try:
+        yield
+    finally:
+        identity.restore(states, _CPU)

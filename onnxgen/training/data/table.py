@@ -1,11 +1,16 @@
-"""Reads tables: CSV, TSV and Parquet."""
+"""Reads files of named columns: CSV, TSV, Parquet, JSON lines, plain text, and arrays of numpy.
+
+The result is `Rows` or named arrays. It says nothing yet of inputs and targets. Nothing here
+imports torch.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
 import re
-from collections.abc import Collection, Sequence
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxgen.common.built import json_object
 from onnxgen.common.names import legible, listed
-from onnxgen.errors import OnnxgenError, Problem, counted, one_line
+from onnxgen.errors import OnnxgenError, Problem, Problems, counted, one_line
+from onnxgen.training.data.layout import part_called
 from onnxgen.training.data.source import Gaps, Held, Lists, Rows
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # missing values in a column of numbers; of text only ""
@@ -190,3 +197,180 @@ def lists_of(values: Any, what: str, way: str) -> Lists | None:
     for i, value in enumerate(values):
         found[i] = None if value is None else list(value)
     return Lists(what, help=way, values=found)
+
+
+_NAMED_LINES = 5  # lines that are named, of those that can't be read
+_UTF8 = "save it in UTF-8"
+_FORM = 'an object in each line: {"text": "...", "label": "..."}'
+
+
+def read_txt(path: Path) -> Rows:
+    """Return the lines of a file as the column "text".
+
+    Raises:
+        OnnxgenError: the file is not UTF-8, or has no text.
+    """
+    lines = lines_of(path)
+    if not any(line.strip() for line in lines):
+        raise OnnxgenError(f"{path} has no text", help="a sample in each line, or a whole text")
+    return Rows({TEXT: np.array(lines, dtype=object)}, path, range(1, len(lines) + 1))
+
+
+def read_jsonl(path: Path) -> Rows:
+    """Return the entries of a file with an object in each line, by name, in the first object's order.
+
+    An entry is a number, a text, true or false, or a list of numbers or texts. One that is null, or that an object
+    lacks, is a missing value.
+
+    Raises:
+        OnnxgenError: the file is not UTF-8, a line is no object, or there are none.
+    """
+    rows, lines, problems = [], [], Problems()
+    for number, line in enumerate(lines_of(path), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json_object(line))
+        except ValueError as error:
+            problems.add(f"{path}, line {number} can't be read: {one_line(error, 200)}", help=_FORM)
+            if len(problems.found) == _NAMED_LINES:
+                break
+        else:
+            lines.append(number)
+    problems.raise_if_any()
+    if not rows or not (names := list(dict.fromkeys(name for row in rows for name in row))):
+        raise OnnxgenError(f"{path} has no rows", help=_FORM)
+    return Rows(
+        {name: _column_of_objects(path, name, [row.get(name) for row in rows], lines) for name in names}, path, lines
+    )
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file in UTF-8. Raises `OnnxgenError` for any other file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OnnxgenError(f"{path} can't be read: {error}", help=_UTF8) from None
+    except OSError as error:
+        raise OnnxgenError(f"{path} can't be read: {error.strerror}") from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise OnnxgenError(f"{path}, line {line} has a zero byte: it is no text, or not in UTF-8", help=_UTF8)
+    return text.split("\n")[: -1 if text.endswith("\n") else None]
+
+
+def _column_of_objects(path: Path, name: str, values: list[Any], lines: list[int]) -> Any:
+    gaps = [i for i, value in enumerate(values) if value is None]
+    there = [value for value in values if value is not None]
+    kinds = {_kind(value) for value in there}
+    if kinds == {"a list"}:
+        problem = f"{path}: column {legible(name)!r} holds lists"
+        return Lists(problem, help="an input takes numbers of one shape", values=_objects(values))
+    if len(kinds) == 1 or kinds == {"a number", "true or false"}:
+        kept = _objects(there) if kinds == {"text"} else np.array(there)
+        return missing(f"{path}, line {lines[gaps[0]]}", name, gaps, kept) if gaps else kept
+    first = {_kind(value): line for value, line in reversed(list(zip(values, lines))) if value is not None}
+    found = " and ".join(f"{kind} (line {line})" for kind, line in sorted(first.items(), key=lambda pair: pair[1]))
+    what = f"{path}: column {legible(name)!r} holds {found or 'nothing'}"
+    return Problem(what, help="store one kind in a column: numbers, text, or lists of numbers or text")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "an infinite number" if isinstance(value, float) and not math.isfinite(value) else "a number"
+    return "text" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
+
+
+def _objects(values: list[Any]) -> NDArray[Any]:
+    """Return an array [n] of objects, also of lists."""
+    found = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        found[i] = value
+    return found
+
+
+def read_npz(path: Path) -> dict[str, Any]:
+    """Return the arrays of an `.npz` by name, or the array of an `.npy` as column "x". Nothing is unpickled.
+
+    Raises:
+        OnnxgenError: the file is damaged or holds Python objects.
+    """
+    try:
+        found = np.load(path, allow_pickle=False)
+        return {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        pickled = "pickle" in str(error).lower()
+        way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
+        raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help=way) from None
+
+
+def divided(arrays: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the columns of each part, which names like `x_train` or `test_images` make; else all are "train"."""
+    made = {key: _divided(key) for key in arrays}
+    if not all(made.values()) or not any(found and found[0] == "train" for found in made.values()):
+        return {"train": arrays}
+    parts: dict[str, dict[str, Any]] = {}
+    for key, array in arrays.items():
+        part, column = made[key] or ("", "")
+        parts.setdefault(part, {})[column] = array
+    return {**parts}
+
+
+def _divided(key: str) -> tuple[str, str] | None:
+    """Return the part and the column in a key like `x_train` or `test_images`."""
+    for before, after in (key.split("_", 1), key.rsplit("_", 1)) if "_" in key else ():
+        if part := part_called(before):
+            return part, after
+        if part := part_called(after):
+            return part, before
+    return None
+
+
+def decoded(name: str, column: str, values: Any) -> Any:
+    """Return an array of bytes as one of text; anything else as it is. Raises `OnnxgenError` if it is not UTF-8."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        what = f"{name}: column {legible(column)!r} holds bytes that are no text: {error}"
+        raise OnnxgenError(what, help="store text, or numbers") from None
+
+
+def array_of(values: Any, what: str) -> NDArray[Any]:
+    """Return an array of numbers that torch has, or of text as objects. Raises `OnnxgenError` for anything else."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # nested lists of different length
+        raise OnnxgenError(f"{what} has rows of different shapes", help="give numbers of one shape") from None
+    if array.dtype.kind in "US" or (array.dtype == object and all(isinstance(v, str) for v in array.flat)):
+        if array.ndim != 1:
+            raise OnnxgenError(f"{what} is text of rank {array.ndim}; text must be one class name for each sample")
+        return array.astype(object)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # torch has no longdouble
+        raise OnnxgenError(f"{what} has dtype {array.dtype}", help="give numbers or text, all of one shape")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype in (np.uint16, np.uint32, np.uint64):  # torch can't index these
+        if array.size and int(array.max()) >= 1 << 63:
+            raise OnnxgenError(f"{what} has {array.max()}, and torch's whole numbers end below 2**63")
+        array = array.astype(np.int64)
+    need_axis(array, what)
+    return array
+
+
+def need_axis(values: Any, what: str) -> None:
+    """Raise `OnnxgenError` if a column is a single number."""
+    if values.ndim == 0:
+        raise OnnxgenError(f"{what} is a single number; its first axis must be the samples")
+
+
+def need_one_length(columns: Mapping[str, Any], name: str) -> None:
+    """Raise `OnnxgenError` if columns differ in their number of samples."""
+    lengths = {column: len(values) for column, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise OnnxgenError(
+            f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
+            help="the first axis of each must be the samples",
+        )

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxgen._callable import callable_module
-from onnxgen.training.devices import plugins, probe
-from onnxgen.training.devices.choice import choose
-from onnxgen.training.devices.device import FEATURES, Device
+from onnxgen.training.devices import probe
+from onnxgen.training.devices.choice import choose, tested
 from onnxgen.training.devices.prepared import prepare_for
+from onnxgen.training.devices.probe import FEATURES, Device
 from onnxgen.training.devices.trainer import trainer_options
-from onnxgen.training.devices.verdicts import tested
 
 __all__ = ["FEATURES", "Device", "choose", "devices", "prepare_for", "trainer_options"]
 
@@ -30,8 +29,8 @@ def devices(imports: Sequence[str] = (), *, test: bool = False) -> list[Device]:
     Raises:
         OnnxgenError: one of `imports` can't be imported.
     """
-    plugins.import_all(imports)
-    plugins.load()
+    probe.import_plugins(imports)
+    probe.load_plugins()
     found = list(probe.found())
     return [tested(device, imports) for device in found] if test else found
 

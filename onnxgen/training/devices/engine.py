@@ -14,8 +14,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
 
-from onnxgen.training.devices.device import Device
 from onnxgen.training.devices.prepared import single
+from onnxgen.training.devices.probe import Device
 
 _CPU = torch.device("cpu")
 

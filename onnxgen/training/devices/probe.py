@@ -1,19 +1,93 @@
-"""Finds the devices of this machine. It never raises: absent or broken drivers are skipped."""
+"""The devices of this machine: the facts about each, and how they are found.
+
+Finding never raises: absent or broken drivers are skipped. Plug-ins register further devices:
+modules by name, and entry points of the group `onnxgen.devices`. Code that may crash or hang runs
+in a separate Python process (`python`).
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from onnxgen.training.devices.child import python
-from onnxgen.training.devices.device import Device
+from onnxgen.errors import OnnxgenError, typed
+
+# PyTorch itself has recurrent kernels for these devices. For any other device the self-test finds out.
+RECURRENT_KERNELS = ("cpu", "cuda", "rocm", "xpu", "mps")
+# The features that the self-test looks for (`Device.works`), and what they are needed for.
+FEATURES = {
+    "float64": "double precision",
+    "bf16": "autocast to bfloat16 (precision bf16-mixed)",
+    "fp16": "autocast to float16 (precision 16-mixed)",
+    "lerp": "torch's own optimizer kernels; without it Adam and similar optimizers compute the same without lerp",
+    "foreach": "optimizers that update all parameters in few calls",
+    "recurrent": "LSTM, GRU and RNN kernels; without them these layers are unrolled",
+    "distributed": "several processes (a torch.distributed back end for it is built in)",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device.
+
+    Attributes:
+        kind: "cuda", "rocm" (of torch type "cuda"), "xpu", "mps", "directml", "cpu", or the name of another back end.
+        index: its number among the devices of its kind.
+        name: the driver's name for it.
+        memory: bytes of its own memory; None if the driver doesn't tell.
+        torch_device: the device for tensors.
+        works: the `FEATURES` that passed the self-test; empty if it was not tested.
+        verdict: "ok", or why the self-test failed; None if it was not tested.
+    """
+
+    kind: str
+    index: int
+    name: str
+    memory: int | None
+    torch_device: torch.device
+    works: tuple[str, ...] = ()
+    verdict: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The name to choose it by: "cuda:0"; "cpu" and "mps" have no number."""
+        return self.kind if self.kind in ("cpu", "mps") else f"{self.kind}:{self.index}"
+
+    @property
+    def type(self) -> str:
+        """The type of its torch device: "cuda" also for ROCm, "privateuseone" for DirectML."""
+        return self.torch_device.type
+
+    @property
+    def float64(self) -> bool:
+        """True if float64 may be used. An untested device is assumed to have it, except MPS and DirectML."""
+        if self.kind in ("mps", "directml"):
+            return False
+        return "float64" in self.works or (self.verdict is None or not self.works)
+
+    @property
+    def recurrent(self) -> bool:
+        """True if it has kernels for LSTM, GRU and RNN."""
+        return self.kind in RECURRENT_KERNELS or (self.kind != "directml" and "recurrent" in self.works)
+
+    @property
+    def plain_optimizers(self) -> bool:
+        """True if optimizers must not use lerp, foreach and fused kernels."""
+        return self.kind == "directml" or (bool(self.works) and not {"lerp", "foreach"} <= set(self.works))
+
 
 UNNAMED = "privateuseone"  # PyTorch's name for an external back end without its own name, such as DirectML
 
@@ -124,3 +198,54 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "CPU"
+
+
+GROUP = "onnxgen.devices"
+
+
+def import_plugins(names: Iterable[str]) -> None:
+    """Import modules that register devices.
+
+    Raises:
+        OnnxgenError: a module can't be imported.
+    """
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise OnnxgenError(
+                f"the module {name!r} can't be imported: {typed(error)}",
+                help="install it, or put its folder on PYTHONPATH",
+            ) from None
+
+
+def load_plugins(kind: str | None = None) -> None:
+    """Load all entry points, or only the one of a kind: a module to import, or a function to call.
+
+    Raises:
+        OnnxgenError: the entry point of `kind` fails. When all are loaded, those that fail are skipped with a warning.
+    """
+    for point in entry_points(group=GROUP):
+        if kind is not None and point.name != kind:
+            continue
+        try:
+            loaded = point.load()
+            if callable(loaded) and not isinstance(loaded, ModuleType):
+                loaded()
+        except Exception as error:
+            text = f"the plug-in {point.name!r} ({point.value}) does not load: {typed(error)}"
+            if kind is not None:
+                raise OnnxgenError(text, help="reinstall the package it comes with") from None
+            warnings.warn(f"{text}; it is skipped", stacklevel=3)
+
+
+def python(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments and this process's import path.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end within `timeout` seconds.
+        OSError: it could not be started.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)

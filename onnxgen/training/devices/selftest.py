@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import typed
-from onnxgen.training.devices import plugins, probe
-from onnxgen.training.devices.device import Device
+from onnxgen.training.devices import probe
 from onnxgen.training.devices.prepared import unroll
+from onnxgen.training.devices.probe import Device
 
 # Relative to the largest element of a tensor. In float32, sums in another order differ by about 1e-6.
 TOLERANCE = 1e-3
@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> None:
     from onnxgen.training.devices.choice import named
 
     text, *imports = arguments
-    plugins.import_all(imports)
+    probe.import_plugins(imports)
     verdict, works = run(named(text))
     print(json.dumps({"verdict": verdict, "works": works}))
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.devices.device import Device
+from onnxgen.training.devices.probe import Device
 from onnxgen.training.launch import in_pods
 from onnxgen.training.settings import Settings
 

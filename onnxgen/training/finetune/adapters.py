@@ -21,12 +21,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import json_object
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.record.sidecar import read_header
-from onnxgen.surgery.example import Example, call, example_for, outputs, undisturbed
-from onnxgen.surgery.owners import check_patterns, is_below, near
+from onnxgen.surgery.ports import Example, call, check_patterns, example_for, is_below, near, outputs, undisturbed
 from onnxgen.surgery.replacing import resize_head
 from onnxgen.training.finetune.freezing import freeze, unfreeze
 from onnxgen.training.finetune.packed import Packed, packed_layers, read_outside, unpack

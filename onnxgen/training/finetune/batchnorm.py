@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted, typed
-from onnxgen.surgery.example import undisturbed
-from onnxgen.surgery.owners import is_below
+from onnxgen.surgery.ports import is_below, undisturbed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.finetune.freezing import freeze, has_statistics, held

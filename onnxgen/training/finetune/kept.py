@@ -6,12 +6,12 @@ from torch import nn
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.classes import classes_of, set_classes
 from onnxgen.surgery.head import find_head
+from onnxgen.surgery.ports import classes_of, set_classes
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.data import feed
 from onnxgen.training.data.samples import Data
-from onnxgen.training.goals.alphabet import extended, own_alphabet
+from onnxgen.training.goals.outputs import extended, own_alphabet
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of
 

@@ -22,12 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.export.origin import Origin, origin_of
-from onnxgen.record.module import metadata_of, sidecar_of, space_of
-from onnxgen.record.sidecar import read_header, sidecar_files
+from onnxgen.export.state import Origin, origin_of
+from onnxgen.record.sidecar import metadata_of, read_header, sidecar_files, sidecar_of, space_of
 from onnxgen.record.way_back import QUANTISED, parts
-from onnxgen.surgery.example import Example, call, undisturbed
-from onnxgen.surgery.owners import is_below
+from onnxgen.surgery.ports import Example, call, is_below, undisturbed
 from onnxgen.verify.convert import to_torch
 from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, table
 from onnxgen.weights.dtypes import BY_NAME

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.text.tokenizer import open_tokenizer
 from onnxgen.training.generation import causal_lm
 from onnxgen.training.runs.answers import Answer

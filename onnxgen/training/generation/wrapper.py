@@ -19,12 +19,12 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.text.roles import BRANCH, IDS, MASK, POSITIONS, TYPES, past_shape
 from onnxgen.training.data.text.tokenizer import GENERATION, PADS, beside, open_tokenizer, tokenizer_file
 from onnxgen.training.generation.ports import CausalPorts
+from onnxgen.training.goals.goal import IGNORED_CLASS
 from onnxgen.training.goals.language import differ
-from onnxgen.training.goals.measured import IGNORED_CLASS
 from onnxgen.training.runs.folder import TOKENIZER
 
 _TOLERANCE = 1e-3  # of the greatest score: more than rounding in a batch of another shape, less than a moved position

@@ -15,14 +15,20 @@ from torchmetrics.text import CharErrorRate
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.labels import Alphabet
-from onnxgen.training.data.arrays import column_of
+from onnxgen.training.data.arrays import Values, column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
-from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, read_ending
-from onnxgen.training.goals.alphabet import added, as_author, own_alphabet
-from onnxgen.training.goals.decoding import greedy, spelled
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
-from onnxgen.training.goals.outputs import batch_axis, refuse_augment, trained_output
+from onnxgen.training.goals.outputs import (
+    added,
+    as_author,
+    batch_axis,
+    greedy,
+    own_alphabet,
+    refuse_augment,
+    spelled,
+    trained_output,
+)
 from onnxgen.training.runs.record import Target
 from onnxgen.training.settings import Settings
 

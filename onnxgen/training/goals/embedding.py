@@ -13,12 +13,10 @@ from torchmetrics import Metric
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
-from onnxgen.training.data.prepared import PAIR, ROLE, Tuples
+from onnxgen.training.data.arrays import PAIR, ROLE, Tuples, Values
+from onnxgen.training.data.image_pairs import MEMBERS
 from onnxgen.training.data.samples import Batch
-from onnxgen.training.data.tuples import MEMBERS
-from onnxgen.training.data.values import Values
-from onnxgen.training.goals.goal import Goal, Outputs, Scores
-from onnxgen.training.goals.measured import IGNORED_CLASS
+from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Outputs, Scores
 from onnxgen.training.goals.outputs import trained_output
 
 if TYPE_CHECKING:

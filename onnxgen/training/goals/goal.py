@@ -1,19 +1,34 @@
-"""The interface of a goal: the loss that is trained, and the metrics of an evaluation."""
+"""The interface of a goal: the loss that is trained, and the metrics of an evaluation.
+
+`FunctionGoal` is `--task module:function`, a loss of the user's own. Metrics of torchmetrics for
+the loss of one output are found by their names (`measured`). A run keeps the parameters that goals
+have of their own, those of its best epoch, for evaluations.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from onnxgen.errors import OnnxgenError, one_line, typed
+from onnxgen.training.byname import by_name, imported
 from onnxgen.training.data.samples import Batch
+from onnxgen.training.goals.names import snake
+from onnxgen.training.tasks.card import Situation
 
 if TYPE_CHECKING:
+    import torchmetrics
+
+    from onnxgen.training.losses import Objective
     from onnxgen.training.runs.record import Target
+
 
 Outputs: TypeAlias = tuple[Tensor, ...]  # of the model, in the graph's order
 Made: TypeAlias = tuple[Tensor, Tensor, Tensor]  # the loss of a batch, and what `Goal.row` counts
@@ -158,3 +173,190 @@ class Goal:
 def suffixed(goals: Sequence[Goal], goal: Goal, name: str) -> str:
     """Return a metric's name in reports: with the goal's own name if there are several."""
     return f"{name}_{goal.name}" if len(goals) > 1 else name
+
+
+WAY = "it takes the outputs and the batch by name, and returns the loss, or a dict with it: {'loss': loss, 'error': e}"
+
+
+class FunctionGoal(Goal, nn.Module):
+    """Calls a function with the outputs by name and the batch by column.
+
+    The function returns the mean loss of the batch, or a dict with `loss` and other numbers. These are metrics of an
+    evaluation: each is the batch's mean, and counts by the number of samples. If the function is an `nn.Module`, its
+    parameters are trained, too.
+
+    Attributes:
+        numbers: the names of the other numbers, which the first call tells.
+    """
+
+    def __init__(self, function: Callable[..., Any], spec: str, outputs: Sequence[str], columns: Sequence[str]) -> None:
+        """`spec` is the function's name in errors; `outputs` are the names of the model's outputs."""
+        super().__init__()
+        self.function, self.spec, self.outputs = function, spec, tuple(outputs)
+        self.name, self.classes, self.columns = "", 0, tuple(columns)
+        self.numbers: tuple[str, ...] = ()
+
+    def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
+        return self.called(outputs, batch)["loss"]
+
+    def scores(self) -> Scores:
+        return _Numbers(self)
+
+    def called(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Return the function's numbers by name.
+
+        Raises:
+            OnnxgenError: the function fails, or returns something else.
+        """
+        try:
+            made = self.function(dict(zip(self.outputs, outputs)), batch)
+        except OnnxgenError:
+            raise
+        except Exception as error:
+            raise OnnxgenError(f"task {self.spec}: {typed(error)}", help=WAY) from error
+        found = made if isinstance(made, Mapping) else {"loss": made}
+        for name, value in found.items():
+            if not isinstance(value, (Tensor, float, int)) or (isinstance(value, Tensor) and value.numel() != 1):
+                kind = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise OnnxgenError(f"task {self.spec}: {name} is {kind}, not a single number", help=WAY)
+        if not isinstance(found.get("loss"), Tensor):
+            raise OnnxgenError(f"task {self.spec} returned no loss that is a tensor", help=WAY)
+        numbers = tuple(str(name) for name in found if name != "loss")
+        if self.numbers and numbers != self.numbers:
+            what = (
+                f"task {self.spec} returned {', '.join(numbers) or 'no numbers'}, and {', '.join(self.numbers)} before"
+            )
+            raise OnnxgenError(what, help="return the same names each time")
+        self.numbers = numbers
+        return {str(name): torch.as_tensor(value).reshape(()) for name, value in found.items()}
+
+
+def make(spec: str, found: Situation) -> Sequence[Goal]:
+    """Return the goal of a function, "module:function". Raises `OnnxgenError` if there is none, or if it fails."""
+    function = imported(spec, "task", WAY)
+    function = function() if inspect.isclass(function) else function
+    if not callable(function):
+        raise OnnxgenError(f"task {spec} is {type(function).__name__}, not a function", help=WAY)
+    goal = FunctionGoal(function, spec, found.names, (*found.feeding.inputs, *found.feeding.others))
+    goal.mean_loss(found.outputs, found.batch, training=False)  # its errors come before training
+    return [goal]
+
+
+class _Numbers(Scores):
+    """The means of a function's other numbers."""
+
+    def __init__(self, goal: FunctionGoal) -> None:
+        from torchmetrics import MeanMetric  # takes seconds, with matplotlib
+
+        super().__init__({name: MeanMetric() for name in goal.numbers}, lambda outputs, batch: ())
+        self.goal = goal
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        made = self.goal.called(outputs, batch)
+        for name, metric in self.metrics.items():
+            metric.update(made[name], len(next(iter(batch.values()))))
+
+
+_STATES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def own_modules(goals: Sequence[Goal]) -> list[nn.Module]:
+    """Return the goals that are modules."""
+    return [goal for goal in goals if isinstance(goal, nn.Module)]
+
+
+def keep_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Remember the tensors of the goals that a model was trained towards, by the names in `nn.ModuleList(goals)`."""
+    _STATES[model] = dict(state)
+
+
+def restore(model: nn.Module, goals: Sequence[Goal], task: str = "this run") -> None:
+    """Give goals the tensors that they had when this model object was trained.
+
+    Raises:
+        OnnxgenError: goals have parameters, and none are known for the model, or they do not fit.
+    """
+    modules = own_modules(goals)
+    if not any(module.state_dict() for module in modules):
+        return
+    if (state := _STATES.get(model)) is None:
+        what = f"{task}: the loss has parameters of its own, which only a run knows, and means nothing without them"
+        raise OnnxgenError(what, help="evaluate the folder of the run; for a loss of each output, --task outputs")
+    for number, module in enumerate(modules):
+        own = {n.removeprefix(f"{number}."): t for n, t in state.items() if n.startswith(f"{number}.")}
+        try:
+            module.load_state_dict(own)
+        except RuntimeError as error:
+            raise OnnxgenError(f"the task's own parameters do not fit: {one_line(error)}") from error
+
+
+IGNORED_CLASS = -100  # a class index that counts neither in the loss nor in a metric; torch's default
+# The metrics that an evaluation computes without being asked: of a map of classes, of a map of yes or no, of labels.
+OF_A_MAP, OF_LABELS = ("JaccardIndex",), ("F1Score", "AveragePrecision")
+
+
+def measured(objective: Objective) -> Scores:
+    """Return the metrics that an objective names.
+
+    Raises:
+        OnnxgenError: there is no such metric for this kind of output, or it needs more than output and target.
+    """
+    metrics = {snake(name): _metric(name, objective) for name in objective.metrics}
+
+    def arranged(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
+        return objective.compared(outputs[objective.output], batch[objective.column])
+
+    return Scores(metrics, arranged)
+
+
+def known_metrics(objective: Objective) -> dict[str, type[torchmetrics.Metric]]:
+    """Return torchmetrics' classes that suit an objective, by name (without `Multiclass` and the like)."""
+    import torchmetrics  # takes seconds, with matplotlib
+
+    module = torchmetrics.classification if objective.classes else torchmetrics.regression
+    return dict(_classes(module, _prefix(objective)))
+
+
+def _prefix(objective: Objective) -> str:
+    if not objective.classes:
+        return ""
+    return ("Multilabel" if objective.labels > 1 else "Binary") if objective.is_binary else "Multiclass"
+
+
+def _classes(module: Any, prefix: str) -> list[tuple[str, type[torchmetrics.Metric]]]:
+    from torchmetrics import Metric
+
+    named = [(name, getattr(module, name)) for name in module.__all__ if name.startswith(prefix)]
+    # A metric that says whether higher is better is one number: no curve, table or threshold.
+    found = [(name.removeprefix(prefix), one) for name, one in named if issubclass(one, Metric)]
+    return [(name, one) for name, one in found if one.higher_is_better is not None and _takes_two(one)]
+
+
+def _takes_two(metric: type[torchmetrics.Metric]) -> bool:
+    """Return True if a metric needs output and target alone (not the group of each sample, as Fairness does)."""
+    takes = [*inspect.signature(metric.update).parameters.values()][1:]
+    return sum(one.default is one.empty for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD) <= 2
+
+
+def _metric(name: str, objective: Objective) -> torchmetrics.Metric:
+    found = known_metrics(objective)
+    chosen = by_name(name, found | {snake(n): one for n, one in found.items()}, f"metric of {_named(objective)}")
+    takes = inspect.signature(chosen).parameters
+    given: dict[str, Any] = {
+        "num_classes": objective.classes,
+        "num_labels": objective.labels,
+        "num_outputs": objective.labels,
+        "ignore_index": None if objective.is_binary else IGNORED_CLASS,
+        "thresholds": None,  # all of them: bins would make ties of different predictions
+        "average": "macro",
+        "validate_args": False,
+    }
+    try:
+        return chosen(**{key: value for key, value in given.items() if key in takes})
+    except (TypeError, ValueError) as error:
+        raise OnnxgenError(f"metric {name} can't be made: {error}", help="leave it out of --metric") from None
+
+
+def _named(objective: Objective) -> str:
+    kinds = {"Multilabel": "several labels", "Binary": "yes or no", "Multiclass": "classes", "": "numbers"}
+    return kinds[_prefix(objective)]

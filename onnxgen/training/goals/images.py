@@ -12,9 +12,9 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError
 from torchmetrics.image import PeakSignalNoiseRatio, StructuralSimilarityIndexMeasure
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.image_options import Scale, scale_text
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch
-from onnxgen.training.data.scales import Scale, scale_text
 from onnxgen.training.endings import VIEWS
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import PLACES, asked_loss, trained_output

@@ -11,13 +11,12 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 
 from onnxgen.errors import OnnxgenError
+from onnxgen.training.data.arrays import Values
 from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
-from onnxgen.training.data.values import Values
 from onnxgen.training.endings import Ending, ending_of
-from onnxgen.training.goals.decoding import peaks
 from onnxgen.training.goals.goal import Goal, Outputs, Scores
-from onnxgen.training.goals.outputs import PLACES, asked_loss, refuse_augment, trained_output
+from onnxgen.training.goals.outputs import PLACES, asked_loss, peaks, refuse_augment, trained_output
 from onnxgen.training.runs.record import Target
 
 if TYPE_CHECKING:

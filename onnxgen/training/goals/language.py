@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.example import evaluating
+from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.data.streaming.stream import limit
 from onnxgen.training.endings import read_ending
-from onnxgen.training.goals.goal import Goal, Outputs, Scores
-from onnxgen.training.goals.measured import IGNORED_CLASS
+from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Outputs, Scores
 
 if TYPE_CHECKING:
     from onnxgen.training.tasks.card import Situation

@@ -1,23 +1,104 @@
-"""Finds the output that a task trains, and refuses augmentation that would move what the target tells the place of."""
+"""Outputs of a network: which task and which output is trained, and how outputs are read.
+
+`decide` says what `--task auto` means, by what the network is for and by what the data has.
+`trained_output` finds the output that a task trains; `refuse_augment` refuses augmentation that
+would move what the target tells the place of. An alphabet is the characters that a model reads
+already, those of its file or of its own training. Class scores over time are read as text, and
+heatmaps as the places of keypoints.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.surgery.ports import signature_of
+from onnxgen.record.labels import PREFIX, SPACE, Alphabet, recorded_alphabet, usual_of
+from onnxgen.record.sidecar import metadata_of, shapes_of, space_of
+from onnxgen.record.signature import Purpose
+from onnxgen.surgery.ports import signature_of, told_classes
 from onnxgen.training.byname import by_name
-from onnxgen.training.data.fed import fed
-from onnxgen.training.data.recipes import FOR_PHOTOS, recipes
-from onnxgen.training.tasks import card_of
+from onnxgen.training.data.feeding import fed
+from onnxgen.training.data.image_options import FOR_PHOTOS, recipes
+from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.source import DataSource
+from onnxgen.training.runs.record import has_code
+from onnxgen.training.settings import Settings
+from onnxgen.training.tasks import CARDS, OUTPUTS, card_of, possible
+from onnxgen.training.tasks.card import Given
 
 if TYPE_CHECKING:
     from onnxgen.training.tasks.card import Situation
+
+
+_EACH = "for a loss of each output, --task outputs"
+
+
+def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
+    """Return the task of `--task auto`: that of the data if it is certain, else the one that the network is for, if the
+    data has what it reads; else "outputs". A note of the source says why, or what else was possible.
+
+    Raises:
+        OnnxgenError: the network is for one task alone, and the data for another.
+    """
+    purpose = recorded_purpose(model)
+    if source.task or purpose is None:
+        return source.task or OUTPUTS
+    given = Given(source, fed(model), settings, purpose)
+    if not purpose.kind:
+        return _of_candidates(given)
+    cards = [card for card in possible(purpose) if settings.replace_head is None or card.new_head]
+    if not cards:
+        return OUTPUTS
+    card, has = next(((card, has) for card in cards if (has := card.has(given))), (cards[0], ""))
+    if not card.needs:
+        return OUTPUTS
+    against = given.speaks_against(card.losses)
+    if has and not against:
+        source.notes.append(f"trained with --task {card.name}: {purpose.evidence[0]}, and {has}; {_EACH}")
+        return card.name
+    why = f"{against} is for a loss of each output" if against else f"the data has no {card.needs}"
+    what = f"the network seems to be for {purpose.kind} ({purpose.evidence[0]}), but {why}"
+    source.notes.append(f"{what}: trained with a loss of each output, unless --task names another way")
+    return OUTPUTS
+
+
+def _of_candidates(given: Given) -> str:
+    """Return the task for a network whose purpose is unsure. If the data leaves several, a note names them."""
+    cards = [card for card in possible(given.purpose) if card.new_head or given.settings.replace_head is None]
+    found = {c.name: has for c in cards if (has := c.has(given)) and not given.speaks_against(c.losses)}
+    tasks = [name for name in found if CARDS[name].is_named(given)] or [*found]
+    if not tasks:
+        return OUTPUTS
+    maybe = f"the network may be for {' or '.join(given.purpose.candidates)}"
+    if len(tasks) == 1 and CARDS[tasks[0]].is_certain(given):
+        given.source.notes.append(f"trained with --task {tasks[0]}: {maybe}, and {found[tasks[0]]}; {_EACH}")
+        return tasks[0]
+    what = f"{maybe}: trained with a loss of each output; the data also suits --task {' or '.join(tasks)}"
+    given.source.notes.append(what)
+    return OUTPUTS
+
+
+def recorded_purpose(model: nn.Module) -> Purpose | None:
+    """Return what the sidecar of a generated module says about its network.
+
+    None if it says nothing, or if the module was edited or its layers have other sizes: then it may be for something
+    else by now.
+    """
+    space, purpose = space_of(model), signature_of(model).purpose
+    if purpose is None or (file := space.get("__file__")) is None:
+        return purpose
+    if not has_code(Path(file), str(space.get("FINGERPRINT", ""))):
+        return None
+    known, own = shapes_of(space), {key: tuple(tensor.shape) for key, tensor in model.named_parameters()}
+    return purpose if all(known.get(key, shape) == shape for key, shape in own.items()) else None
+
 
 # Losses of places and of images, by all their names.
 _NUMBERS: dict[str, Callable[..., Tensor]] = {
@@ -105,3 +186,91 @@ def output_names(model: nn.Module, count: int) -> tuple[str, ...]:
     """Return the names of a model's outputs: those of the graph, else `output0` and so on."""
     names = [port.name for port in signature_of(model).outputs]
     return tuple(names[i] if i < len(names) else f"output{i}" for i in range(count))
+
+
+def own_alphabet(model: nn.Module, classes: int) -> Alphabet | None:
+    """Return the alphabet of a model whose output has so many classes; None if nothing says what they are.
+
+    It is what was trained or chosen in this process (`set_classes`), else what the weights of its module record.
+    """
+    found = _recorded(model)
+    found = None if found is None else found.of(classes)
+    told = told_classes(model)
+    if told is None or (found is not None and found.characters == told):
+        return found
+    return Alphabet(PREFIX + "classes", told) if 0 < len(told) < classes else None
+
+
+def added(model: nn.Module, characters: Sequence[str]) -> list[str]:
+    """Return those of the characters that the file of a model does not list; [] if it lists none."""
+    listed = _recorded(model)
+    return [] if listed is None else [c for c in characters if c not in {*listed.characters, SPACE}]
+
+
+def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[str, ...]:
+    """Return the alphabet of a new head of so many classes in which characters of an old one stay.
+
+    With room for all of them, the old ones keep their places, and those that only the data uses are behind them. With
+    less, it is the characters that the data uses.
+    """
+    every = (*known, *(c for c in used if c not in {*known}))
+    return every if len(every) < classes else tuple(used)
+
+
+def as_author(found: Situation) -> list[str]:
+    """Return a note of how the author of the file feeds images, if the file tells the author, but these are not so fed.
+
+    A new head changes nothing about that.
+    """
+    step, usual = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0]), usual_of(_metadata(found.model))
+    return usual.left(found.settings) if usual is not None and isinstance(step, ToInput) else []
+
+
+def _recorded(model: nn.Module) -> Alphabet | None:
+    return recorded_alphabet(_metadata(model))
+
+
+def _metadata(model: nn.Module) -> Mapping[str, str]:
+    try:
+        return metadata_of(space_of(model))
+    except OnnxgenError:  # damaged weights, which the model does not need any more
+        return {}
+
+
+def greedy(best: Tensor, blank: int) -> list[list[int]]:
+    """Return the classes that are read along time: repeats count once, and the blank is left out.
+
+    Args:
+        best: int64 [n, T], the most probable class at each time.
+    """
+    rows = (torch.unique_consecutive(row) for row in best)
+    return [row[row != blank].tolist() for row in rows]
+
+
+def spelled(ids: Sequence[int], blank: int, characters: Sequence[str]) -> str:
+    """Return the text of class indices. `characters` are the classes in order, without the blank.
+
+    A class without a character is its number. Without characters the numbers are parted by spaces.
+    """
+    places = [number - (number > blank) for number in ids]
+    if not characters:
+        return " ".join(map(str, ids))
+    return "".join(characters[p] if p < len(characters) else f"<{i}>" for p, i in zip(places, ids, strict=True))
+
+
+def peaks(maps: Tensor) -> Tensor:
+    """Return the highest place of each heatmap [n, K, H, W], and its value: x, y, value [n, K, 3].
+
+    x and y are shares of width and height. As in Xiao et al. (1804.06208), a place is moved by a quarter of a pixel
+    towards the higher one of its two neighbours.
+    """
+    height, width = maps.shape[-2:]
+    flat = maps.float().flatten(2)
+    value, index = flat.max(2)
+    places = []
+    for size, at, stride in ((width, index % width, 1), (height, index // width, width)):
+        before, after = ((index + step).clamp(0, flat.shape[2] - 1) for step in (-stride, stride))
+        slope = flat.gather(2, after[..., None]) - flat.gather(2, before[..., None])
+        inside = (at > 0) & (at < size - 1)
+        places.append((at + 0.5 + 0.25 * slope[..., 0].sign() * inside) / size)
+    return torch.stack([*places, value], 2)

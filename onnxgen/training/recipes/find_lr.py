@@ -16,17 +16,15 @@ import lightning
 from torch import nn
 
 from onnxgen.common.atomic import replacing
-from onnxgen.training.checkpoint import generators
-from onnxgen.training.checkpoint.peek import peek
+from onnxgen.training.checkpoint import identity
+from onnxgen.training.checkpoint.identity import peek
 from onnxgen.training.devices import trainer_options
-from onnxgen.training.optimizers import is_adam, own_rate
+from onnxgen.training.optimizers import is_adam, low_rate, own_rate
 from onnxgen.training.prepare import Plan
 from onnxgen.training.recipes import CURVE, FIGURES
-from onnxgen.training.recipes.trained import low_rate
 from onnxgen.training.report.plots import rates_tried
 from onnxgen.training.runs.folder import CHECKPOINTS
-from onnxgen.training.task import Task
-from onnxgen.training.trainer import QUIET, Unmeasured, stepped
+from onnxgen.training.task import QUIET, Task, Unmeasured, stepped
 
 LOWEST, HIGHEST, STEPS = 1e-7, 10.0, 100
 SMOOTHED = 0.9  # of the mean loss stays at each step; with more, the mean still falls when the loss rises
@@ -137,7 +135,7 @@ def with_rate(
         with suppress(KeyError, ValueError):  # "None": the test found nothing
             settings = replace(settings, lr=float(before["lr"]))
         return replace(plan, settings=replace(settings, find_lr=False)), None
-    state = generators.capture(plan.device.torch_device)
+    state = identity.capture(plan.device.torch_device)
     plain: dict[str, Any] = {"warmup": 0, "schedule": None, "schedule_args": {}, "compile": False, "head_first": 0}
     ratios = replace(settings, lr=1.0, find_lr=False, **plain)
     tried = replace(plan, settings=ratios, model=copy.deepcopy(plan.model))
@@ -152,7 +150,7 @@ def with_rate(
         **options,
     )
     trainer.fit(task, datamodule=make_data(tried))
-    generators.restore(state, plan.device.torch_device)
+    identity.restore(state, plan.device.torch_device)
     found = Found(test.rates, test.losses, suggested(test.rates, test.losses))
     most = _most(settings.optimizer)
     rate = None if found.rate is None else float(f"{min(found.rate, most):.3g}")

@@ -25,15 +25,12 @@ from onnxgen.training.config import write_config
 from onnxgen.training.data.text.tokenizer import KEPT
 from onnxgen.training.recipes import CURVE, FIGURES
 from onnxgen.training.report.facts import Facts, Outcome, facts_of
-from onnxgen.training.report.loggers import TENSORBOARD, loggers, need_packages
-from onnxgen.training.report.metrics import Metrics
-from onnxgen.training.report.notebook import Notebook, in_notebook
-from onnxgen.training.report.page import page
+from onnxgen.training.report.metrics import TENSORBOARD, Metrics, loggers, need_packages
+from onnxgen.training.report.page import Notebook, in_notebook, page
 from onnxgen.training.report.plots import confusion_matrix, curves
-from onnxgen.training.report.progress import Progress
-from onnxgen.training.report.shown import Dashboard, Lines
+from onnxgen.training.report.progress import Dashboard, Lines, Progress
 from onnxgen.training.runs.folder import BEST, CONFIG, LAST
-from onnxgen.training.runs.rows import read_rows
+from onnxgen.training.runs.metrics import read_rows
 from onnxgen.training.settings import Settings
 
 __all__ = ["SHOWS", "Facts", "Metrics", "Outcome", "begin", "callbacks", "facts_of", "finish", "loggers", "read_rows"]

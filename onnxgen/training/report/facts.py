@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from onnxgen.errors import counted
-from onnxgen.record.module import space_of
-from onnxgen.training.optimizers import own_rate
-from onnxgen.training.recipes.trained import batch_of_few, steps_of
+from onnxgen.record.sidecar import space_of
+from onnxgen.training.optimizers import batch_of_few, own_rate, steps_of
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:

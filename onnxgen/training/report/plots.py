@@ -1,18 +1,39 @@
-"""Draws curves and the confusion matrix as PNG, without a screen and without pyplot's global state."""
+"""The pictures of a report: curves, the confusion matrix, and samples with what the model says.
+
+They are PNG, drawn without a screen and without pyplot's global state.
+"""
 
 from __future__ import annotations
 
+import colorsys
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from onnxgen.common.names import visible
-from onnxgen.training.runs.rows import Row, best_row
+from onnxgen.surgery.ports import evaluating
+from onnxgen.training.data.arrays import Prepared, spread, unaugmented
+from onnxgen.training.data.images import ToInput
+from onnxgen.training.data.samples import Batch, Samples
+from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Shown
+from onnxgen.training.goals.language import LABELS, Tokens
+from onnxgen.training.model import fixed_batch
+from onnxgen.training.runs.metrics import Row, best_row
+
+if TYPE_CHECKING:
+    from onnxgen.training.prepare import Plan
+
 
 COLORS = {"train": "#4c72b0", "val": "#dd8452"}
-LABELS = {"train": "training", "val": "validation"}
+PART_LABELS = {"train": "training", "val": "validation"}
 DPI = 130  # of the files
 WIDTH = 9.3  # inches: as wide as the page
 MAX_CLASSES_WITH_COUNTS = 20  # in the cells of the confusion matrix
@@ -24,7 +45,7 @@ def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
 
     The epoch that is best by `monitor` is marked.
     """
-    found = {part: [row for row in rows if f"{part}_{metric}" in row] for part in LABELS}
+    found = {part: [row for row in rows if f"{part}_{metric}" in row] for part in PART_LABELS}
     if not any(found.values()):
         return None
     figure, axes = _figure(WIDTH, 4.0)
@@ -33,7 +54,7 @@ def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
         if of_part:
             xs, ys = [r["epoch"] for r in of_part], [percent * r[f"{part}_{metric}"] for r in of_part]
             marker = "o" if len(xs) <= 30 else ""
-            axes.plot(xs, ys, color=COLORS[part], label=LABELS[part], marker=marker, markersize=4)
+            axes.plot(xs, ys, color=COLORS[part], label=PART_LABELS[part], marker=marker, markersize=4)
     best = best_row(rows, monitor)
     if best is not None:
         _mark(axes, best, metric, monitor, percent)
@@ -143,4 +164,214 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 def _png(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
+    return file.getvalue()
+
+
+MOST, COLUMNS = 16, 4  # samples, and those in a row
+POOL, SECONDS = 240, 5.0  # samples among which the largest losses are looked for, and how long
+TEXTS, NEW = 3, 20  # texts, and tokens that a model writes
+SIDE, LINE, GAP = 150, 16, 10  # pixels: of an image, of a line of text, between samples
+RIGHT, WRONG, PLAIN, TRUTH = "#1a7f37", "#c4372c", "#222222", "#2b6cb0"
+
+
+def examples(plan: Plan, model: nn.Module) -> bytes | None:
+    """Return a PNG; None if the model takes no images, or its goals show nothing.
+
+    Of a few hundred samples, those with the largest losses come first, and others below them: right ones, if the goal
+    tells right from wrong.
+
+    Args:
+        model: on the CPU.
+    """
+    assert plan.data.train is not None
+    samples = plan.data.test or plan.data.val or unaugmented(plan.data.train)
+    column = next((c for c in plan.feeding.inputs if isinstance(_step(samples, c), ToInput)), None)
+    if column is None:
+        return None
+    found = list(_asked(plan, model, samples, column))
+    if len(found) <= 1 or all(one.loss == found[0].loss for one in found):  # there is no order among them
+        return _grid([("", [_tile(one.image, one.shown) for one in _few(found, MOST)])]) if found else None
+    ordered = sorted(found, key=lambda one: -one.loss)
+    half = min(MOST // 2, len(ordered) // 2)
+    rest = ordered[half:][::-1]
+    right = [one for one in rest if one.shown.right]
+    groups = {f"the largest losses of {len(found)} samples": ordered[:half]}
+    groups["right ones" if right else "others"] = _few(right or rest, MOST - half)
+    return _grid([(title, [_tile(one.image, one.shown) for one in some]) for title, some in groups.items()])
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A sample: uint8 [H, W, 1, 3 or 4], what is shown of it, and its loss."""
+
+    image: np.ndarray
+    shown: Shown
+    loss: float
+
+
+def _asked(plan: Plan, model: nn.Module, samples: Samples, column: str) -> Iterator[_Asked]:
+    """Yield samples that are spread over a part, as many as are asked within some seconds; none if nothing is shown."""
+    goal, names = plan.objectives[0], plan.settings.classes or _classes(samples, plan)
+    count, begun = fixed_batch(model) or MOST, time.monotonic()
+    indices = spread(samples, max(count, min(POOL, len(samples))))
+    whole = len(indices) // count * count if fixed_batch(model) else len(indices)
+    for start in range(0, whole, count):
+        if start >= MOST and time.monotonic() - begun > SECONDS:
+            return
+        batch = samples.take(indices[start : start + count], plan.settings.seed)
+        with evaluating(model), torch.inference_mode():
+            made = model(*plan.feeding.arguments(batch))
+            outputs = made if isinstance(made, tuple) else (made,)
+            for place, image in enumerate(pixels(batch[column], _step(samples, column))):
+                shown = goal.shown(outputs, batch, place, names)
+                if shown is None:
+                    return
+                yield _Asked(image, shown, _loss(goal, outputs, batch, place))
+
+
+def _loss(goal: Goal, outputs: Sequence[Any], batch: Batch, place: int) -> float:
+    """Return the loss of one sample of a batch; 0 if it can't be told alone."""
+    count = len(next(iter(batch.values())))
+    if not goal.splits or any(not isinstance(y, Tensor) or y.ndim == 0 or len(y) != count for y in outputs):
+        return 0.0
+    one = slice(place, place + 1)
+    try:
+        loss = float(goal.compute(tuple(y[one] for y in outputs), {name: x[one] for name, x in batch.items()})[0])
+    except RuntimeError:  # a loss with parameters of its own is still where it was trained
+        return 0.0
+    return loss if math.isfinite(loss) else 0.0
+
+
+def _few(found: Sequence[_Asked], most: int) -> list[_Asked]:
+    """Return at most so many, spread over all."""
+    return [found[n] for n in np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int)]
+
+
+def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
+    """Return for some texts the first half, how it goes on, and what the model writes; [] for no language model.
+
+    Args:
+        model: on the CPU.
+    """
+    text, goal = plan.data.text, plan.objectives[0]
+    if not isinstance(goal, Tokens) or not goal.shift or text is None or text.tokenizing is None:
+        return []
+    if find_spec("transformers") is None:
+        return []
+    from onnxgen.training.generation import causal_lm
+    from onnxgen.training.generation.continuing import generated
+
+    samples, decode = plan.data.test or plan.data.val or plan.data.train, text.tokenizing.tokenizer.decode
+    assert samples is not None and plan.settings.tokenizer is not None
+    batch, found = samples.take(spread(samples, TEXTS), plan.settings.seed), []
+    with evaluating(model):
+        lm = causal_lm(model, plan.settings.tokenizer)
+        for ids, labels in zip(batch[text.ids], batch[LABELS]):
+            whole = ids[labels != IGNORED_CLASS].tolist()
+            half = (len(whole) + 1) // 2
+            if new := min(len(whole) - half, NEW):
+                made = generated(lm, [whole[:half]], new)[0]
+                found.append((decode(whole[:half]), decode(whole[half : half + new]), decode(made)))
+    return found
+
+
+def _step(samples: Samples | None, column: str) -> Any:
+    return samples.steps.get(column) if isinstance(samples, Prepared) else None
+
+
+def _classes(samples: Samples, plan: Plan) -> tuple[str, ...]:
+    return next((found for c in plan.objectives[0].columns if (found := samples.fields[c].classes)), ())
+
+
+def pixels(x: Tensor, step: ToInput) -> np.ndarray:
+    """Return inputs [n, ...] of a model as uint8 [n, H, W, 1, 3 or 4]: what `step` made of images, undone."""
+    frame = step.frame
+    if frame.axes != "HWC":
+        x = x.reshape(len(x), frame.channels, frame.height, frame.width).permute(0, 2, 3, 1)
+    x = x.float()
+    if step.scale is None:
+        x = x / step.white
+    else:
+        mean, std = map(torch.tensor, step.scale)
+        x = x * std + mean
+    x = step.ordered(x.movedim(-1, 1)).movedim(1, -1)
+    return np.asarray(x.clamp(0, 1).mul(255).round().to(torch.uint8))
+
+
+def _tile(image: np.ndarray, shown: Shown) -> Any:
+    """Return a PIL image of one sample: the picture, the target's map and the model's, and two lines of text."""
+    from PIL import Image, ImageDraw
+
+    height, width = image.shape[:2]
+    scale = SIDE / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    filter = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
+    panels = [_picture(image).resize(size, filter)]
+    panels += [_picture(np.asarray(found)).resize(size, filter) for found in shown.pictures or ()]
+    panels += [coloured(found).resize(size, Image.Resampling.NEAREST) for found in shown.maps or ()]
+    for found, colour in zip(shown.boxes or (), (TRUTH, WRONG)):
+        for x1, y1, x2, y2 in (found.clamp(0, 1) * torch.tensor([*size, *size])).tolist():
+            _outlined(panels[0], (x1, y1, x2, y2), colour)
+    for found, colour in zip(shown.points or (), (TRUTH, WRONG)):
+        for x, y in (found.clamp(0, 1) * torch.tensor(size)).tolist():
+            ImageDraw.Draw(panels[0]).ellipse((x - 3, y - 3, x + 3, y + 3), outline=colour, width=2)
+    lines = [text for text in (shown.truth, shown.said) if text]
+    tile = Image.new("RGB", (len(panels) * (size[0] + 2), size[1] + LINE * len(lines) + 2), "white")
+    for number, panel in enumerate(panels):
+        tile.paste(panel, (number * (size[0] + 2), 0))
+    said = PLAIN if shown.right is None else RIGHT if shown.right else WRONG
+    for number, (text, colour) in enumerate(zip(lines, (PLAIN, said))):
+        most = tile.width // 7
+        short = visible(text if len(text) <= most else text[: most - 3] + "...")
+        text = short.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other letters
+        ImageDraw.Draw(tile).text((1, size[1] + 2 + number * LINE), text, fill=colour)
+    return tile
+
+
+def _outlined(panel: Any, box: tuple[float, ...], colour: str) -> None:
+    """Draw a box with a light and a dark edge beside its line, so that it is visible on any picture."""
+    from PIL import ImageDraw
+
+    x1, y1, x2, y2 = box
+    for wider, width, line in ((2, 1, "black"), (1, 4, "white"), (0, 2, colour)):
+        ImageDraw.Draw(panel).rectangle((x1 - wider, y1 - wider, x2 + wider, y2 + wider), outline=line, width=width)
+
+
+def _picture(image: np.ndarray) -> Any:
+    """Return a PIL image of bytes [H, W, 1, 3 or 4]."""
+    from PIL import Image
+
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image[..., :3]).convert("RGB")
+
+
+def coloured(classes: Tensor) -> Any:
+    """Return a PIL image of a map of classes [H, W]: a colour for each class, gray where nothing counts."""
+    from PIL import Image
+
+    steps = torch.arange(int(classes.max().clamp_min(0)) + 1).tolist()  # class 0, mostly the background, is dark
+    palette = np.array([colorsys.hsv_to_rgb(0.618 * n % 1, 0.7, 0.2 if n == 0 else 0.95) for n in steps])
+    found = np.asarray(classes)
+    picture = (palette[found.clip(0)] * 255).astype(np.uint8)
+    picture[found == IGNORED_CLASS] = 128
+    return Image.fromarray(picture)
+
+
+def _grid(groups: Sequence[tuple[str, Sequence[Any]]]) -> bytes:
+    """Return tiles in rows, as PNG; each group of them below its title."""
+    from PIL import Image, ImageDraw
+
+    tiles = [tile for _, some in groups for tile in some]
+    width, height = max(tile.width for tile in tiles) + GAP, max(tile.height for tile in tiles) + GAP
+    columns = min(COLUMNS, max(len(some) for _, some in groups))
+    titled = [LINE + GAP if title else 0 for title, _ in groups]
+    rows = [-(-len(some) // columns) for _, some in groups]
+    whole = Image.new("RGB", (columns * width + GAP, sum(titled) + sum(rows) * height + GAP), "white")
+    top = GAP
+    for (title, some), above, count in zip(groups, titled, rows):
+        ImageDraw.Draw(whole).text((GAP, top), title, fill=PLAIN)
+        for number, tile in enumerate(some):
+            whole.paste(tile, (GAP + number % columns * width, top + above + number // columns * height))
+        top += above + count * height
+    file = io.BytesIO()
+    whole.save(file, format="PNG")
     return file.getvalue()

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxgen.training.data.scales import parse_scale
-from onnxgen.training.goals.decoding import greedy, peaks, spelled
+from onnxgen.training.data.image_options import parse_scale
 from onnxgen.training.goals.names import BINARY_LOSSES
+from onnxgen.training.goals.outputs import greedy, peaks, spelled
 from onnxgen.training.runs.record import Target
 
 Probabilities: TypeAlias = Mapping[str, float]

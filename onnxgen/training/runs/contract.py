@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import json_object
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.record.sidecar import TRAINED
-from onnxgen.training.data.scales import scale_text
+from onnxgen.training.data.image_options import scale_text
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
-from onnxgen.training.runs.image import Image
-from onnxgen.training.runs.record import BOXES, Input, Record, Target
+from onnxgen.training.runs.record import BOXES, Image, Input, Record, Target
 from onnxgen.training.tasks import known
 
 VERSION = 2  # 1 was the list of inputs

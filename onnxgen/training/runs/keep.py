@@ -1,43 +1,53 @@
-"""Writes `model.py` and `run.json` of a run, and makes what its weights say about themselves."""
+"""Writes `model.py`, `run.json` and `held_back.csv`, and what a run's weights say about themselves.
+
+The text of `model.py` is the module's own, with the number of classes that it was trained with.
+`held_back.csv` lists the samples that the run held back.
+"""
 
 from __future__ import annotations
 
+import ast
 import base64
+import csv
+import io
 import math
 import os
+import re
 import sys
-from collections.abc import Mapping
+import tokenize
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from math import prod
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import lightning
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.built import as_json
-from onnxgen.common.digest import file_sha256
+from onnxgen.common.cache import file_sha256
 from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.export.state import is_constant
-from onnxgen.record.base import fingerprint
-from onnxgen.record.digest import code_digest
-from onnxgen.record.module import metadata_of, sidecar_of, space_of
-from onnxgen.record.sidecar import files_there, sidecar_files
+from onnxgen.record.base import LENGTH, code_digest, fingerprint, is_digest, with_fingerprint
+from onnxgen.record.sidecar import INDEX, files_there, metadata_of, sidecar_files, sidecar_of, space_of
 from onnxgen.record.signature import KEY as SIGNATURE
 from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
-from onnxgen.training.data.arrays import decoder_of
-from onnxgen.training.data.fed import fed
+from onnxgen.training.data.arrays import Prepared, decoder_of, row_of
+from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.images import ToInput
-from onnxgen.training.data.prepared import Prepared
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.sounds import Sounds
+from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.finetune.adapters import KEY
 from onnxgen.training.goals.distil import DistilGoal
 from onnxgen.training.goals.goal import Goal
@@ -46,14 +56,22 @@ from onnxgen.training.losses import Objective
 from onnxgen.training.model import trial_batch
 from onnxgen.training.prepare import Plan, trial
 from onnxgen.training.report.facts import file_of
-from onnxgen.training.report.loggers import need_packages
+from onnxgen.training.report.metrics import need_packages
+from onnxgen.training.runs.alike import MOST, SAMPLES, digests, files_of_each
 from onnxgen.training.runs.contract import facts_of
 from onnxgen.training.runs.folder import BEST, HELD_BACK, MODULE, RECORD, RUNS, TOKENIZER, numbered, slug
-from onnxgen.training.runs.held import held_back
-from onnxgen.training.runs.image import Image
-from onnxgen.training.runs.record import Input, Part, Record, Target, code_of, noted, read_record, write_record
-from onnxgen.training.runs.seen import SAMPLES, digests
-from onnxgen.training.runs.source import source_of
+from onnxgen.training.runs.record import (
+    READING,
+    Image,
+    Input,
+    Part,
+    Record,
+    Target,
+    code_of,
+    noted,
+    read_record,
+    write_record,
+)
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
 from onnxgen.verify.convert import to_torch
@@ -310,3 +328,178 @@ def _target(made: Goal, signature: Signature, train: Samples, plan: Plan) -> Tar
     name = ports[made.output].name if made.output < len(ports) else f"output{made.output}"
     names = (plan.settings.classes or field.classes) if made.classes else ()
     return Target(made.output, name, made.column, made.loss, made.ending.kind, made.classes, made.axis, names)
+
+
+def held_back(parts: Mapping[str, Samples]) -> str:
+    """Return a table of the samples of the validation and test parts: their files, else their rows in the data, from 0.
+
+    It is "" without such parts, and of streamed or too many samples.
+    """
+    held = {part: samples for part, samples in parts.items() if part != "train"}
+    if not held or any(stream_of(samples) is not None for samples in held.values()):
+        return ""
+    if sum(map(len, held.values())) > MOST:
+        return ""
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n").writerow
+    write(("part", "sample"))
+    for part, samples in held.items():
+        files = files_of_each(samples)
+        named = (" + ".join(path.as_posix() for path in of_sample) for of_sample in files or ())
+        rows = (str(row_of(samples, index)) for index in range(len(samples) if files is None else 0))
+        for name in chain(named, rows):
+            write((part, name))
+    return text.getvalue()
+
+
+Ports: TypeAlias = Sequence[tuple[Port, Port]]
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+Place: TypeAlias = tuple[int, int, int]  # line from 0, and the first and last byte of a number in it
+MAX_TRIED = 500  # numbers in a module that may be the number of classes
+_WEIGHTS = f'WEIGHTS = Path(__file__).with_name("{BEST}")'
+_EMBEDDED = re.compile(r'^WEIGHTS = """\n.*?^"""\.replace\("\\n", ""\)$', re.MULTILINE | re.DOTALL)
+_BESIDE = "generate the module without --embed and --shard-size"
+
+
+def shapes_of(model: nn.Module) -> Shapes:
+    """Return the shape of each tensor of a model's state dict."""
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+
+
+def source_of(text: str, space: ModuleType, model: nn.Module, ports: Ports, *, divided: bool = False) -> str:
+    """Return the text of a module whose `Model()` has the shapes of a trained model, and whose weights are the best.
+
+    Args:
+        text: of the module, as it is or as somebody edited it.
+        space: the module itself.
+        model: the trained model: an instance of its class, perhaps with another number of classes.
+        ports: the model's outputs, as the ONNX file has them and as the trained model has them.
+        divided: the weights of the run are several files, as the module's own.
+
+    Raises:
+        OnnxgenError: the model was changed in memory in another way, or the text can't be read.
+    """
+    if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(ast.parse(text))):
+        raise OnnxgenError("the module imports modules beside it, so it can't be copied alone")
+    unedited = is_digest(str(getattr(space, "FINGERPRINT", "")), text)
+    wanted, has = shapes_of(model), _shapes_in(text, space)
+    if has != wanted:
+        text = _renumbered(text, space, has, wanted, ports)
+    text = _with_weights(text, divided)
+    if unedited:  # it is again what onnxgen would call its own
+        text = with_fingerprint(text, code_digest(text) + str(space.FINGERPRINT)[LENGTH:])
+    return text
+
+
+def _with_weights(text: str, divided: bool) -> str:
+    """Let the module read the weights of the run: one file, also if its own are in itself or in several files.
+
+    `divided`: the weights of the run are several files, too.
+
+    Raises:
+        OnnxgenError: somebody changed how it reads its own.
+    """
+    line = _EMBEDDED.search(text) or re.search(r"^WEIGHTS = Path\(.*$", text, re.MULTILINE)
+    if line is None:
+        return text
+    if divided:
+        text = text.replace(line[0], _WEIGHTS.replace(BEST, BEST + INDEX), 1)
+        return re.sub(r"^(Weights +)[^,\n]+", rf"\g<1>{BEST}{INDEX}", text, count=1, flags=re.MULTILINE)
+    text = text.replace(line[0], _WEIGHTS, 1)
+    for old, new in READING:
+        text = text.replace(old, new)
+    if not re.search(r"\bbase64\.", text):
+        text = text.replace("import base64\n", "", 1)
+    if re.search(r"b85decode\(WEIGHTS|WEIGHTS\.read_text", text):
+        raise OnnxgenError("its own code reads its weights, which in a run are one file", help=_BESIDE)
+    return re.sub(r"^(Weights +)[^,\n]+", rf"\g<1>{BEST}", text, count=1, flags=re.MULTILINE)
+
+
+def _shapes_in(text: str, space: ModuleType) -> Shapes:
+    """Return the shapes of the model that a text describes. Raises whatever the text raises."""
+    names: dict[str, Any] = {"__name__": space.__name__, "__file__": space.__file__, "__package__": space.__package__}
+    exec(compile(text, str(space.__file__), "exec", dont_inherit=True), names)
+    with torch.device("meta"):
+        return shapes_of(names["Model"]())
+
+
+def _renumbered(text: str, space: ModuleType, has: Shapes, wanted: Shapes, ports: Ports) -> str:
+    """Change the numbers in the constructors that give the model its number of classes.
+
+    Each number that may be it is changed alone. It is one of them if only tensors change that are to change.
+    """
+    reason = "the trained model was changed in memory, not only its number of classes"
+    pairs = {
+        (old, new)
+        for key in has.keys() & wanted.keys()
+        if len(has[key]) == len(wanted[key])
+        for old, new in zip(has[key], wanted[key])
+        if old != new
+    }
+    if has.keys() != wanted.keys() or not pairs:
+        raise OnnxgenError(reason)
+    differing = {key for key in has if has[key] != wanted[key]}
+    chosen: dict[Place, int] = {}
+    for old, new in pairs:
+        for place in list(_numbers(text, old))[:MAX_TRIED]:
+            try:
+                alone = _shapes_in(_replaced(text, {place: new}), space)
+            except Exception:  # the number is that of other features too
+                continue
+            changed = {key for key in has if alone.get(key) != has[key]}
+            if changed and alone.keys() == has.keys() and all(alone[key] == wanted[key] for key in changed & differing):
+                chosen |= {place: new} if changed <= differing else {}
+    made = _replaced(text, chosen)
+    if not chosen or _shapes_in(made, space) != wanted:
+        raise OnnxgenError(reason)
+    statistics = ("running_mean", "running_var")
+    more = sum(prod(wanted[key]) - prod(has[key]) for key in differing if not key.endswith(statistics))
+    return _described(made, {old for old, _ in pairs}, more, ports)
+
+
+def _numbers(text: str, value: int) -> Iterator[Place]:
+    """Yield the places where a number stands in the constructors of the classes."""
+    for item in ast.parse(text).body:
+        for method in item.body if isinstance(item, ast.ClassDef) else []:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                for node in ast.walk(method):
+                    if isinstance(node, ast.Constant) and type(node.value) is int and node.value == value:
+                        assert node.end_col_offset is not None
+                        yield node.lineno - 1, node.col_offset, node.end_col_offset
+
+
+def _replaced(text: str, numbers: Mapping[Place, int]) -> str:
+    """Put new numbers at these places."""
+    lines = text.encode().split(b"\n")
+    for (line, start, end), new in sorted(numbers.items(), reverse=True):
+        lines[line] = lines[line][:start] + str(new).encode() + lines[line][end:]
+    return b"\n".join(lines).decode()
+
+
+def _described(text: str, old: set[int], more: int, ports: Ports) -> str:
+    """Correct the module's docstring. A shape in a comment that may be wrong now is removed.
+
+    Args:
+        old: the sizes that changed, as they were.
+        more: how many parameters the model has more than before.
+        ports: the outputs before and after.
+    """
+    lines = text.split("\n")
+    dims = re.compile(rf"(?<=[\[ ])({'|'.join(map(str, old))})(?=[,\]])")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and re.fullmatch(r"# \[.*\]", token.string) and dims.search(token.string):
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+    end = next((n for n, line in enumerate(lines) if line.startswith("Weights ")), 0)
+    start = next((n for n, line in enumerate(lines[:end]) if line.startswith("Outputs ")), end)
+    for n in range(start, end):
+        for before, after in ports:
+            if f" {before.name} " in lines[n] and before.dims and after.dims:
+                lines[n] = lines[n].replace(_row(before.dims), _row(after.dims))
+    if count := re.search(r"([\d,]+) parameter", lines[end]):
+        lines[end] = lines[end].replace(count[1], f"{int(count[1].replace(',', '')) + more:,}")
+    return "\n".join(lines)
+
+
+def _row(dims: tuple[int | str, ...]) -> str:
+    return f"[{', '.join(map(str, dims))}]"

@@ -15,18 +15,19 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.config import is_path, is_there
 from onnxgen.training.data import feed, open_data
-from onnxgen.training.data.columns import from_columns, tensor_of
+from onnxgen.training.data.arrays import Tuples
+from onnxgen.training.data.columns import from_columns, is_idx, tensor_of
 from onnxgen.training.data.fitting import fit_to_model
 from onnxgen.training.data.folder import open_images
-from onnxgen.training.data.layout import SUFFIXES, files_meant
-from onnxgen.training.data.objects import from_object
-from onnxgen.training.data.opening import open_source
-from onnxgen.training.data.prepared import Tuples
+from onnxgen.training.data.layout import SOUNDS, SUFFIXES, files_meant
+from onnxgen.training.data.looking import looked
+from onnxgen.training.data.opening import FILES, from_object, open_source
 from onnxgen.training.data.samples import Data
+from onnxgen.training.data.scaling import by_width, squeezed
+from onnxgen.training.data.sounds import look_at_sound
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import columns_of_texts, rename_text, text_columns, to_read
 from onnxgen.training.data.text.roles import IDS, roles_of
-from onnxgen.training.data.widths import by_width, squeezed
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, Measured, measure, predict
 from onnxgen.training.goals.outputs import output_names
@@ -34,25 +35,23 @@ from onnxgen.training.model import fixed_batch, open_model
 from onnxgen.training.runs.alike import (
     as_in_training,
     batched,
+    files_of_each,
     finished,
     fits,
     need_classes,
     need_one_part,
     parts_of,
+    told_seen,
     with_its_images,
     with_its_target,
     with_widths_of_training,
 )
 from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
-from onnxgen.training.runs.code import refuse_code
 from onnxgen.training.runs.contract import LIKELY_BOX
-from onnxgen.training.runs.files import readable
-from onnxgen.training.runs.record import BOXES, going_on, is_same, read_record
-from onnxgen.training.runs.seen import files_of_each, told_seen
-from onnxgen.training.settings import Settings
+from onnxgen.training.runs.record import BOXES, going_on, is_same, read_record, refuse_code
+from onnxgen.training.settings import Settings, run_words
 from onnxgen.training.singly import run_singly
 from onnxgen.training.tasks import card_of
-from onnxgen.training.words import run_words
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
 
@@ -393,3 +392,28 @@ def going_on_with(run: Path, data: Any) -> dict[str, Any]:
 
 def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
+
+
+KNOWN = (*SUFFIXES, *SOUNDS, *FILES)  # what has one of these endings is data, and an error if it does not fit
+
+
+def readable(paths: Sequence[Path], skipped: list[str]) -> list[Path]:
+    """Return the files without those images and sounds that can't be read, for which a sentence is added to `skipped`.
+
+    So are files beside images and sounds that are no data at all, as a pattern may find them.
+
+    Raises:
+        OnnxgenError: none is left.
+    """
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    sounds = [path for path in paths if path.suffix.lower() in SOUNDS]
+    others = [path for path in paths if path.suffix.lower() not in KNOWN and not is_idx(path)]
+    seen = looked(Path(), images) if images else {}
+    seen |= looked(Path(), sounds, look_at_sound, "sounds") if sounds else {}
+    bad: dict[Path, str] = dict.fromkeys(others if seen else (), "it is neither an image nor a sound")
+    bad |= {path: why for path, why in seen.items() if isinstance(why, str)}
+    found = [f"{path} can't be read: {why}" for path, why in bad.items()]
+    if paths and not (left := [path for path in paths if path not in bad]):
+        raise OnnxgenError(*found)
+    skipped += found
+    return left

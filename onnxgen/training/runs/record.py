@@ -1,29 +1,31 @@
 """`run.json`: what a run was trained on, and how its model is to be fed. Reading it imports no torch.
 
-docs/RUNS.md has the schema.
+docs/RUNS.md has the schema. `Image` is what it says of an input of images. A run may run the code
+of its own `model.py` alone (`need_same_code`). All other code is named by the user, never by a
+record alone (`refuse_code`).
 """
 
 from __future__ import annotations
 
+import ast
+import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 from onnxgen.common.atomic import replacing
-from onnxgen.common.built import MOST, Between, Metric, OneOf, built
-from onnxgen.common.digest import file_sha256
-from onnxgen.common.json_text import json_object
+from onnxgen.common.built import MOST, Between, Metric, OneOf, built, json_object
+from onnxgen.common.cache import file_sha256
 from onnxgen.common.paths import is_same_place
 from onnxgen.errors import OnnxgenError
-from onnxgen.record.digest import code_digest, is_digest
+from onnxgen.record.base import FINGERPRINT, code_digest, is_digest, tree_digest
+from onnxgen.training.byname import FUNCTION
 from onnxgen.training.config import TYPES, seen_here, typed
-from onnxgen.training.runs.code import is_same_code
 from onnxgen.training.runs.folder import MODULE, RECORD, TOKENIZER, best_of, no_run
-from onnxgen.training.runs.image import ORDERS, Image
 from onnxgen.training.settings import DEVICES, SETTINGS, Settings
 from onnxgen.training.tasks import known
 
@@ -372,3 +374,140 @@ def _is_plain(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+ORDERS = ("RGB", "BGR")  # of channels
+
+
+@dataclass(frozen=True)
+class Image:
+    """How an image becomes an input: convert to these channels, fit (bilinear, antialiased), scale, normalise.
+
+    Attributes:
+        channels: 1 is gray, 3 is RGB, 4 is RGBA.
+        height, width: in pixels.
+        axes: of one sample: "CHW", "HWC", "HW", or "flat" (the elements of CHW in one axis).
+        mean, std: for each channel, of values from 0 to 1. None: values are fed as they are, from 0 to `white`.
+        white: the value of white in the data of the run.
+        beside: the bytes of a pixel beside an image that keeps its proportions; None: images are stretched.
+        at: where such an image lies: "middle", "corner" or "line" (see `Placing`).
+        order: of the channels as they are fed: "RGB", or "BGR" as OpenCV has them. `mean` and `std` are in this order.
+        width_step: a line that is longer than `width` gets the least multiple of it that it needs; 0: it is squeezed.
+    """
+
+    channels: Annotated[int, OneOf((1, 3, 4))]
+    height: Annotated[int, Between(1, 1 << 20)]
+    width: Annotated[int, Between(1, 1 << 20)]
+    axes: Annotated[str, OneOf(("CHW", "HWC", "HW", "flat"))]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    white: Annotated[float, Between(1e-9, 1e9)]
+    beside: tuple[Annotated[int, Between(0, 255)], ...] | None = None
+    at: Annotated[str, OneOf(("middle", "corner", "line"))] = "middle"
+    order: Annotated[str, OneOf(ORDERS)] = "RGB"
+    width_step: Annotated[int, Between(0, 1 << 20)] = 0
+
+    def check(self) -> None:
+        """Raise `ValueError` if the values do not go together."""
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("its image has a mean without a deviation, or the other way round")
+        for values in (self.mean, self.std, self.beside):
+            if values is not None and len(values) != self.channels:
+                what = f"{len(values)} means, deviations or bytes of a pixel"
+                raise ValueError(f"its image has {self.channels} channels, and {what}")
+        if not all(deviation > 0 for deviation in self.std or ()):
+            raise ValueError("its image has a deviation that is not positive")
+
+
+READING = (  # how the templates read weights that are in the module or in several files; and in one file
+    ("Path(weights).read_bytes() if weights else base64.b85decode(WEIGHTS)", "Path(weights or WEIGHTS).read_bytes()"),
+    ("load(base64.b85decode(WEIGHTS))[key]", "load(WEIGHTS.read_bytes())[key]"),
+    ('    name = json.loads(WEIGHTS.read_text())["weight_map"][key]\n', ""),
+    ("safe_open(WEIGHTS.with_name(name), ", "safe_open(WEIGHTS, "),
+)
+_OPTIONS = {"imports": "import"}  # settings whose option has another name
+_FORMS = ('Path(__file__).with_name("")', 'Path(__file__).parent / ""', '"".replace("", "")')  # of the templates
+_BASE64 = ast.dump(ast.parse("import base64").body[0])
+_OWN_PATHS = [ast.dump(ast.parse(form, mode="eval").body) for form in _FORMS]
+
+
+def refuse_code(values: Mapping[str, Any], given: Collection[str], run: Path) -> None:
+    """Refuse the code that the record of a run names outside of its folder, unless the user named it, too.
+
+    Args:
+        values: `data` and settings, as the record has them.
+        given: the names of those that the user gave.
+
+    Raises:
+        OnnxgenError: the data or the task is a function, the teacher a module, or a module is to be imported.
+    """
+    found = {name: value for name, value in values.items() if name not in given and _is_code(name, value)}
+    if not found:
+        return
+    said = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in found.items()}
+    named = " and ".join(f"{name} {value}" for name, value in said.items())
+    options = " ".join(f"--{_OPTIONS.get(name, name)} {value}" for name, value in said.items())
+    what = f"{run} names code outside of its folder, which is not run unasked: {named}"
+    raise OnnxgenError(what, help=f"if you trust it, name it yourself: {options}")
+
+
+def _is_code(name: str, value: Any) -> bool:
+    if name in ("data", "task"):
+        return FUNCTION.fullmatch(str(value)) is not None and not (name == "data" and Path(value).exists())
+    return bool(value) and (name == "imports" or (name == "teacher" and Path(value).suffix != ".onnx"))
+
+
+def need_same_code(module: Path, run: Path, way: str) -> None:
+    """Refuse a module that a record of a run names, and that does not do what the run's `model.py` does.
+
+    Args:
+        way: what the user can do.
+
+    Raises:
+        OnnxgenError: it is another, or the run has none.
+    """
+    if not is_same_code(module, run):
+        what = f"{run} names {module}, whose code is not that of its {MODULE}: it is not run unasked"
+        raise OnnxgenError(what, help=way)
+
+
+def is_same_code(module: Path, run: Path) -> bool:
+    """Return True if a module does what the `model.py` of a run does.
+
+    Two things may differ: where the weights are, and the numbers in constructors, since a run writes the number of
+    classes there that it trained. To run such a module is to run `model.py`.
+    """
+    module = module / MODULE if module.is_dir() else module
+    try:
+        one, other = (path.read_text(encoding="utf-8") for path in (module, run / MODULE))
+        return one == other or _what_it_does(one) == _what_it_does(other)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _what_it_does(text: str) -> str:
+    text = FINGERPRINT.sub('FINGERPRINT = ""', text.replace("\r\n", "\n"))
+    for old, new in READING:
+        text = text.replace(old, new)
+    tree = ast.parse(text)
+    tree.body = [_without_weights(item) for item in tree.body if ast.dump(item) != _BASE64]
+    for item in tree.body:
+        for method in item.body if isinstance(item, ast.ClassDef) else []:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                for node in ast.walk(method):
+                    if isinstance(node, ast.Constant) and type(node.value) is int:
+                        node.value = 0
+    return tree_digest(tree)
+
+
+def _without_weights(item: ast.stmt) -> ast.stmt:
+    """Return a statement, but `WEIGHTS = ...` of the templates without the name of the file or its contents."""
+    match item:
+        case ast.Assign(targets=[ast.Name("WEIGHTS")]):
+            value = copy.deepcopy(item.value)
+        case _:
+            return item
+    for node in ast.walk(value):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.parse("WEIGHTS = None").body[0] if ast.dump(value) in _OWN_PATHS else item

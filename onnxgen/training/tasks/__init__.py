@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from onnxgen.record.purpose import Purpose
+from onnxgen.record.signature import Purpose
 from onnxgen.training.byname import FUNCTION, by_name
 from onnxgen.training.tasks.card import Card, Situation
 
@@ -40,7 +40,7 @@ def card_of(name: str) -> Card:
 
 
 def _of_function(name: str, found: Situation) -> Sequence[Goal]:
-    from onnxgen.training.goals.function import make
+    from onnxgen.training.goals.goal import make
 
     return make(name, found)
 

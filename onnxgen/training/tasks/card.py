@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from onnxgen.record.purpose import Purpose
-from onnxgen.record.signature import Port, Signature
+from onnxgen.record.signature import Port, Purpose, Signature
 from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.text.roles import roles_of
 
@@ -81,7 +80,7 @@ class Given:
 
     def aims(self) -> list[str]:
         """Return the columns that are targets."""
-        from onnxgen.training.data.stacking import aims_of
+        from onnxgen.training.data.encoding import aims_of
 
         return aims_of(self.source, self.ports, self.settings, [*self.fields])
 

@@ -73,9 +73,8 @@ def _ready(model: Path, size: str) -> tuple[Path | None, list[str]]:
 
 def _refit(model: nn.Module, file: Path | None, opened: Data, settings: Settings) -> Refitted:
     """Return a detector up to its raw maps with a head for the classes of the data, its file, new layers and notes."""
-    from onnxgen.training.begun import begun
-    from onnxgen.training.goals.detection.head import fit_head
-    from onnxgen.training.goals.detection.part import detector_of
+    from onnxgen.training.goals.detection.head import detector_of, fit_head
+    from onnxgen.training.model import begun
 
     notes: list[str] = []
     if file is not None and (part := detector_of(model, settings.size).part())[0] != file and not file.is_dir():
@@ -102,7 +101,7 @@ CARD = Card(
         )
     },
     parts=Parts(
-        _is_there, _refuse, _ready, _refit, later("detection.head.class_layers"), later("detection.found.predicted")
+        _is_there, _refuse, _ready, _refit, later("detection.head.class_layers"), later("detection.boxes.predicted")
     ),
     kinds=("detection",),
     has=_has,

@@ -10,7 +10,7 @@ from onnxgen.training.tasks.card import Card, Given, later
 
 def _has(given: Given) -> str:
     """Pairs, or classes; of a network that may be for something else no classes that each output has a score for."""
-    from onnxgen.training.data.tuples import member_columns
+    from onnxgen.training.data.image_pairs import member_columns
 
     if not given.purpose.kind and given.has_a_score_of_each_class():
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onnxgen.training.goals.detection.assign import Assignment, assign
+from onnxgen.training.goals.detection.loss import Assignment, assign
 
 
 def grid(cells: int, stride: float) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import onnxgen
 from onnxgen.errors import OnnxgenError
-from onnxgen.export.decoding import fit_decoding, need_decoding
-from onnxgen.export.proof import same_boxes
-from onnxgen.export.shared import CannotWriteBack
+from onnxgen.export.decoding import fit_decoding, need_decoding, same_boxes
+from onnxgen.export.places import CannotWriteBack
 from onnxgen.heads.labels import labels_of
 from onnxgen.heads.reading import find_tail
 from onnxgen.options import Options
@@ -25,10 +24,9 @@ from onnxgen.record.asked import recorded_options
 from onnxgen.record.sidecar import metadata_at
 from onnxgen.record.tail import Tail
 from onnxgen.training import fit, load
-from onnxgen.training.goals.detection.boxes import to_corners
-from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.boxes import Decoder, to_corners
+from onnxgen.training.goals.detection.goal import REPORTED
 from onnxgen.training.goals.detection.head import PRIOR, replace_classes, tail_of_model
-from onnxgen.training.goals.detection.metrics import REPORTED
 from onnxgen.training.model import open_model
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.heads import small

@@ -24,7 +24,7 @@ from onnxgen.options import Options
 from onnxgen.training import evaluate, fit, load
 from onnxgen.training.data.folder import decoded, size_of
 from onnxgen.training.data.letterbox import Placing
-from onnxgen.training.goals.detection.found import boxes_of
+from onnxgen.training.goals.detection.boxes import boxes_of
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.answers import Box
 from onnxgen.training.runs.record import Target

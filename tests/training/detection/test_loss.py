@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.tail import Tail, tail_of
-from onnxgen.training.goals.detection.decoder import Decoder
+from onnxgen.training.goals.detection.boxes import Decoder
 from onnxgen.training.goals.detection.loss import DetectionLoss, class_loss, distribution_loss
 from tests.training.detection import heads
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from onnxgen.training.goals.detection.decoder import Decoder
-from onnxgen.training.goals.detection.metrics import MeanAveragePrecision, Row, average_precision
+from onnxgen.training.goals.detection.boxes import Decoder
+from onnxgen.training.goals.detection.goal import MeanAveragePrecision, Row, average_precision
 from onnxgen.training.runs.contract import finds_nothing
 from tests.training.detection import heads
 

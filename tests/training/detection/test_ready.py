@@ -32,10 +32,8 @@ from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.detection import ready
 from onnxgen.training.goals.detection.ready import part_to_train
 from onnxgen.training.prepare import prepare
-from onnxgen.training.runs.listing import Run, compared, listed, page
-from onnxgen.training.runs.rows import read_rows
-from onnxgen.training.settings import Settings
-from onnxgen.training.words import command_words, in_command
+from onnxgen.training.runs.metrics import Run, compared, listed, page, read_rows
+from onnxgen.training.settings import Settings, command_words, in_command
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
 from tests.heads import small
 from tests.training.test_early import ran

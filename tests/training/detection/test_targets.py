@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.training.goals.detection.targets import refuse_wrong
+from onnxgen.training.goals.detection.loss import refuse_wrong
 
 RIGHT = torch.tensor([[[1, 0.1, 0.2, 0.6, 0.7], [0, 0.0, 0.0, 1.0, 1.0]], [[2, 0.5, 0.5, 0.6, 0.6], [-1] * 5]])
 

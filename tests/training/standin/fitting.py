@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from onnxgen.training import choose, fit
-from onnxgen.training.devices import verdicts
+from onnxgen.training.devices import choice
 from tests.support import forked
 from tests.training.sketches import sketched
 from tests.training.standin.nets import Net, data
@@ -74,7 +74,7 @@ def fork_self_tests() -> None:
                 raise subprocess.TimeoutExpired(words, timeout)
             return subprocess.CompletedProcess(words, here.recv(), out.read_text(), err.read_text())
 
-    verdicts.python = python
+    choice.python = python
 
 
 def main(device: str, out: Path, imports: tuple[str, ...]) -> None:

@@ -1,9 +1,9 @@
-"""Images with boxes, from what a reader found in label files.
+"""Images with boxes, from what a reader found in label files; corners are checked.
 
-Boxes are of the upright picture, as viewers and labelling tools show it. A file that EXIF turns is turned when it is
-decoded, and its boxes are not. So do Detectron2 (`read_image` and `check_image_size` in `data/detection_utils.py`) and
-Ultralytics (`exif_size` in `data/utils.py`). If the labels tell the picture's size, it must be that of the upright
-picture.
+Boxes are of the upright picture, as viewers and labelling tools show it. A file that EXIF turns is
+turned when it is decoded, and its boxes are not. So do Detectron2 (`read_image` and
+`check_image_size` in `data/detection_utils.py`) and Ultralytics (`exif_size` in `data/utils.py`).
+If the labels tell the picture's size, it must be that of the upright picture.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.arrays import Columns
-from onnxgen.training.data.boxes.clipping import share_of
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import IMAGE, Images
 from onnxgen.training.data.letterbox import INNER, WHOLE, Placing
@@ -206,3 +205,32 @@ def _unfit(picture: Picture, seen: Seen | None, faults: Faults) -> tuple[str, st
     turned = " (EXIF turns it; labels must be of the upright picture)" if told == (height, width) else ""
     size = f"{told[0]:g}x{told[1]:g}"
     return picture.where, f"labels for an image of {size}, but {picture.path.name} is {width}x{height}{turned}"
+
+
+OVER = 1.0  # pixels by which a box may lie over the edge of its image; tools round, and some count from 1
+
+
+def share_of(
+    corners: tuple[float, ...], size: tuple[int, int], pixels: bool
+) -> tuple[tuple[float, float, float, float], str]:
+    """Return x1, y1, x2, y2 as shares from 0 to 1; and what is wrong, or "".
+
+    Args:
+        corners: x1, y1, x2, y2, in pixels or as shares.
+        size: width and height of the image in pixels.
+    """
+    nothing = (0.0, 0.0, 0.0, 0.0)
+    if not all(map(math.isfinite, corners)):
+        return nothing, "a corner of the box is not a finite number"
+    sides = (*size, *size)
+    x1, y1, x2, y2 = shares = [c / side if pixels else c for c, side in zip(corners, sides)]
+    if x2 <= x1 or y2 <= y1:
+        shown = f"{corners[2] - corners[0]:g} wide and {corners[3] - corners[1]:g} high"
+        return nothing, f"the box has no area: {shown}"
+    if any(not -OVER / side <= share <= 1 + OVER / side for share, side in zip(shares, sides)):
+        shown = ", ".join(f"{c:g}" for c in corners)
+        return nothing, f"the box leaves the image of {size[0]}x{size[1]}: {shown}"
+    x1, y1, x2, y2 = (min(max(share, 0.0), 1.0) for share in shares)
+    if x2 <= x1 or y2 <= y1:
+        return nothing, f"the box lies beside the image of {size[0]}x{size[1]}"
+    return (x1, y1, x2, y2), ""

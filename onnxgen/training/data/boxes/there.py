@@ -11,8 +11,7 @@ from typing import Any
 from onnxgen.common.names import legible
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, one_line
-from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, part_called
-from onnxgen.training.data.pairs import holds, laid_out
+from onnxgen.training.data.layout import PARTS, SUFFIXES, files_in, folders, holds, laid_out, part_called
 
 ROBOFLOW = "_annotations.coco.json"
 FOLDER = "annotations"  # of COCO

@@ -31,8 +31,7 @@ from onnxgen.training.data.streaming.parquet import (
     row_groups,
     values_of,
 )
-from onnxgen.training.data.streaming.spans import Spans, spans_of
-from onnxgen.training.data.streaming.stream import HEAD, Stream
+from onnxgen.training.data.streaming.stream import HEAD, Spans, Stream, spans_of
 from onnxgen.training.data.streaming.tar import PICTURE, Fault, Member, Record, TarReader, records, sizes_of, stored
 from onnxgen.training.data.streaming.tokens import TASK, TokenReader, file_of
 from onnxgen.training.settings import Settings
@@ -229,7 +228,7 @@ def _entries(first: Sequence[Record], settings: Settings) -> list[str]:
 
 
 def stored_object(member: Member) -> dict[str, Any]:
-    from onnxgen.common.json_text import json_object
+    from onnxgen.common.built import json_object
 
     member.seek(0)
     try:

@@ -18,8 +18,7 @@ from onnxgen.training.data.columns import tensor_of
 from onnxgen.training.data.folder import decoded, stored_shape
 from onnxgen.training.data.letterbox import STRETCHED, Placing
 from onnxgen.training.data.samples import Batch, Field
-from onnxgen.training.data.streaming.spans import Spans, spans_of
-from onnxgen.training.data.streaming.stream import Read, Run
+from onnxgen.training.data.streaming.stream import Read, Run, Spans, spans_of
 from onnxgen.training.data.streaming.tar import Member
 from onnxgen.training.data.table import arrow_column
 

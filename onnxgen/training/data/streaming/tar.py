@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from onnxgen.common.built import json_object
 from onnxgen.common.cache import Cache
-from onnxgen.common.json_text import json_object
 from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.training.data.folder import decoded, stored_shape
 from onnxgen.training.data.layout import SUFFIXES

@@ -14,8 +14,7 @@ from onnxgen.errors import OnnxgenError, counted, one_line
 from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource
-from onnxgen.training.data.streaming.spans import spans_of
-from onnxgen.training.data.streaming.stream import Read, Run, stream_of
+from onnxgen.training.data.streaming.stream import Read, Run, spans_of, stream_of
 from onnxgen.training.data.text.roles import DECODER, IDS, MASK, PAST, POSITIONS, fixed_length, past_shape, roles_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import task_for

@@ -13,9 +13,9 @@ from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.arrays import in_columns
+from onnxgen.training.data.encoding import aims_of
+from onnxgen.training.data.image_pairs import MEMBERS
 from onnxgen.training.data.source import DataSource, Gaps, Lists
-from onnxgen.training.data.stacking import aims_of
-from onnxgen.training.data.tuples import MEMBERS
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of
 

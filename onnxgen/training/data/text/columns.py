@@ -14,11 +14,9 @@ from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.signature import Port, Signature
 from onnxgen.training.data.arrays import Columns, in_columns
-from onnxgen.training.data.fed import fed
+from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.choosing import Chosen, choose
-from onnxgen.training.data.text.encoding import Encoded, Encoder
-from onnxgen.training.data.text.masking import IGNORED, Masked
 from onnxgen.training.data.text.roles import (
     BRANCH,
     DECODER,
@@ -32,7 +30,15 @@ from onnxgen.training.data.text.roles import (
     past_shape,
     roles_of,
 )
-from onnxgen.training.data.text.tokenizer import Tokenizing, open_tokenizer, tokenizer_file
+from onnxgen.training.data.text.tokenizer import (
+    IGNORED,
+    Encoded,
+    Encoder,
+    Masked,
+    Tokenizing,
+    open_tokenizer,
+    tokenizer_file,
+)
 from onnxgen.training.goals.language import LABELS
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of

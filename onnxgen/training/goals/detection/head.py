@@ -1,24 +1,32 @@
-"""Another number of classes for the head of a detector: its layers of classes are new, all others stay."""
+"""Another number of classes for the head of a detector: new layers of classes, all others stay.
+
+`detector_of` finds the generated module of a detector in memory.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.sidecar import metadata_of, space_of
 from onnxgen.record.tail import Channels, Level, Tail
-from onnxgen.surgery.example import example_for
 from onnxgen.surgery.head import layers_of_maps
-from onnxgen.surgery.ports import signature_of
+from onnxgen.surgery.ports import example_for, signature_of
 from onnxgen.surgery.replacing import put_rows
 from onnxgen.training.data.samples import Data
-from onnxgen.training.goals.detection.part import detector_of
-from onnxgen.training.goals.detection.targets import COLUMN
+from onnxgen.training.goals.detection.loss import COLUMN
+from onnxgen.training.original import files_of
+
+if TYPE_CHECKING:
+    from onnxgen.training.goals.detection.ready import Detector
+
 
 PRIOR = 0.01  # probability of each class in the beginning, and ...
 DEVIATION = 0.01  # ... of the weights: those of RetinaNet (Lin et al., 1708.02002)
@@ -162,3 +170,18 @@ def _begin(bias: Tensor, level: Level, background: bool) -> None:
         bias.flatten()[start : start + part.count] = -math.log((1 - PRIOR) / PRIOR)
         if background:
             bias.flatten()[start] = 0.0
+
+
+def detector_of(model: nn.Module, size: str = "auto") -> Detector:
+    """Return what is known of a detector. `size`: see `detector_at`.
+
+    Raises:
+        OnnxgenError: the model is of no generated file, its ONNX file is not there, or it is no detector that can be
+            read.
+    """
+    from onnxgen.training.goals.detection.ready import detector_at  # imported here: it imports the pipeline
+
+    module, onnx_file = files_of(model)
+    found = detector_at(module, metadata_of(space_of(model)), size, onnx_file)
+    names = [port.name for port in signature_of(model).outputs]  # some may have been added by hand
+    return replace(found, missing=tuple(name for name in found.tail.maps if name not in names))

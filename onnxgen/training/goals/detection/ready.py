@@ -25,12 +25,12 @@ from onnxgen.record.base import fingerprint
 from onnxgen.record.labels import ultralytics_size
 from onnxgen.record.sidecar import metadata_at
 from onnxgen.record.signature import Signature, recorded
-from onnxgen.record.source import source_of
 from onnxgen.record.tail import Tail
+from onnxgen.record.way_back import source_of
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import symbol
+from onnxgen.shapes.infer import fails
 from onnxgen.shapes.info import Info
-from onnxgen.shapes.misfit import fails
 from onnxgen.training.config import parse_size
 
 USUAL = (640, 640)  # height and width of a file that takes any size and does not tell that of its training
@@ -230,7 +230,7 @@ def _sized(onnx_file: Path, shapes: _Shapes) -> ir.Model:
 def _wrong_size(onnx_file: Path, shapes: _Shapes) -> OnnxgenError:
     """Make the error for images of a size that the network does not take, with the sizes that it takes."""
     from onnxgen.verify.graph import Graph
-    from onnxgen.verify.multiples import MAX_STEP, described, steps
+    from onnxgen.verify.sizes import MAX_STEP, described, steps
 
     name, (batch, channels, *size) = next((name, dims) for name, dims in shapes if len(dims) == 4)
     asked = dict(zip(("height", "width"), size))

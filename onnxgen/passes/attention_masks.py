@@ -1,0 +1,372 @@
+"""Masks of attention: causal ones, those of `nn.MultiheadAttention`, and rows without any key.
+
+`causal` recognises matrices with one number where the key is not after the query, and another
+elsewhere:
+
+    inside    for column j <= row i
+    outside   for column j > row i
+
+Exporters store such a triangle, make it with Trilu, or compare positions. Casts, comparisons,
+arithmetic with a number and Where then turn it into a mask that is added to scores or selects them.
+All of these are followed. `masks_of` takes what is added to the scores as the `attn_mask` and
+`key_padding_mask` of `nn.MultiheadAttention`.
+
+`empty_rows` is a pass. Rows without any key, which are replaced after the softmax, get a gradient
+of zero, not NaN:
+
+    Where(empty, 0, Softmax(scores))   becomes   Where(empty, 0, Softmax(Where(empty, 0, scores)))
+
+`empty` has one truth value for each row of the softmax (the mask may hide all keys). The result is
+the same. But the softmax of a row of -inf is NaN, and the gradient is NaN times 0, which is NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgen.graph.annotations import KEPT
+from onnxgen.graph.nodes import made_by
+from onnxgen.graph.operators import card, is_a
+from onnxgen.graph.traits import ADDS, COMPARISON, RESHAPE, SCALES
+from onnxgen.options import Options
+from onnxgen.passes.layouts import Positions, Sizes, arrangement, upwards
+from onnxgen.passes.match import elements, scalar, standard_nodes, uniform
+from onnxgen.passes.rewrite import constant, filled, insert, only_user, replace
+from onnxgen.passes.slices import cuts
+from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.info import info
+
+MAX_DEPTH = 16  # nodes between a triangle and the mask
+SAMPLE = np.arange(4)  # a few rows and columns: comparisons of positions depend on the difference alone
+
+
+@dataclass(frozen=True)
+class Causal:
+    """A causal mask: its last two axes, and the two numbers (truth values are 1 and 0). It repeats along other axes.
+
+    `kept`: True if it comes from a buffer of the state dict, which must not be dropped.
+    """
+
+    rows: Dim
+    columns: Dim
+    inside: float
+    outside: float
+    kept: bool = False
+
+
+def causal(value: ir.Value | None, depth: int = MAX_DEPTH) -> Causal | None:
+    """Return a value as a causal mask; None if it is not known to be one."""
+    shape = info(value).shape
+    if value is None or shape is None or len(shape) < 2 or depth == 0:
+        return None
+    array = elements(value)
+    if array is not None:
+        found = _of_array(array)
+        return None if found is None else dataclasses.replace(found, kept=KEPT.get(value))
+    node = value.producer()
+    made = None if node is None or node.domain != "" else _made(node, depth - 1)
+    return None if made is None else dataclasses.replace(made, rows=shape[-2], columns=shape[-1])
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> Causal | None:
+    rows, columns = array.shape[-2:]
+    if array.size != rows * columns or rows < 2 or columns < 2 or array.dtype.kind not in "biuf":
+        return None
+    matrix = array.reshape(rows, columns)
+    inside, outside = matrix[0, 0], matrix[0, 1]
+    if not np.array_equal(matrix, np.where(np.tri(rows, columns, dtype=bool), inside, outside)):
+        return None
+    return Causal(rows, columns, float(inside), float(outside))
+
+
+def _arranges(node: ir.Node) -> bool:
+    return is_a(node, RESHAPE) or node.op_type in ("Expand", "Identity")
+
+
+def _made(node: ir.Node, depth: int) -> Causal | None:
+    """Return the mask that a node makes; its rows and columns are not set."""
+    name = node.op_type
+    if name == "Trilu":
+        return _of_trilu(node)
+    if _arranges(node) or name == "Slice":
+        return _arranged(node, depth)
+    if name == "Where":
+        choice, (first, second) = causal(node.inputs[0], depth), (uniform(i) for i in node.inputs[1:3])
+        sizes = [(info(v).shape or ())[-2:] for v in (node.inputs[0], node.outputs[0])]
+        if choice is None or first is None or second is None or sizes[0] != sizes[1]:
+            return None
+        return _mapped(choice, lambda x: first if x else second)
+    if name == "Not":
+        return _mapped(causal(node.inputs[0], depth), operator.not_)
+    if name == "Cast":
+        found, to = causal(node.inputs[0], depth), ir.DataType(node.attributes["to"].as_int())
+        if to == ir.DataType.BOOL:
+            return _mapped(found, bool)
+        exact = to.is_floating_point() or found is None or {found.inside, found.outside} <= {0.0, 1.0}
+        return found if exact else None
+    is_computed = is_a(node, COMPARISON, ADDS, SCALES) and len(node.inputs) == 2
+    function = card("", name).rules.numbers if is_computed else None
+    return None if function is None else _computed(node, function, depth)
+
+
+def _computed(node: ir.Node, function: Callable[[Any, Any], Any], depth: int) -> Causal | None:
+    """Return the result of a mask and a number, or of a comparison of the columns' positions with the rows'."""
+    a, b = node.inputs[:2]
+    left, right = scalar(a), scalar(b)
+    if right is not None and (found := causal(a, depth)) is not None:
+        return _mapped(found, lambda x: function(np.float32(x), np.float32(right)))
+    if left is not None and (found := causal(b, depth)) is not None:
+        return _mapped(found, lambda x: function(np.float32(left), np.float32(x)))
+    first, second = _positions(a, depth), _positions(b, depth)
+    if not is_a(node, COMPARISON) or first is None or second is None or first[0] == second[0]:
+        return None
+    grids = [offset + (SAMPLE[:, None] if axis == -2 else SAMPLE[None, :]) for axis, offset in (first, second)]
+    return _of_array(function(*grids))
+
+
+def _mapped(found: Causal | None, function: Callable[[float], Any]) -> Causal | None:
+    """Apply a function to both numbers of a mask; None if they are equal afterwards, or NaN."""
+    if found is None:
+        return None
+    with np.errstate(all="ignore"):
+        inside, outside = float(function(found.inside)), float(function(found.outside))
+    made = dataclasses.replace(found, inside=inside, outside=outside)
+    return None if math.isnan(inside) or math.isnan(outside) or inside == outside else made
+
+
+def _of_trilu(node: ir.Node) -> Causal | None:
+    upper = node.attributes.get_int("upper", 1)
+    diagonal = scalar(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else 0
+    number = uniform(node.inputs[0])
+    if number is None or number == 0 or diagonal != upper:
+        return None
+    return Causal(0, 0, 0.0, number) if upper else Causal(0, 0, number, 0.0)
+
+
+def _arranged(node: ir.Node, depth: int) -> Causal | None:
+    """Return the mask behind a view that only changes its leading axes, or a Slice that takes the top left corner."""
+    found = causal(node.inputs[0], depth)
+    before, after = info(node.inputs[0]).shape, info(node.outputs[0]).shape
+    if found is None or before is None or after is None:
+        return None
+    if node.op_type == "Slice":
+        taken = cuts(node)
+        corner = taken is not None and all(c.axis < len(before) - 2 or (c.start, c.step) == (0, 1) for c in taken)
+        return found if corner else None
+    same = after[-2:] == before[-2:] and (node.op_type != "Reshape" or product(before[:-2]) == 1)
+    return found if same else None
+
+
+def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
+    """Return (axis, first number) of a value that counts up by one along its last (-1) or second last (-2) axis.
+
+    It must be the same along all other axes.
+    """
+    shape = info(value).shape
+    if value is None or not shape or depth == 0:
+        return None
+    array = elements(value)
+    if array is not None:
+        counts = array.ndim == 1 and array.dtype.kind in "iuf" and len(array) > 1
+        first = int(array[0]) if counts else 0
+        return (-1, first) if counts and np.array_equal(array, np.arange(first, first + len(array))) else None
+    node = value.producer()
+    if node is None or node.domain != "":
+        return None
+    if node.op_type == "Range":
+        start, step = scalar(node.inputs[0]), scalar(node.inputs[2])
+        return (-1, int(start)) if start is not None and step == 1 and start == int(start) else None
+    if node.op_type not in ("Cast", "Add") and not _arranges(node):
+        return None
+    source, offset = node.inputs[0], 0.0
+    if node.op_type == "Add":
+        numbers = [scalar(i) for i in node.inputs]
+        index = 0 if numbers[0] is None else 1
+        source, number = node.inputs[index], numbers[1 - index]
+        if number is None:
+            return None
+        offset = number
+    found, before = _positions(source, depth - 1), info(source).shape
+    if found is None or not before or offset != int(offset):
+        return None
+    axis, length = found[0], before[found[0]]
+    if _arranges(node):
+        axis = next((a for a in (-1, -2) if len(shape) >= -a and shape[a] == length and length != 1), 0)
+        others = product(shape) == length or node.op_type == "Expand"
+        axis = axis if others and (node.op_type != "Expand" or axis == found[0]) else 0
+    return (axis, found[1] + int(offset)) if axis else None
+
+
+HIDES = -1e4  # a number as low hides a score as -inf does: BERT's
+Full: TypeAlias = tuple[int, int, int, int]  # batch, heads, length, keys
+
+
+@dataclass
+class Masks:
+    """The masks of one layer.
+
+    Attributes:
+        attention: [length, keys] or [batch * heads, length, keys]; truth values hide scores, numbers are added.
+        padding: [batch, keys].
+        may_empty: True unless it is known that no row loses all its keys.
+    """
+
+    attention: ir.Value | None = None
+    padding: ir.Value | None = None
+    may_empty: bool = False
+
+
+def masks_of(added: Sequence[ir.Value], full: Full, sizes: Sizes, before: ir.Node) -> Masks | None:
+    """Return what is added to scores of shape `full` ([batch, heads, length, keys]) as masks; None if it is not.
+
+    `before`: the node before which a constant may be inserted.
+    """
+    found = Masks()
+    for value in (part for total in added for part in _summands(total, full, sizes)):
+        if uniform(value) == 0:
+            continue
+        kind, mask = _mask(value, full, sizes)
+        mask = _flat(value, full, before) if mask is None else mask
+        if mask is None or getattr(found, kind) is not None:
+            return None
+        setattr(found, kind, mask)
+    given = [m for m in (found.attention, found.padding) if m is not None]
+    found.may_empty = not (len(given) == 1 and _keeps_a_key(given[0]))
+    conditions = [_condition(m) for m in given]
+    if all(c is not None for c in conditions):  # torch takes masks of one type
+        found.attention = None if found.attention is None else _condition(found.attention)
+        found.padding = None if found.padding is None else _condition(found.padding)
+    return found
+
+
+def _summands(value: ir.Value, full: Full, sizes: Sizes) -> Iterator[ir.Value]:
+    """Yield the masks that a value is the sum of, in the shape of the sum."""
+    *_, total = upwards(value)
+    node = made_by(total, "Add")
+    parts = [] if node is None else [v for v in node.inputs if v is not None and info(v).rank in (3, 4)]
+    is_whole = len(parts) == 2 and sizes.fit_heads(total, full)
+    found = arrangement(value, total, sizes) if is_whole else None
+    if found is None or not _covers(found, full, np.arange(math.prod(full)).reshape(full)):
+        yield value
+    else:
+        yield from parts
+
+
+def _mask(value: ir.Value, full: Full, sizes: Sizes) -> tuple[str, ir.Value | None]:
+    """Return which mask a summand is, and the mask; its nearest form that torch's layer takes."""
+    batch, heads, length, keys = full
+    count = math.prod(full)
+    kinds: list[tuple[str, tuple[int, ...], Positions]] = [
+        ("padding", (batch, keys), np.arange(batch * keys).reshape(batch, 1, 1, keys)),
+        ("attention", (length, keys), np.arange(length * keys).reshape(1, 1, length, keys)),
+        ("attention", (batch * heads, length, keys), np.arange(count).reshape(full)),
+    ]
+    for origin in upwards(value):
+        dims = info(origin).shape
+        if dims is None or len(dims) not in (2, 3):
+            continue
+        for kind, shape, wanted in kinds:
+            trial = Sizes(dict(sizes.numbers))
+            if len(dims) != len(shape) or not all(trial.equate(d, n) for d, n in zip(dims, shape)):
+                continue
+            found = arrangement(value, origin, trial)
+            if found is not None and _covers(found, full, wanted):
+                sizes.numbers.update(trial.numbers)
+                return kind, origin
+    return "attention", None
+
+
+def _flat(value: ir.Value, full: Full, before: ir.Node) -> ir.Value | None:
+    """Return a constant [1, 1, length, keys], as which an exporter folds a mask, as [length, keys]."""
+    array, dtype = elements(value), info(value).dtype
+    if array is None or dtype is None or array.shape[-2:] != full[2:] or array.size != full[2] * full[3]:
+        return None
+    return constant(before, array.reshape(full[2:]), f"{value.name}.mask", dtype)
+
+
+def _covers(found: Positions, full: Full, wanted: Positions) -> bool:
+    """True if a mask of these positions gives each score the wanted one. It has rank 2 to 4 and may broadcast."""
+    batch, heads, length, keys = full
+    if found.ndim == 3:
+        found = found.reshape(-1, heads, *found.shape[1:]) if len(found) == batch * heads else found[None]
+    try:
+        return bool((np.broadcast_to(found, full) == np.broadcast_to(wanted, full)).all())
+    except ValueError:
+        return False
+
+
+def _condition(mask: ir.Value) -> ir.Value | None:
+    """Return the condition of a mask that is -inf where it is true and 0 elsewhere."""
+    node = made_by(mask, "Where")
+    if node is None or node.inputs[0] is None or info(node.inputs[0]).shape != info(mask).shape:
+        return None
+    return node.inputs[0] if (uniform(node.inputs[1]), uniform(node.inputs[2])) == (-math.inf, 0.0) else None
+
+
+def _keeps_a_key(mask: ir.Value) -> bool:
+    """True if each row of an attention mask surely has a key that is not hidden."""
+    array, triangle = elements(mask), causal(mask)
+    if array is not None and array.dtype.kind == "f":
+        return bool((array.astype(np.float64) > -math.inf).any(axis=-1).all())
+    return triangle is not None and triangle.inside == 0
+
+
+def only_hides(mask: ir.Value | None) -> bool:
+    """True if a mask keeps each score as it is or hides it, and leaves each row a key.
+
+    `nn.TransformerEncoderLayer` without gradients takes the numbers of its mask for truth values.
+    """
+    if mask is None or info(mask).dtype == ir.DataType.BOOL:
+        return True
+    array, triangle = elements(mask), causal(mask)
+    if array is None:
+        return triangle is not None and triangle.inside == 0 and triangle.outside <= HIDES
+    kept = array == 0
+    return bool((kept | (array.astype(np.float64) <= HIDES)).all() and kept.any(axis=-1).all())
+
+
+def empty_rows(model: ir.Model, options: Options) -> None:
+    """Rewrite every such Where."""
+    opset = model.opset_imports.get("", 1)
+    for node in standard_nodes(model, "Where"):
+        _rewrite(node, opset)
+
+
+def _rewrite(where: ir.Node, opset: int) -> None:
+    empty, zeros, value = where.inputs
+    chain = []
+    node = made_by(value, "Softmax", "Cast")
+    while node is not None and only_user(node.outputs[0]) is not None:
+        chain.append(node)
+        node = made_by(node.inputs[0], "Softmax", "Cast") if node.op_type == "Cast" else None
+    softmax = chain[-1] if chain and chain[-1].op_type == "Softmax" else None
+    if softmax is None or empty is None or not _is_one_a_row(empty, softmax):
+        return
+    scores = softmax.inputs[0]
+    facts = info(scores)
+    if (softmax.version or opset) < 13 or scores is None or facts.dtype is None:  # before 13 over several axes
+        return
+    made = ir.node("Where", [empty, filled(where, (), 0, facts.dtype), scores], version=where.version)
+    value = insert(where, made, f"{scores.name}.filled", facts, where)
+    for old in reversed(chain):
+        made = ir.Node("", old.op_type, [value], list(old.attributes.values()), version=old.version)
+        value = insert(where, made, f"{old.outputs[0].name}.kept", info(old.outputs[0]), old)
+    replace(where, ir.node("Where", [empty, zeros, value], version=where.version))
+
+
+def _is_one_a_row(empty: ir.Value, softmax: ir.Node) -> bool:
+    """True if a condition has one element along the axis of a softmax."""
+    rank, shape = info(softmax.outputs[0]).rank, info(empty).shape
+    if rank is None or shape is None:
+        return False
+    axis = softmax.attributes.get_int("axis", -1)
+    from_end = -axis if axis < 0 else rank - axis
+    return len(shape) < from_end or shape[-from_end] == 1
