@@ -101,7 +101,7 @@ def test_one_row_adds_an_idiom(tmp_path: Path) -> None:
     assert text.count(IDIOM) == 1
     model = saved(
         tmp_path / "net.onnx",
-        "net (float[N] x) => (float[N] y) { one = Constant<value_float = 1.0>() a = Abs(x) b = Add(one, a) y = Div(x, b) }",
+        "net (float[N] x) => (float[N] y) { c = Constant<value_float = 1.0>() a = Abs(x) b = Add(c, a) y = Div(x, b) }",
     )
     without = copy_with(tmp_path / "without", file, text.replace(IDIOM, ""))
     assert "softsign" not in generated(without, model)
