@@ -9,7 +9,7 @@ import pickle
 import sys
 
 from onnxgen.errors import OnnxgenError
-from onnxgen.reader.parse import OUT_OF_MEMORY
+from onnxgen.reader.parsing import OUT_OF_MEMORY
 
 
 def _limit(memory: int, seconds: int) -> None:

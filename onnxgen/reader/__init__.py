@@ -20,7 +20,7 @@ from onnxgen.reader.check import check, check_signatures
 from onnxgen.reader.graph import check_functions, inline, settle_states, store_tables
 from onnxgen.reader.inputs import cut_graph, fix_constants, fix_inputs, types_of
 from onnxgen.reader.normal import distinct, drop_duplicates, normalize, separate
-from onnxgen.reader.parse import parse, put_elements, rehearse
+from onnxgen.reader.parsing import parse, put_elements, rehearse
 from onnxgen.record.way_back import cut_of
 from onnxgen.scopes.origin import note_origin, param_path
 from onnxgen.scopes.recorded import note_parameter_names, note_variables

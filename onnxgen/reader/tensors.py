@@ -28,7 +28,7 @@ from onnxgen.common.limits import Limits
 from onnxgen.common.names import printable
 from onnxgen.common.timing import WEIGHTS, stage
 from onnxgen.errors import OnnxgenError
-from onnxgen.reader.parse import parse, raw_length
+from onnxgen.reader.parsing import parse, raw_length
 from onnxgen.reader.protos import tensors_of
 
 

@@ -271,7 +271,7 @@ def test_nothing_heavy_is_imported_when_all_is_fresh(root: Path, option: list[st
     heavy = {"onnx", "onnx_ir", "numpy", "black", "jinja2", "rich", "torch", "watchfiles", "safetensors", "difflib"}
     assert heavy & set(modules) == set()
     ours = {m for m in modules if m.startswith("onnxgen.cli")}
-    needed = ("", ".building", ".group", ".interrupting", ".later", ".options", ".say")
+    needed = ("", ".building", ".group", ".options", ".process", ".say")
     assert ours == {f"onnxgen.cli{name}" for name in needed}
     assert {m for m in modules if m.startswith(("onnxgen.pipeline", "onnxgen.training", "onnxgen.reader"))} == set()
 

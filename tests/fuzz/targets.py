@@ -10,7 +10,7 @@ from unittest.mock import patch
 from onnxgen.lowering.lower import lower
 from onnxgen.options import Options
 from onnxgen.pipeline import generate, read_and_simplify
-from onnxgen.reader import parse, read
+from onnxgen.reader import parsing, read
 from onnxgen.scopes import find_blocks
 from tests.fuzz.cases import Place
 from tests.support.clean_source import assert_safe
@@ -35,7 +35,7 @@ def variant(data: bytes) -> Options:
 
 def reader(place: Place, data: bytes) -> None:
     """The file is read; every other as if it were large."""
-    with patch.multiple(parse, MIN_FILE_BYTES=0, MIN_TENSOR_BYTES=64) if sum(data[:16]) % 2 else nullcontext():
+    with patch.multiple(parsing, MIN_FILE_BYTES=0, MIN_TENSOR_BYTES=64) if sum(data[:16]) % 2 else nullcontext():
         read(place.put(data), Options())
 
 

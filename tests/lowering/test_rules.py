@@ -26,8 +26,8 @@ from onnxgen.lowering import constants
 from onnxgen.lowering.builder import Builder
 from onnxgen.lowering.dynamic_sizes import _Rows, free_rows
 from onnxgen.lowering.lower import bind
-from onnxgen.lowering.member_paths import settle
-from onnxgen.lowering.members import _buffer_name, _ends, _tensors
+from onnxgen.lowering.member_paths import _tensors, settle
+from onnxgen.lowering.members import _buffer_name, _ends
 from onnxgen.lowering.sharing import Sharing
 from onnxgen.lowering.strides import is_contiguous
 from onnxgen.options import Options

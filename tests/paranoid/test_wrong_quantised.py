@@ -27,9 +27,9 @@ from onnxgen.weights.dequantised import Dequantised
 from tests.paranoid.test_wrong_rewrites import Harm, another, passed_on, put, without
 
 # the package has functions by the names of its modules
-package, fakes, pairs, products, weights, moved = (
+package, pairs, layers, weights, moved = (
     importlib.import_module(f"onnxgen.passes.quantized{name}")
-    for name in ("", ".fakes", ".pairs", ".products", ".weights", ".moved")
+    for name in ("", ".pairs", ".layers", ".weights", ".moved")
 )
 Wrong = Callable[[pytest.MonkeyPatch], None]
 FLOAT, QAT, LEARNED = "float", "qat", "qat-learned"
@@ -153,8 +153,8 @@ def digits(self: Dequantised, stored: Any) -> Any:
 
 def another_axis(patch: pytest.MonkeyPatch) -> None:
     """Scales of columns are those of rows."""
-    right = products._dequantised
-    patch.setattr(products, "_dequantised", lambda at, x, scale, zero, _: right(at, x, scale, zero, 0))
+    right = layers._dequantised
+    patch.setattr(layers, "_dequantised", lambda at, x, scale, zero, _: right(at, x, scale, zero, 0))
 
 
 def without_pass(patch: pytest.MonkeyPatch) -> None:
@@ -220,19 +220,19 @@ CASES: list[tuple[str, str, str, Wrong, str]] = [
     ("packed numbers of more bits", QAT, "bits", after("FakeQuantize", put(low=-16, high=15)), "not rounded as"),
     ("a weight as floats", QAT, "layer", after("FakeQuantize", put(to=1), index=1), "not rounded as"),
     ("another axis", QAT, "channels", after("FakeQuantize", put(axis=0), index=1), "changed 'y'"),
-    ("rounded by another's scale", QAT, "moved", patched(fakes, "_is_rounded", lambda *_: True), "changed 'y'"),
+    ("rounded by another's scale", QAT, "moved", patched(pairs, "_is_rounded", lambda *_: True), "changed 'y'"),
     ("a dynamic one that is lost", QAT, "dynamic", after("FakeQuantizeDynamic", passed_on), "changed 'y'"),
-    ("a scale that is not learned", LEARNED, "layer", nothing(fakes, "_learn"), "scale '.*' is not trained"),
-    ("a scale that several learn", LEARNED, "shared", patched(fakes, "_is_own", lambda _: True), "'sw' is trained"),
-    ("a softmax's scale", LEARNED, "softmax", patched(fakes, "_is_of_one_scale", lambda _: True), "'ss' is trained"),
+    ("a scale that is not learned", LEARNED, "layer", nothing(pairs, "_learn"), "scale '.*' is not trained"),
+    ("a scale that several learn", LEARNED, "shared", patched(pairs, "_is_own", lambda _: True), "'sw' is trained"),
+    ("a softmax's scale", LEARNED, "softmax", patched(pairs, "_is_of_one_scale", lambda _: True), "'ss' is trained"),
     ("scales that were not to be learned", QAT, "layer",
-     patched(fakes, "_node", lambda *a, _right=fakes._node, **k: _right(*a[:3], LEARNED, *a[4:], **k)), "is trained"),
+     patched(pairs, "_node", lambda *a, _right=pairs._node, **k: _right(*a[:3], LEARNED, *a[4:], **k)), "is trained"),
     ("a weight that is forgotten", FLOAT, "layer", after("MatMul", forgotten, "trainable"), "'w' is not trained"),
     ("integers that are forgotten", FLOAT, "layer", nothing(onnxgen.output.compose, "quantised", {}),
      "do not record its integers"),
     ("a ReLU of a type with a sign", FLOAT, "no zero point", patched(pairs, "limits", lambda _: (0.0, 9.0)),
      "changed 'y'"),
-    ("what was moved still counts", LEARNED, "chain", patched(fakes, "_is_of_one_scale", lambda _: False),
+    ("what was moved still counts", LEARNED, "chain", patched(pairs, "_is_of_one_scale", lambda _: False),
      "not trained"),
     ("padded with another number", FLOAT, "pad", patched(moved, "_zero", lambda *_: None), "changed 'y'"),
     ("types that are mixed up", QAT, "layer", after("FakeQuantize", put(to=2)), "no longer be computed"),

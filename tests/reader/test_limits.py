@@ -21,8 +21,8 @@ from onnxgen import Limits, OnnxgenError, Options, generate
 from onnxgen.cli import run as command
 from onnxgen.common.limits import NAMES
 from onnxgen.pipeline import build
-from onnxgen.reader import parse, read
-from onnxgen.reader.parse import survey
+from onnxgen.reader import parsing, read
+from onnxgen.reader.parsing import survey
 from tests.conftest import ROOT
 from tests.support.clean_source import assert_safe
 from tests.support.reader_models import (
@@ -331,15 +331,15 @@ def test_a_tensor_in_the_deepest_graph_that_is_allowed(write: Write) -> None:
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of more than 5 nodes are past the defaults."""
-    monkeypatch.setattr("onnxgen.reader.parse.DEFAULTS", Limits(nodes=5))
+    monkeypatch.setattr("onnxgen.reader.parsing.DEFAULTS", Limits(nodes=5))
 
 
 def test_a_file_past_the_defaults_is_read_by_a_process_first(
     low: None, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    real = parse.subprocess.run
-    monkeypatch.setattr(parse.subprocess, "run", lambda *a, **k: calls.append(real(*a, **k)) or calls[-1])
+    real = parsing.subprocess.run
+    monkeypatch.setattr(parsing.subprocess, "run", lambda *a, **k: calls.append(real(*a, **k)) or calls[-1])
     build(write(chain(5)), Options(), tmp_path / "net.py")
     assert not calls
     build(write(chain(9)), Options(), tmp_path / "net.py")
@@ -357,7 +357,7 @@ def test_a_process_that_ends_badly(
     limits = Limits(memory=1_500_000_000, fold_elements=2**30)
     assert "takes more than 1,500,000,000 bytes of memory" in refusal(write(hungry), Options(limits=limits))
     path = write(chain(9))
-    real = parse.subprocess.run
+    real = parsing.subprocess.run
     endings = {
         "kill -SEGV $$": "crashes (SIGSEGV)",
         "kill -XCPU $$": "takes more than 600 seconds -> raise the limit with --limit seconds=N",
@@ -365,6 +365,6 @@ def test_a_process_that_ends_badly(
     }
     for script, says in endings.items():
         shell = ["sh", "-c", f"echo noise; echo noise >&2; {script}"]
-        monkeypatch.setattr(parse.subprocess, "run", lambda _, shell=shell, **k: real(shell, **k))
+        monkeypatch.setattr(parsing.subprocess, "run", lambda _, shell=shell, **k: real(shell, **k))
         assert says in refusal(path)
     assert capfd.readouterr() == ("", "")

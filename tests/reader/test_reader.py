@@ -24,7 +24,7 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.reader import read
 from onnxgen.reader.check import attribute_type
-from onnxgen.reader.parse import _proto_kind
+from onnxgen.reader.parsing import _proto_kind
 from onnxgen.reader.protos import tensors_of
 from tests.support.reader_models import (
     ADD,

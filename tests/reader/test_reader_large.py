@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 from onnxgen import OnnxgenError, Options
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.pipeline import generate
-from onnxgen.reader import parse, read
+from onnxgen.reader import parsing, read
 from onnxgen.weights.file_tensor import FileTensor
 from onnxgen.weights.sidecar import read_tensors
 from tests.conftest import ROOT
@@ -33,8 +33,8 @@ DTYPES = ("float32", "float16", "float64", "int64", "bool", "complex64", "bfloat
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as large, and so does every tensor of more than a few bytes."""
-    monkeypatch.setattr(parse, "MIN_FILE_BYTES", 0)
-    monkeypatch.setattr(parse, "MIN_TENSOR_BYTES", 24)
+    monkeypatch.setattr(parsing, "MIN_FILE_BYTES", 0)
+    monkeypatch.setattr(parsing, "MIN_TENSOR_BYTES", 24)
 
 
 def tensors_of(path: Path) -> dict[str, ir.TensorProtocol]:
@@ -150,8 +150,8 @@ def test_a_file_that_is_replaced(write: Write, tmp_path: Path) -> None:
 def test_only_a_large_file_stays_open(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(model([ADD], [numpy_helper.from_array(np.ones(4, np.float32), "w")]))
     for least, stays in ((path.stat().st_size, True), (path.stat().st_size + 1, False)):
-        monkeypatch.setattr(parse, "MIN_FILE_BYTES", least)
-        data, source = parse.structure(path)
+        monkeypatch.setattr(parsing, "MIN_FILE_BYTES", least)
+        data, source = parsing.structure(path)
         assert (source is not None) == stays and onnx.ModelProto.FromString(data).graph.node
 
 
@@ -170,8 +170,8 @@ def test_the_same_as_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / "net.onnx").write_bytes(data)
         found = []
         for whole in (1 << 22, 0):
-            monkeypatch.setattr(parse, "MIN_FILE_BYTES", whole)
-            monkeypatch.setattr(parse, "MIN_TENSOR_BYTES", 24)
+            monkeypatch.setattr(parsing, "MIN_FILE_BYTES", whole)
+            monkeypatch.setattr(parsing, "MIN_TENSOR_BYTES", 24)
             found.append(_outcome(tmp_path / "net.onnx"))
         assert found[0] == found[1]
         outcomes.add(type(found[0]))
@@ -226,8 +226,8 @@ def test_generate_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     onnx.save(model(nodes, stored, inputs, ["x4"]), path)
     made = []
     for whole in (1 << 22, 0):
-        monkeypatch.setattr(parse, "MIN_FILE_BYTES", whole)
-        monkeypatch.setattr(parse, "MIN_TENSOR_BYTES", 24)
+        monkeypatch.setattr(parsing, "MIN_FILE_BYTES", whole)
+        monkeypatch.setattr(parsing, "MIN_TENSOR_BYTES", 24)
         generate(path, out, force=True)
         made.append((out.read_bytes(), out.with_suffix(".safetensors").read_bytes()))
     assert made[0] == made[1]

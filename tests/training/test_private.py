@@ -23,7 +23,7 @@ from onnxgen.training.task import EACH_STEP, QUIET, Task, ends_epoch, ends_run, 
 from tests.conftest import ROOT
 
 READ = {
-    "checkpoint/loops.py": {"_load_combined_loader_states", "_restarting"},
+    "checkpoint/callback.py": {"_load_combined_loader_states", "_restarting"},
     "task.py": {"_current_fx_name"},
 }
 OVERRIDDEN = {("Task", "_on_before_batch_transfer"), ("Task", "_apply_batch_transfer_handler")}

@@ -64,6 +64,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
 import torch
+
+torch.manual_seed(0)
 from onnxgen import __file__ as here
 from onnxgen.training import Settings, evaluate, fit
 from onnxgen.training.data.glance import glance
