@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from onnxgen.pipeline import generate as generate
     from onnxgen.runtime.load import load as load
     from onnxgen.runtime.reload import reload as reload
+    from onnxgen.ship import ship as ship
+    from onnxgen.ship.comparison import Shipped as Shipped
     from onnxgen.verify import VerifyReport as VerifyReport
     from onnxgen.verify import verify as verify
 
@@ -58,6 +60,8 @@ _NAMES = {
     "pipeline": "generate",
     "runtime.load": "load",
     "runtime.reload": "reload",
+    "ship": "ship",
+    "ship.comparison": "Shipped",
     "verify": "VerifyReport verify",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

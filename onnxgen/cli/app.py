@@ -26,6 +26,7 @@ from onnxgen.cli.group import (
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.process import sympy_later
 from onnxgen.cli.train_options import given_settings, train_options, wrong_options
+from onnxgen.ship.target import SHIPS
 from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS
 
@@ -167,6 +168,31 @@ def export(module: Path | None, **given: Any) -> int:
     from onnxgen.cli.exporting import export_command
 
     return export_command(module, **given)
+
+
+@_command(
+    "ship",
+    "Write a trained run for another runtime.",
+    [
+        ("onnxgen ship runs/digits-1 --to onnx-int8", "Write 8-bit integers for onnxruntime."),
+        ("onnxgen ship runs/digits-1 --to executorch -o digits.pte", "Write a file for phones."),
+    ],
+    {1: "the file and the module differ: nothing is written"},
+)
+@click.argument("run", type=_path, required=False)
+@_file("--to", metavar="NAME", required=True, help=f"{', '.join(SHIPS)}.")
+@_file("-o", "--output", "out", metavar="FILE", type=_path, help="The file to write. Default: in the run's folder.")
+@_file("--force", is_flag=True, help="Overwrite a file that is there.")
+@option("--data", metavar="DATA", group="Data", help="Where the run's data is now, if it was moved.")
+@saying_options
+def ship(run: Path | None, **given: Any) -> int:
+    """Write the network of RUN as the file of a runtime, run it there, and compare it with the module.
+
+    Beside it are a model card and a bill of materials. RUN is by default the newest run in runs/.
+    """
+    from onnxgen.cli.shipping import ship_command
+
+    return ship_command(run, **given)
 
 
 @_command(

@@ -41,13 +41,14 @@ FLOORS = (
     ("backend", "surgery"),
     ("export",),
     ("training",),
+    ("ship",),
     ("cli", "__main__"),
 )
 APART = ("build_hooks", "_callable", "importer", "templates")  # they use only the public API of `onnxgen`, or nothing
 
 # What uses a finished module. A change inside the generator does not reach its tests, unless the change is in a package
 # that it reads files with: the generator's own tests hold what a finished module is.
-USERS = ("view", "training", "cli", "build_hooks", "importer")
+USERS = ("view", "training", "ship", "cli", "build_hooks", "importer")
 READ_BY_USERS = ("_version", "common", "errors", "options", "record", "weights", "output", "_callable")
 
 # The packages that a folder of tests is about, if it has another name than its package.

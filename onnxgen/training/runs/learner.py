@@ -213,6 +213,16 @@ class Learner:
         """The part of the run's data that it was not trained on: "test", else "val"; "" if there is none."""
         return next((name for name in ("test", "val") if name in self.record.parts), "")
 
+    def held(self, data: Any = None, part: str | None = None) -> Data:
+        """Return the data of the run, split as it was; `data` and `part` as in `evaluate`.
+
+        Raises:
+            OnnxgenError: the data is gone, or it is not the same any more.
+        """
+        own = self.record.data_for(self.run)
+        refuse_code({"data": own}, {*self.named, *([] if data is None else ["data"])}, self.run)
+        return self._held(own if data is None else data, part)
+
     def _part(self, part: str | None) -> str:
         """Return the part of the run's own data to evaluate: never the training part, unless asked for."""
         found = part or self.held_back

@@ -1,0 +1,195 @@
+"""A shipped file beside its module: the same answers, the same metrics, its size, and the time that a sample takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onnxgen.errors import OnnxgenError, typed
+from onnxgen.ship.samples import batch_axes
+from onnxgen.ship.target import Job, Run, Target
+from onnxgen.training.runs.learner import Learner
+
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # of the largest number of an output; as those of `onnxgen verify`
+TIMED = 20  # samples whose time is taken
+
+
+@dataclass
+class Shipped:
+    """A report of `onnxgen.ship`.
+
+    Attributes:
+        to, out: the target, and its file.
+        wrote: the files that were written, the card's too.
+        size: in bytes, and `original` that of the module's weights.
+        batch: how many samples the file takes at a time; 0 if any.
+        compared: the number of samples on which file and module were compared; 0 if no runtime runs the file here.
+        difference: the largest difference of an output, as a share of the largest number of that output.
+        before, after: metrics of the module and of the file, of the same samples of `part`; {} if there are none.
+        seconds: of one sample in the module, and in the file; both on this machine's CPU, one after the other.
+        notes: what else is to be known.
+    """
+
+    to: str
+    out: str
+    wrote: list[Path] = field(default_factory=list)
+    size: int = 0
+    original: int = 0
+    batch: int = 0
+    compared: int = 0
+    difference: float = 0.0
+    part: str = ""
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    seconds: tuple[float, float] = (0.0, 0.0)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> list[tuple[str, float, float]]:
+        """The name of each metric, before and after."""
+        return [(name, value, self.after[name]) for name, value in self.before.items() if name in self.after]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain types."""
+        return {**vars(self), "wrote": [str(path) for path in self.wrote], "seconds": list(self.seconds)}
+
+
+class DiffersError(OnnxgenError):
+    """The file does not compute what its module does. Nothing was written."""
+
+    exit_code = 1
+
+
+def compare(
+    learner: Learner, job: Job, target: Target, path: Path, samples: Sequence[list[Tensor]], data: Any, report: Shipped
+) -> None:
+    """Run a file on held back samples, and note in the report how it differs from its module.
+
+    Raises:
+        DiffersError: outputs differ. Those of integers may: of these the metrics tell what was lost.
+    """
+    axes, own, run = batch_axes(job.model), module_run(job), _opened(job, target, path)
+    names = job.outputs
+    for arguments in samples:
+        ours, theirs = own(arguments), in_pieces(run, arguments, axes, job.batch)
+        found = difference(ours, theirs, names or [str(n) for n in range(len(ours))], rounds=target.rounds)
+        report.difference = max(report.difference, found)
+        report.compared += next((x.shape[axis] for x, axis in zip(arguments, axes) if axis is not None), 1)
+    one = [x if axis is None else x.narrow(axis, 0, job.batch or 1) for x, axis in zip(samples[0], axes)]
+    before, after = seconds_of((own, run), one)
+    report.seconds = (before / (job.batch or 1), after / (job.batch or 1))
+    if learner.held_back:
+        report.before = learner.evaluate(data)
+        with run_by(job.model, run, axes, job.batch):
+            report.after = learner.evaluate(data)
+
+
+def _opened(job: Job, target: Target, path: Path) -> Run:
+    """Open a file. What it raises, then and when it runs, is an `OnnxgenError`."""
+    assert target.open is not None
+    opened: list[Run] = []
+
+    def run(arguments: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            opened[:] = opened or [target.open(job, path)]  # type: ignore[misc]
+            return opened[0](arguments)
+        except Exception as error:
+            what = f"the file is written, but {target.about} does not run it: {typed(error)}"
+            raise OnnxgenError(what, help="nothing is kept of it; ship to another target") from error
+
+    return run
+
+
+@contextmanager
+def run_by(model: nn.Module, run: Run, batch_axes: Sequence[int | None], batch: int) -> Iterator[None]:
+    """Let a module answer what a file computes, while this context lasts. A file of fixed batch is run piece by piece.
+
+    `batch_axes`: the axis of the batch in each argument and then in each output; None if it has none.
+    """
+
+    def forward(*arguments: Tensor) -> Tensor | tuple[Tensor, ...]:
+        result = tuple(in_pieces(run, [x.detach() for x in arguments], batch_axes, batch))
+        return result if len(result) > 1 else result[0]
+
+    model.forward = forward
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def in_pieces(run: Run, arguments: Sequence[Tensor], batch_axes: Sequence[int | None], batch: int) -> list[Tensor]:
+    """Return the outputs of a file for a batch of any size."""
+    taken, made = batch_axes[: len(arguments)], batch_axes[len(arguments) :]
+    count = next((x.shape[axis] for x, axis in zip(arguments, taken) if axis is not None), 0)
+    if not batch or not count or count == batch:
+        return run(arguments)
+    pieces = [
+        run([x if axis is None else x.narrow(axis, start, batch) for x, axis in zip(arguments, taken)])
+        for start in range(0, count, batch)
+    ]
+    return [
+        torch.cat(parts, axis) if axis is not None else parts[0]
+        for parts, axis in zip(map(list, zip(*pieces)), (*made, *[0] * len(pieces[0])))
+    ]
+
+
+def difference(
+    ours: Sequence[Tensor], theirs: Sequence[Tensor], names: Sequence[str], *, rounds: bool = False
+) -> float:
+    """Return the largest difference of the outputs of module and file, as a share of the largest number of its output.
+
+    Raises:
+        DiffersError: it is more than `RELATIVE` and `ABSOLUTE` (unless the file `rounds`), or shapes differ.
+    """
+    if len(ours) != len(theirs):
+        raise DiffersError(f"the module has {len(ours)} outputs, and the file {len(theirs)}")
+    most = 0.0
+    for name, a, b in zip(names, ours, theirs):
+        if a.shape != b.shape:
+            raise DiffersError(f"output {name} has the shape {list(a.shape)}, and that of the file {list(b.shape)}")
+        if not a.is_floating_point():
+            if not rounds and not torch.equal(a, b.to(a.dtype)):
+                raise DiffersError(f"output {name} has other numbers in the file")
+            continue
+        a, b = a.double(), b.double()
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            raise DiffersError(f"output {name} is infinite or NaN in one of file and module only")
+        finite = a.isfinite()
+        scale = float(a[finite].abs().max()) if finite.any() else 0.0
+        away = float((a - b)[finite].abs().max()) if finite.any() else 0.0
+        if not rounds and away > RELATIVE * scale + ABSOLUTE:
+            what = f"output {name} differs from the module's by {away:.3g}, where its largest number is {scale:.3g}"
+            raise DiffersError(what, help="ship to another target, or report this")
+        most = max(most, away / scale if scale else 0.0)
+    return most
+
+
+def seconds_of(runs: Sequence[Run], arguments: Sequence[Tensor]) -> list[float]:
+    """Return the median time of a call of each, side by side, after one that is not timed."""
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(TIMED + 1):
+        for run, own in zip(runs, times):
+            start = time.perf_counter()
+            run(arguments)
+            own.extend([time.perf_counter() - start] if turn else [])
+    return [statistics.median(own) for own in times]
+
+
+def module_run(job: Job) -> Run:
+    """Return the module as a file is run."""
+
+    def run(arguments: Sequence[Tensor]) -> list[Tensor]:
+        with torch.inference_mode():
+            result = job.model(*arguments)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    return run

@@ -1,0 +1,51 @@
+"""Samples of a run's data, as arguments of its module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from torch import Tensor, nn
+
+from onnxgen.surgery.ports import signature_of
+from onnxgen.training.data import feed
+from onnxgen.training.data.arrays import unaugmented
+from onnxgen.training.data.feeding import fed
+from onnxgen.training.data.scaling import by_width
+from onnxgen.training.loader import Loader
+from onnxgen.training.runs.learner import Learner
+
+
+def batch_axes(model: nn.Module) -> list[int | None]:
+    """Return the axis of the batch in each input and then in each output of a module; None if it has none."""
+    firsts = [port.dims[0] for port in fed(model).inputs if port.dims]
+    batch = next((dim for dim in firsts if isinstance(dim, str)), None)
+    signature = signature_of(model)
+    ports = (*signature.inputs, *signature.outputs)
+    return [port.dims.index(batch) if port.dims and batch in port.dims else None for port in ports]
+
+
+def arguments_of(learner: Learner, part: str, data: Any, most: int) -> Iterator[list[Tensor]]:
+    """Yield the arguments of `forward` for batches of a part of the run's data, in order, up to `most` samples.
+
+    Raises:
+        OnnxgenError: the run's data is gone, or is not what it was.
+    """
+    held = learner.held(data, part)
+    feeding = feed(held, learner.model, learner.settings)
+    for _, some in by_width(unaugmented(held.parts[part])):
+        with closing(Loader(some, learner.settings.batch)) as loader:
+            for batch in loader:
+                yield feeding.arguments(batch)
+                most -= len(batch[feeding.inputs[0]])
+                if most <= 0:
+                    return
+
+
+def in_batches(batches: Iterable[list[Tensor]], axes: Sequence[int | None], size: int) -> Iterator[list[Tensor]]:
+    """Yield the same arguments in batches of another size; what is left over is left out."""
+    for batch in batches:
+        count = next((x.shape[axis] for x, axis in zip(batch, axes) if axis is not None), size)
+        for start in range(0, count - size + 1, size):
+            yield [x if axis is None else x.narrow(axis, start, size) for x, axis in zip(batch, axes)]

@@ -1,0 +1,89 @@
+"""What a runtime's file is: how it is written, and how it is run again.
+
+A target is one file in `targets/`, which defines `TARGET`. Its libraries are an extra of onnxgen and are imported when
+it writes or runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from onnxgen.training.runs.record import Record
+
+SHIPS = ("onnx", "onnx-int8", "torchscript", "pt2", "executorch", "coreml", "litert")  # the names of all targets
+Dims: TypeAlias = tuple[int | str, ...]
+Run: TypeAlias = "Callable[[Sequence[Tensor]], list[Tensor]]"  # the arguments of `forward` -> the outputs
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is shipped.
+
+    Attributes:
+        run: the folder of the run, and `record` its record.
+        model: the trained module, in eval mode on the CPU.
+        example: arguments of its `forward`, of as many samples as the file's batch.
+        inputs: the names and dims of these; a dim of any size has its name.
+        outputs: the names of what it returns.
+        batch: the number of samples that the file takes at a time; 0 if it takes any.
+        facts: what the file's metadata says, as JSON by key: classes, the contract of the run.
+        calibration: yields arguments of `forward` made of training samples, to find ranges of values.
+    """
+
+    run: Path
+    record: Record
+    model: nn.Module
+    example: tuple[Tensor, ...]
+    inputs: Mapping[str, Dims]
+    outputs: tuple[str, ...]
+    batch: int
+    facts: Mapping[str, str]
+    calibration: Callable[[], Iterator[Sequence[Tensor]]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file.
+
+    Attributes:
+        name: what `--to` calls it.
+        suffix: of its file; "" of a folder has none.
+        about: one line for people.
+        needs: the packages that write and run it, as pip names them, each with its module; `extra` is that of onnxgen.
+        write: writes the file of a job to a path. It raises any exception if it can't.
+        open: opens a file of a job to run it here; None if no runtime runs it on this system.
+        one: True if the file takes one sample at a time.
+        rounds: True if its numbers are integers, so that outputs differ and only the metrics tell what was lost.
+    """
+
+    name: str
+    suffix: str
+    about: str
+    needs: Mapping[str, str]
+    extra: str
+    write: Callable[[Job, Path], list[str]]
+    open: Callable[[Job, Path], Run] | None = None
+    one: bool = False
+    rounds: bool = False
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let converters keep to themselves what they print and warn of."""
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,113 @@
+"""Files for phones and small devices: ExecuTorch, Core ML and LiteRT."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, from_numpy
+
+from onnxgen.common.names import legible
+from onnxgen.ship.target import Job, Run, Target, quietly
+from onnxgen.ship.targets.torch_files import exported, traced
+
+
+def write_executorch(job: Job, path: Path) -> list[str]:
+    """Write a program for ExecuTorch's CPU kernels (XNNPACK); metadata are methods without inputs."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    with quietly():
+        edge = to_edge_transform_and_lower(
+            exported(job), partitioner=[XnnpackPartitioner()], constant_methods=dict(job.facts)
+        )
+        path.write_bytes(edge.to_executorch().buffer)
+    return []
+
+
+def run_executorch(job: Job, path: Path) -> Run:
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path)
+    method = program.load_method("forward")
+
+    def run(arguments: Any) -> list[Tensor]:
+        return [output.clone() for output in method.execute([x.contiguous() for x in arguments])]
+
+    run.program = program  # type: ignore[attr-defined]  # it must live as long as its method
+    return run
+
+
+def write_coreml(job: Job, path: Path) -> list[str]:
+    """Write an ML program of 32-bit floats; metadata are entries of the user's.
+
+    Core ML's tools read some layers (recurrent ones) in a trace only, and others (of attention) only in a program of
+    torch.export.
+    """
+    import coremltools
+
+    kinds = {torch.int64: np.int32, torch.bool: np.bool_}
+    inputs = [
+        coremltools.TensorType(name=legible(name), shape=x.shape, dtype=kinds.get(x.dtype, x.numpy().dtype))
+        for name, x in zip(job.inputs, job.example)
+    ]
+    whole: dict[str, Any] = {"convert_to": "mlprogram", "skip_model_load": True}
+    whole["compute_precision"] = coremltools.precision.FLOAT32
+    with quietly():
+        try:
+            model = coremltools.convert(traced(job), inputs=inputs, **whole)
+        except Exception:
+            model = coremltools.convert(exported(job).run_decompositions({}), **whole)
+        model.user_defined_metadata.update(job.facts)
+        model.save(str(path))
+    return ["Core ML runs on Apple's systems only: the file is written, and was not run"]
+
+
+def write_litert(job: Job, path: Path) -> list[str]:
+    """Write a TFLite file; metadata are files in a ZIP archive at its end, where readers of TFLite look for them."""
+    import litert_torch
+
+    with quietly():
+        litert_torch.convert(job.model, job.example).export(str(path))
+    with zipfile.ZipFile(path, "a") as archive:
+        for key, text in job.facts.items():
+            archive.writestr(f"{key}.json" if key != "tokenizer" else "tokenizer.json", text)
+        if classes := json.loads(job.facts.get("classes", "[]")):
+            archive.writestr("labels.txt", "\n".join(map(str, classes)) + "\n")
+    return []
+
+
+def run_litert(job: Job, path: Path) -> Run:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path))
+    interpreter.allocate_tensors()
+    runner = interpreter.get_signature_runner()
+    inputs = runner.get_input_details()
+    kinds = {name: inputs[name]["dtype"] for name in _in_order(inputs)}  # it takes narrower integers
+    wanted = _in_order(runner.get_output_details())
+
+    def run(arguments: Any) -> list[Tensor]:
+        results = runner(**{n: np.asarray(x).astype(kind) for (n, kind), x in zip(kinds.items(), arguments)})
+        return [from_numpy(np.array(results[name])) for name in wanted]
+
+    return run
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return names that end in their places, as LiteRT calls inputs and outputs, by these."""
+    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
+
+
+TARGETS = [
+    Target("executorch", ".pte", "ExecuTorch, with XNNPACK", {"executorch": "executorch"}, "executorch",
+           write_executorch, run_executorch, one=True),
+    Target("coreml", ".mlpackage", "Core ML", {"coremltools": "coremltools"}, "coreml", write_coreml, one=True),
+    Target("litert", ".tflite", "LiteRT (TensorFlow Lite)", {"litert-torch": "litert_torch"}, "litert",
+           write_litert, run_litert, one=True),
+]  # fmt: skip

@@ -1,0 +1,76 @@
+"""ONNX files, and their integers by onnxruntime's own quantisation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, from_numpy
+
+from onnxgen.ship.target import Job, Run, Target, quietly
+
+
+def write_onnx(job: Job, path: Path) -> list[str]:
+    """Write the trained values into the original graph, as `onnxgen export` does."""
+    from onnxgen.cli.exporting import of_run
+    from onnxgen.export import export
+
+    module, arguments = of_run(job.run, {"weights": None, "out": path, "onnx": None})
+    report = export(module, **arguments, force=True)
+    return [f"{report.method}: {report.why}"]
+
+
+def write_int8(job: Job, path: Path) -> list[str]:
+    """Quantise the exported file to 8 bits: weights by channel, activations by ranges of training samples."""
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples: Iterator[Any] = job.calibration()
+
+        def get_next(self) -> dict[str, Any] | None:
+            arguments = next(self.samples, None)
+            return None if arguments is None else _fed(job, arguments)
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole, ready = Path(folder) / "whole.onnx", Path(folder) / "ready.onnx"
+        notes = write_onnx(job, whole)
+        with quietly():
+            quant_pre_process(whole, ready, skip_symbolic_shape=True)
+            quantize_static(ready, path, Reader(), per_channel=True, weight_type=QuantType.QInt8)
+        model, original = onnx.load(path), onnx.load(whole, load_external_data=False)
+        del model.metadata_props[:]
+        model.metadata_props.extend(original.metadata_props)
+        onnx.save(model, path)
+    return notes
+
+
+def _fed(job: Job, arguments: Any) -> dict[str, Any]:
+    return {name: np.asarray(argument) for name, argument in zip(job.inputs, arguments)}
+
+
+def run_onnx(job: Job, path: Path) -> Run:
+    """Open the file in onnxruntime, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    wanted = [output.name for output in session.get_outputs()]
+    taken = {entry.name for entry in session.get_inputs()}
+
+    def run(arguments: Any) -> list[Tensor]:
+        fed = {name: values for name, values in _fed(job, arguments).items() if name in taken}
+        return [from_numpy(np.asarray(values)) for values in session.run(wanted, fed)]
+
+    return run
+
+
+_NEEDS: dict[str, Any] = {"needs": {"onnxruntime": "onnxruntime"}, "extra": "verify", "open": run_onnx}
+TARGETS = [
+    Target("onnx", ".onnx", "the original graph with the trained values", write=write_onnx, **_NEEDS),
+    Target("onnx-int8", ".onnx", "8-bit integers by onnxruntime", write=write_int8, rounds=True, **_NEEDS),
+]

@@ -1,0 +1,70 @@
+"""Files that PyTorch runs without the code of the module: TorchScript, and programs of torch.export."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxgen.ship.target import Job, Run, Target
+
+
+def exported(job: Job) -> torch.export.ExportedProgram:
+    """Return the program of the module; dims that have names stay open, unless the file takes one sample."""
+    open_dims = [
+        None if job.batch else {axis: torch.export.Dim.AUTO for axis, dim in enumerate(dims) if isinstance(dim, str)}
+        for dims in job.inputs.values()
+    ]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return torch.export.export(job.model, job.example, dynamic_shapes=tuple(open_dims), strict=False)
+
+
+def write_program(job: Job, path: Path) -> list[str]:
+    """Write a program of torch.export; its metadata are files of their own inside it."""
+    torch.export.save(exported(job), path, extra_files=dict(job.facts))
+    return []
+
+
+def traced(job: Job) -> Any:
+    """Return a trace of the module."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(job.model, job.example, check_trace=False)  # type: ignore[no-untyped-call]
+
+
+def write_script(job: Job, path: Path) -> list[str]:
+    """Write a trace; its metadata are files of their own inside it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(traced(job), str(path), _extra_files=dict(job.facts))
+    return []
+
+
+def _called(module: Any) -> Run:
+    def run(arguments: Any) -> list[Tensor]:
+        with torch.inference_mode():
+            result = module(*arguments)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    return run
+
+
+def run_program(job: Job, path: Path) -> Run:
+    return _called(torch.export.load(path).module())
+
+
+def run_script(job: Job, path: Path) -> Run:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _called(torch.jit.load(str(path)))  # type: ignore[no-untyped-call]
+
+
+_NEEDS: dict[str, Any] = {"needs": {"torch": "torch"}, "extra": "torch"}
+TARGETS = [
+    Target("pt2", ".pt2", "a program of torch.export", write=write_program, open=run_program, **_NEEDS),
+    Target("torchscript", ".pt", "a trace for libtorch", write=write_script, open=run_script, **_NEEDS),
+]
