@@ -56,23 +56,23 @@ class Lists:
 
     def changed(self) -> ClassTree:
         own = quote("super().__init__")
-        items = self._items(self.tree.items, lambda found: ast.Call(own, found, []), BEGIN, 0)
+        items = self._items(self.tree.items, lambda layers: ast.Call(own, layers, []), BEGIN, 0)
         return replace(self.tree, setup=[self._statement(s, BEGIN) for s in self.tree.setup], items=items)
 
     def _statement(self, statement: ast.stmt, column: int) -> ast.stmt:
-        made = copy(statement)
-        if isinstance(made, ast.If):
-            made.body = [self._statement(inner, column + len(INDENT)) for inner in made.body]
-        elif isinstance(made, ast.Assign):
-            made.value = self._value(made.value, column, len(ast.unparse(made.targets[0])) + len(" = "))
-        return made
+        shortened = copy(statement)
+        if isinstance(shortened, ast.If):
+            shortened.body = [self._statement(inner, column + len(INDENT)) for inner in shortened.body]
+        elif isinstance(shortened, ast.Assign):
+            shortened.value = self._value(shortened.value, column, len(ast.unparse(shortened.targets[0])) + len(" = "))
+        return shortened
 
     def _value(self, tree: ast.expr, column: int, before: int = 0) -> ast.expr:
         """Shorten the list that a call of a container is given, and those of the containers in it."""
         items = items_of(tree)
         if items is None or not isinstance(tree, ast.Call):
             return tree
-        return filled(tree, self._items(items, lambda found: filled(tree, found), column, before))
+        return filled(tree, self._items(items, lambda layers: filled(tree, layers), column, before))
 
     def _items(self, items: list[ast.expr], whole: Whole, column: int, before: int) -> list[ast.expr]:
         """Return the items of a container, perhaps fewer of them. `whole` makes the container."""
@@ -87,13 +87,13 @@ class Lists:
 
     def _rows(self, items: list[ast.expr], column: int) -> list[ast.expr]:
         """Write items in a row that differ in a few numbers as one comprehension over these numbers."""
-        found: list[ast.expr] = []
+        shortened: list[ast.expr] = []
         for _, group in groupby(items, self.outline):
             alike = list(group)
             row = self._row(alike) if len(alike) >= MIN_ITEMS else None
             is_shorter = row is not None and height(row, column) < sum(height(item, column) for item in alike)
-            found += [row] if row is not None and is_shorter else alike
-        return found
+            shortened += [row] if row is not None and is_shorter else alike
+        return shortened
 
     def _row(self, items: list[ast.expr]) -> ast.expr | None:
         """Return a comprehension for items of one outline; None if they differ in too much or in nothing."""
@@ -114,14 +114,14 @@ class Lists:
             column = next(at)
             return ast.Name(names[column], ast.Load()) if column in names else tree
 
-        made = self.rebuilt(items[0], "", named)
+        element = self.rebuilt(items[0], "", named)
         places = [columns.index(column) for column in varying]
         rows = [[own[place] for place in places] for own in values]
         singles = [row[0] if len(row) == 1 else ast.Tuple(row, ast.Load()) for row in rows]
         source = _progression(singles) or ast.Tuple(singles, ast.Load())
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names.values()]
         target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
-        return _starred(made, [ast.comprehension(target, source, [], 0)])
+        return _starred(element, [ast.comprehension(target, source, [], 0)])
 
     def _indexed(self, first: ast.expr, values: list[list[ast.expr]]) -> ast.expr | None:
         """Return `[layer(widths[i], widths[i + 1]) for i in range(3)]` for entries of a table that move on."""
@@ -135,20 +135,20 @@ class Lists:
         if steps not in ({1}, {-1}) or len(moved) > 1:
             return None
         at = iter(varies)
-        made = self.rebuilt(first, "", lambda leaf, _: _moved(leaf, name, begins[0]) if next(at) else leaf)
+        element = self.rebuilt(first, "", lambda leaf, _: _moved(leaf, name, begins[0]) if next(at) else leaf)
         turns = call("range", *([min(begins)] if min(begins) else []), max(begins) + 1)
         source = turns if steps == {1} else call("reversed", turns)
-        return _starred(made, [ast.comprehension(ast.Name(name, ast.Store()), source, [], 0)])
+        return _starred(element, [ast.comprehension(ast.Name(name, ast.Store()), source, [], 0)])
 
     def _names(self, wanted: list[str]) -> list[str]:
         """Return names for variables: the argument's, if there is one variable or it is no size, or else a letter."""
         letters = (letter for letter in ascii_lowercase if letter not in self.taken)
-        made: list[str] = []
+        names: list[str] = []
         for name in wanted:
             is_plain = len(wanted) == 1 or not any(unit in name for unit in ("channels", "features", "embedding"))
-            free = bool(name) and name not in self.taken and name not in made
-            made.append(name if is_plain and free else next(letters))
-        return made
+            free = bool(name) and name not in self.taken and name not in names
+            names.append(name if is_plain and free else next(letters))
+        return names
 
     def outline(self, item: ast.expr) -> str:
         """Return a text that is equal for items that differ only in simple arguments of calls."""
@@ -156,14 +156,14 @@ class Lists:
 
     def leaves(self, item: ast.expr) -> list[tuple[ast.expr, str]]:
         """Return the simple arguments of an item and of the calls in it, in order, each with its name."""
-        found: list[tuple[ast.expr, str]] = []
+        arguments: list[tuple[ast.expr, str]] = []
 
         def see(tree: ast.expr, name: str) -> ast.expr:
-            found.append((tree, name))
+            arguments.append((tree, name))
             return tree
 
         self.rebuilt(item, "", see)
-        return found
+        return arguments
 
     def rebuilt(self, tree: ast.expr, name: str, leaf: Leaf) -> ast.expr:
         """Copy an argument with what `leaf` returns for the simple arguments in it."""
@@ -183,16 +183,16 @@ class Lists:
             return tree
         known = [*self.known.get(dotted(tree.func), ()), *[""] * len(tree.args)]
         args = [self.rebuilt(argument, name, leaf) for argument, name in zip(tree.args, known)]
-        given = [ast.keyword(k.arg, self.rebuilt(k.value, k.arg or "", leaf)) for k in tree.keywords]
-        return ast.Call(tree.func, args, given)
+        keywords = [ast.keyword(k.arg, self.rebuilt(k.value, k.arg or "", leaf)) for k in tree.keywords]
+        return ast.Call(tree.func, args, keywords)
 
     def _periods(self, items: list[ast.expr], column: int) -> list[ast.expr]:
         """Write groups of items that follow each other again and again once, where that is much shorter."""
         texts = list(map(ast.unparse, items))
-        found: list[ast.expr] = []
+        shortened: list[ast.expr] = []
         i = 0
         while i < len(items):
-            made, step, saved = items[i], 1, 0
+            group, step, saved = items[i], 1, 0
             for period, count in _repeats(texts, i):
                 after = i + period * count
                 if not has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
@@ -201,10 +201,10 @@ class Lists:
                 then = count * sum(height(item, column) for item in items[i : i + period])
                 now = height(other, column)
                 if now <= MUCH * then and then - now > saved:
-                    made, step, saved = other, period * count, then - now
-            found.append(made)
+                    group, step, saved = other, period * count, then - now
+            shortened.append(group)
             i += step
-        return found
+        return shortened
 
     def _repeated(self, items: list[ast.expr], count: int) -> ast.expr:
         name = LAYER if LAYER not in self.taken else "item"
@@ -232,8 +232,8 @@ def filled(container: ast.expr, items: list[ast.expr]) -> ast.expr:
     return ast.Call(container.func, [only if only is not None else ast.List(items, ast.Load())], [])
 
 
-def _starred(made: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
-    return ast.Starred(ast.ListComp(made, loops), ast.Load())
+def _starred(element: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
+    return ast.Starred(ast.ListComp(element, loops), ast.Load())
 
 
 def _progression(values: list[ast.expr]) -> ast.expr | None:

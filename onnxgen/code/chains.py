@@ -103,14 +103,14 @@ class _Run:
 
     def stages(self, once: Column) -> list[list[int]]:
         """Return the turns that have equal numbers, but for what the first alone has of a column, such as a stride."""
-        made: list[list[int]] = []
+        stages: list[list[int]] = []
         for i in range(len(self.leaves)):
             same = all(column[i] == column[i - 1] for column in (self.after, *self.rest) if column != once)
-            if made and same and (not once or once[i] == _common(once)):
-                made[-1].append(i)
+            if stages and same and (not once or once[i] == _common(once)):
+                stages[-1].append(i)
             else:
-                made.append([i])
-        return made
+                stages.append([i])
+        return stages
 
 
 class _Chains(Lists):
@@ -132,9 +132,9 @@ class _Chains(Lists):
             items = items_of(statement.value) if isinstance(statement, ast.Assign) else None
             for run in sorted(self._runs(items or []), key=_rank):
                 self.opened = {}
-                made = self._way(self.tree.setup[at], items or [], run)
-                if made and _are_fewer(made, statement):
-                    setup = [*self.tree.setup[:at], *made, *self.tree.setup[at + 1 :]]
+                loop = self._way(self.tree.setup[at], items or [], run)
+                if loop and _are_fewer(loop, statement):
+                    setup = [*self.tree.setup[:at], *loop, *self.tree.setup[at + 1 :]]
                     self.tree = replace(self.tree, setup=[self._with_last(part) for part in setup])
                     break
         return self.tree
@@ -160,7 +160,9 @@ class _Chains(Lists):
 
     def _full(self, items: Sequence[ast.expr]) -> list[ast.expr]:
         """Return the items with the keywords that any item of their class is given."""
-        given = {(dotted(item.func), k.arg) for item in items if isinstance(item, ast.Call) for k in item.keywords}
+        keywords_of_class = {
+            (dotted(item.func), k.arg) for item in items if isinstance(item, ast.Call) for k in item.keywords
+        }
 
         def full(item: ast.expr) -> ast.expr:
             defaults = self.defaults.get(dotted(item.func), {}) if isinstance(item, ast.Call) else {}
@@ -168,7 +170,9 @@ class _Chains(Lists):
                 return item
             own = {keyword.arg: keyword.value for keyword in item.keywords}
             keywords = [(name, own.get(name, value)) for name, value in defaults.items()]
-            wanted = [ast.keyword(n, value) for n, value in keywords if (dotted(item.func), n) in given and value]
+            wanted = [
+                ast.keyword(n, value) for n, value in keywords if (dotted(item.func), n) in keywords_of_class and value
+            ]
             return ast.Call(item.func, item.args, wanted)
 
         return [full(item) for item in items]
@@ -276,11 +280,11 @@ class _Chains(Lists):
         if not {*read} <= {0, count - 1} or len(read) < sum(isinstance(n, ast.Name) and n.id == table for n in nodes):
             return False
         assert isinstance(statement, ast.Assign)
-        made, name = dotted(statement.value.func), dotted(statement.targets[0])  # type: ignore[attr-defined]
+        container, name = dotted(statement.value.func), dotted(statement.targets[0])  # type: ignore[attr-defined]
         inside = [node for part in (*self.tree.body, *self.tree.own) for node in walk(part)]
         calls = sum(isinstance(node, ast.Call) and dotted(node.func) == name for node in inside)
         places = sum(isinstance(node, ast.Attribute) and dotted(node) == name for node in inside)
-        return made == SEQUENTIAL and calls == places and not self.tree.ties
+        return container == SEQUENTIAL and calls == places and not self.tree.ties
 
     def _names_of(self, run: _Run) -> dict[Column, str] | None:
         """Return the names of the variables of a loop over rows; None if a width has none."""
@@ -314,8 +318,8 @@ class _Chains(Lists):
         if not isinstance(item, ast.Call):
             return item
         defaults = {name: ast.dump(tree) for name, tree in self.defaults.get(dotted(item.func), {}).items() if tree}
-        given = [keyword for keyword in item.keywords if ast.dump(keyword.value) != defaults.get(keyword.arg or "")]
-        return ast.Call(item.func, item.args, given)
+        keywords = [keyword for keyword in item.keywords if ast.dump(keyword.value) != defaults.get(keyword.arg or "")]
+        return ast.Call(item.func, item.args, keywords)
 
     def _appended(self, run: _Run, names: Mapping[Column, str], once: Column = NONE) -> list[ast.stmt]:
         layers = ast.Name(LAYERS, ast.Load())
@@ -352,18 +356,18 @@ def _target(names: list[str]) -> ast.expr:
 
 def _counted(item: ast.expr) -> list[ast.expr]:
     """Return the items that `*[layer for _ in range(3)]` makes, or the item alone."""
-    made = item.value if isinstance(item, ast.Starred) else None
-    if not isinstance(made, ast.ListComp) or len(made.generators) > 1:
+    comprehension = item.value if isinstance(item, ast.Starred) else None
+    if not isinstance(comprehension, ast.ListComp) or len(comprehension.generators) > 1:
         return [item]
-    turns = made.generators[0].iter
+    turns = comprehension.generators[0].iter
     count = turns.args[0] if isinstance(turns, ast.Call) and dotted(turns.func) == "range" else None
-    is_number = isinstance(count, ast.Constant) and isinstance(made.elt, ast.Call)
-    return [made.elt] * count.value if is_number and len(turns.args) == 1 else [item]  # type: ignore
+    is_number = isinstance(count, ast.Constant) and isinstance(comprehension.elt, ast.Call)
+    return [comprehension.elt] * count.value if is_number and len(turns.args) == 1 else [item]  # type: ignore
 
 
-def _are_fewer(made: list[ast.stmt], statement: ast.stmt) -> bool:
+def _are_fewer(statements: list[ast.stmt], statement: ast.stmt) -> bool:
     """True if statements take fewer lines than another one, as they are read at a glance or as the file has them."""
-    return any(sum(_lines(one, room) for one in made) < _lines(statement, room) for room in (GLANCE, LINE_LENGTH))
+    return any(sum(_lines(one, room) for one in statements) < _lines(statement, room) for room in (GLANCE, LINE_LENGTH))
 
 
 def _lines(statement: ast.stmt, room: int, column: int = 2 * len(INDENT)) -> int:

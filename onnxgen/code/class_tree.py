@@ -82,15 +82,15 @@ class ClassTree:
     @cached_property
     def methods(self) -> list[ast.FunctionDef]:
         """The methods in order, except those that only the templates have."""
-        made = [self._init()]
+        methods = [self._init()]
         if self.ties:
             ties: list[ast.stmt] = [printer.assigned(tied, kept) for kept, tied in self.ties]
-            made.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], self._nothing))
-        made += self.own
+            methods.append(ast.FunctionDef(_TIE, _NO_ARGUMENTS, ties, [], self._nothing))
+        methods += self.own
         if not self.is_row:
             arguments = ast.arguments([], [ast.arg("self"), *self.inputs], None, [], [], None, [])
-            made.append(ast.FunctionDef("forward", arguments, self.body, [], self.result))
-        return [*made, *(stub.tree for stub in self.stubs)]
+            methods.append(ast.FunctionDef("forward", arguments, self.body, [], self.result))
+        return [*methods, *(stub.tree for stub in self.stubs)]
 
     @cached_property
     def called(self) -> frozenset[str]:
@@ -102,9 +102,9 @@ class ClassTree:
         body: list[ast.stmt] = [ast.Expr(ast.Call(begin, self.items, [])), *self.setup]
         if self.ties:
             body.append(ast.Expr(ast.Call(ast.Attribute(_SELF, _TIE, ast.Load()), [], [])))
-        given = [parameter.tree for parameter in self.parameters]
+        arguments_given = [parameter.tree for parameter in self.parameters]
         defaults = [d for parameter in self.parameters if (d := parameter.default_tree) is not None]
-        arguments = ast.arguments([], [ast.arg("self"), *given], None, [], [], None, defaults)
+        arguments = ast.arguments([], [ast.arg("self"), *arguments_given], None, [], [], None, defaults)
         return ast.FunctionDef("__init__", arguments, body, [], self._nothing)
 
     @property
@@ -133,9 +133,9 @@ class ClassTree:
 
 
 def _method_lines(method: ast.FunctionDef) -> list[str]:
-    given = ", ".join(map(printer.argument, method.args.args))
+    parameters = ", ".join(map(printer.argument, method.args.args))
     result = "" if method.returns is None else f" -> {ast.unparse(method.returns)}"
-    return [f"def {method.name}({given}){result}:", *printer.lines(method.body, 1)]
+    return [f"def {method.name}({parameters}){result}:", *printer.lines(method.body, 1)]
 
 
 def names_of(classes: Sequence[ClassTree]) -> set[str]:
@@ -285,14 +285,14 @@ def hold(tree: ast.Module, meant: Meant, is_ours: bool) -> None:
     Raises:
         Refused: it has not. The message says where.
     """
-    found: dict[str, list[ast.stmt]] = {}
+    defined: dict[str, list[ast.stmt]] = {}
     for node in tree.body:
-        found.setdefault(defined_name(node), []).append(node)
+        defined.setdefault(defined_name(node), []).append(node)
     for name, copy in meant.copied.items():
-        if not any(same(copy.tree, node) for node in found.get(name, ())):
+        if not any(same(copy.tree, node) for node in defined.get(name, ())):
             raise Refused(f"{name} is not as it was copied")
     for each in meant.classes:
-        nodes = found.get(each.name, [])
+        nodes = defined.get(each.name, [])
         if len(nodes) != 1 or not isinstance(nodes[0], ast.ClassDef):
             raise Refused(f"there is no class {each.name}, or another")
         _hold_class(nodes[0], each, is_ours)
@@ -312,13 +312,13 @@ def _hold_class(node: ast.ClassDef, meant: ClassTree, is_ours: bool) -> None:
             raise Refused(f"the class {meant.name} has what nobody meant")
 
 
-def _same_method(meant: ast.FunctionDef, found: ast.FunctionDef, is_ours: bool) -> bool:
+def _same_method(meant: ast.FunctionDef, parsed: ast.FunctionDef, is_ours: bool) -> bool:
     """Compare methods, except docstrings. A user's template may decorate a method."""
     return (
-        same(meant.args, found.args)
-        and same(meant.returns, found.returns)
-        and same(without_docstring(meant.body), without_docstring(found.body))
-        and not (is_ours and found.decorator_list)
+        same(meant.args, parsed.args)
+        and same(meant.returns, parsed.returns)
+        and same(without_docstring(meant.body), without_docstring(parsed.body))
+        and not (is_ours and parsed.decorator_list)
     )
 
 
@@ -352,16 +352,16 @@ def is_alias(node: ast.stmt) -> bool:
     return same(ALIAS, node)
 
 
-def same(meant: object, found: object) -> bool:
-    """Return True if two trees are equal except for positions. `found` comes from Python's parser."""
+def same(meant: object, parsed: object) -> bool:
+    """Return True if two trees are equal except for positions. `parsed` comes from Python's parser."""
     if isinstance(meant, ast.AST):
         kind = type(meant)
-        if type(found) is not kind:
+        if type(parsed) is not kind:
             return False
         fields = _FIELDS.get(kind)
         if fields is None:
             fields = _FIELDS[kind] = tuple(name for name in kind._fields if name not in _IGNORED)
-        return all(same(getattr(meant, name, None), getattr(found, name, None)) for name in fields)
+        return all(same(getattr(meant, name, None), getattr(parsed, name, None)) for name in fields)
     if isinstance(meant, (list, tuple)):
-        return isinstance(found, list) and len(meant) == len(found) and all(map(same, meant, found))
-    return isinstance(meant, type(found)) and meant == found  # a `NiceFloat` is found as a float
+        return isinstance(parsed, list) and len(meant) == len(parsed) and all(map(same, meant, parsed))
+    return isinstance(meant, type(parsed)) and meant == parsed  # a `NiceFloat` is found as a float

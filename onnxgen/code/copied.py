@@ -48,17 +48,17 @@ def read_source(path: Path) -> SourceFile:
     """Read what a file defines and imports."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    found = SourceFile(path, {}, {})
+    source = SourceFile(path, {}, {})
     for node in _statements(ast.parse(text).body):
         if isinstance(node, ast.Import):
-            found.imports.update((a.asname or a.name.split(".")[0], _whole(a)) for a in node.names)
+            source.imports.update((a.asname or a.name.split(".")[0], _whole(a)) for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
             module = "." * node.level + (node.module or "")
-            found.imports.update((a.asname or a.name, (module, a.name)) for a in node.names)
+            source.imports.update((a.asname or a.name, (module, a.name)) for a in node.names)
         elif name := defined_name(node):
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-            found.definitions[name] = Definition("\n".join(lines[first - 1 : node.end_lineno]), node)
-    return found
+            source.definitions[name] = Definition("\n".join(lines[first - 1 : node.end_lineno]), node)
+    return source
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -70,9 +70,9 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _whole(found: ast.alias) -> Import:
+def _whole(alias: ast.alias) -> Import:
     """Return the module of an import statement. `import torch.nn` binds `torch`, which has all its submodules."""
-    return ("torch" if found.name.startswith("torch.") and found.asname is None else found.name), ""
+    return ("torch" if alias.name.startswith("torch.") and alias.asname is None else alias.name), ""
 
 
 def defined_name(node: ast.stmt) -> str:
@@ -86,7 +86,7 @@ def defined_name(node: ast.stmt) -> str:
 @cache
 def helpers() -> dict[str, Definition]:
     """Return every helper by name, in the order in which they are written into a file."""
-    return {name: found for source in _sources() for name, found in source.definitions.items()}
+    return {name: definition for source in _sources() for name, definition in source.definitions.items()}
 
 
 @cache
@@ -106,20 +106,23 @@ def arguments(name: str) -> tuple[tuple[str, ...], dict[str, Any]]:
     not be, with their defaults. Nothing for a function.
     """
     tree = helpers()[name].tree
-    made = [f for f in getattr(tree, "body", []) if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
-    if not isinstance(tree, ast.ClassDef) or not made:
+    constructors = [f for f in getattr(tree, "body", []) if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+    if not isinstance(tree, ast.ClassDef) or not constructors:
         return (), {}
-    given = made[0].args
-    names, usual = [a.arg for a in given.args[1:]], given.defaults
+    signature = constructors[0].args
+    names, usual = [a.arg for a in signature.args[1:]], signature.defaults
     needed = names[: len(names) - len(usual)]
-    pairs = [*zip(names[len(needed) :], usual), *((a.arg, d) for a, d in zip(given.kwonlyargs, given.kw_defaults) if d)]
+    pairs = [
+        *zip(names[len(needed) :], usual),
+        *((a.arg, d) for a, d in zip(signature.kwonlyargs, signature.kw_defaults) if d),
+    ]
     return tuple(needed), {n: d.value for n, d in pairs if isinstance(d, ast.Constant) and d.value is not None}
 
 
 def imported(text: str) -> dict[str, Import]:
     """Return the imports of the helpers' files that `text` uses, by name."""
     used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)) - helpers().keys()
-    return {name: found for source in _sources() for name, found in source.imports.items() if name in used}
+    return {name: origin for source in _sources() for name, origin in source.imports.items() if name in used}
 
 
 def copied(text: str) -> dict[str, Definition]:
@@ -176,13 +179,13 @@ class OwnCode:
         """
         files = [] if plugin.place is None else files_of(plugin.place)
         if name not in self.sources or self._files_of[name] not in files:
-            found = [s for s in map(read_source, files) if name in s.definitions and not _is_operator(s, name)]
-            if not found:
+            sources = [s for s in map(read_source, files) if name in s.definitions and not _is_operator(s, name)]
+            if not sources:
                 raise _error(plugin, f"the plugin has no function or class {name} at the top level of its files")
-            if len(found) > 1:
-                names = " and ".join(source.path.name for source in found)
+            if len(sources) > 1:
+                names = " and ".join(source.path.name for source in sources)
                 raise _error(plugin, f"{names} each define {name}", "rename one of them")
-            self._take(plugin, found[0], name)
+            self._take(plugin, sources[0], name)
         return ast.Name(name, ast.Load())
 
     def take_import(self, plugin: Plugin, module: str, name: str) -> ast.expr:
@@ -205,8 +208,8 @@ class OwnCode:
                 wanted.add(name)
                 pending += self._needs.get(name, ())
         return (
-            {name: found for name, found in self.sources.items() if name in wanted},
-            {name: found for name, found in self.imports.items() if name in wanted},
+            {name: definition for name, definition in self.sources.items() if name in wanted},
+            {name: definition for name, definition in self.imports.items() if name in wanted},
         )
 
     def _take(self, plugin: Plugin, source: SourceFile, first: str) -> None:
@@ -231,9 +234,9 @@ class OwnCode:
             self._files_of[name] = source.path
             self.sources[name] = source.definitions[name]
 
-    def _import(self, plugin: Plugin, name: str, found: Import) -> None:
-        module, part = found
-        full = ".".join(filter(None, found))
+    def _import(self, plugin: Plugin, name: str, origin: Import) -> None:
+        module, part = origin
+        full = ".".join(filter(None, origin))
         if module.startswith("."):
             help = "a copied helper stands alone: put both into the same file"
             raise _error(plugin, f"{name} is imported from {module}", help)
@@ -243,11 +246,11 @@ class OwnCode:
             return
         if not part and module != name and module.split(".")[0] == name and name not in FRAME:
             raise _error(plugin, f"import {module} can't be copied", f"import {module} as another name")
-        is_other = self.imports.get(name, found) != found or name in self._files_of
+        is_other = self.imports.get(name, origin) != origin or name in self._files_of
         if is_other or name in FRAME or name in RESERVED or name in helper_names():
             what = f"{full} would be called {name}, which has another meaning there"
             raise _error(plugin, what, "import it by another")
-        self.imports[name] = found
+        self.imports[name] = origin
 
 
 def _is_operator(source: SourceFile, name: str) -> bool:

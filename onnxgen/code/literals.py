@@ -55,9 +55,9 @@ def tensor_literal(
     if TORCH_DTYPES[dtype] == "float32":  # also types that torch lacks
         dtype = ir.DataType.FLOAT
     if array.size and has_form:
-        made = Form(dtype, device, is_loaded).of(array)
-        if made is not None:
-            return made
+        expression = Form(dtype, device, is_loaded).of(array)
+        if expression is not None:
+            return expression
     if array.size > MAX_LISTED or (array.dtype.kind == "f" and bool(np.isnan(array).any())):
         return None
     if 0 in array.shape:
@@ -102,18 +102,18 @@ class Form:
         self.dtype, self.device, self.is_loaded = dtype, device, is_loaded
 
     def of(self, array: NDArray[Any]) -> ast.expr | None:
-        made = self._uniform(array)
-        if made is not None or self.dtype in PLAIN_ONLY or array.size < 4 or _has_negative_zero(array):
-            return made
+        expression = self._uniform(array)
+        if expression is not None or self.dtype in PLAIN_ONLY or array.size < 4 or _has_negative_zero(array):
+            return expression
         core = array
         if array.size > MAX_INLINE_ELEMENTS:
             for axis in range(array.ndim):
                 first = core[(ANY,) * axis + (slice(0, 1),)]
                 core = first if bool((core == first).all()) else core
         squeezed = core.squeeze()
-        made = self.line(squeezed) if squeezed.ndim == 1 else self._table(squeezed)
-        if made is not None:
-            return _in_shape(made, core.shape, array.shape)
+        expression = self.line(squeezed) if squeezed.ndim == 1 else self._table(squeezed)
+        if expression is not None:
+            return _in_shape(expression, core.shape, array.shape)
         if core.size < array.size and core.size <= MAX_LISTED and not np.isnan(squeezed.astype(float)).any():
             return _in_shape(self.numbers(squeezed), core.shape, array.shape)
         return None
@@ -123,8 +123,8 @@ class Form:
         return self._arange(array) or spaced(array, self) or self._steps(array) or stretches(array, self)
 
     def _table(self, array: NDArray[Any]) -> ast.expr | None:
-        made = self._eye(array) or self._triangle(array) or self._relative(array) if array.ndim == 2 else None
-        return made or points(array, self) or rows(array, self) or combined(array, self)
+        expression = self._eye(array) or self._triangle(array) or self._relative(array) if array.ndim == 2 else None
+        return expression or points(array, self) or rows(array, self) or combined(array, self)
 
     def of_type(self, dtype: ir.DataType) -> Form:
         """Return the forms of another type."""
@@ -176,10 +176,10 @@ class Form:
         period = int(np.argmax(array != 0)) if array[1] == 0 else int(np.argmax(array != counts))
         if period < 2:
             return None
-        made = self.call("torch.arange", array.size, implied=ir.DataType.INT64)
+        counts_of_torch = self.call("torch.arange", array.size, implied=ir.DataType.INT64)
         if bool((array == counts // period).all()):
-            return quote("x // k", x=made, k=period)
-        return quote("x % k", x=made, k=period) if bool((array == counts % period).all()) else None
+            return quote("x // k", x=counts_of_torch, k=period)
+        return quote("x % k", x=counts_of_torch, k=period) if bool((array == counts % period).all()) else None
 
     # ---- two axes
 
@@ -193,8 +193,8 @@ class Form:
         if not bool((matrix == np.eye(rows, columns, dtype=matrix.dtype) * scale).all()):
             return None
         sides = (rows,) if rows == columns else (rows, columns)
-        made = self.call("torch.eye", *sides, implied=ir.DataType.FLOAT)
-        return made if scale == 1 else quote("x * s", x=made, s=_nested(scale.item(), self.dtype))
+        eye = self.call("torch.eye", *sides, implied=ir.DataType.FLOAT)
+        return eye if scale == 1 else quote("x * s", x=eye, s=_nested(scale.item(), self.dtype))
 
     def _triangle(self, matrix: NDArray[Any]) -> ast.expr | None:
         """One number on one side of a diagonal, zeros on the other: `torch.ones(n, n).tril()`."""
@@ -232,7 +232,7 @@ class Form:
         return call("relative_positions", n // width, width)
 
 
-def _in_shape(made: ast.expr, core: tuple[int, ...], shape: tuple[int, ...]) -> ast.expr:
+def _in_shape(expression: ast.expr, core: tuple[int, ...], shape: tuple[int, ...]) -> ast.expr:
     """Insert axes of size 1 to give an expression the shape `core`, and repeat it to `shape`."""
     repeats = [m // n for n, m in zip(core, shape)]
     is_repeated = any(r > 1 for r in repeats)
@@ -243,8 +243,8 @@ def _in_shape(made: ast.expr, core: tuple[int, ...], shape: tuple[int, ...]) -> 
         places.pop()
     if places:
         index = places[0] if len(places) == 1 else ast.Tuple(places, ast.Load())
-        made = ast.Subscript(made, index, ast.Load())
-    return call(ast.Attribute(made, "repeat", ast.Load()), *repeats) if is_repeated else made
+        expression = ast.Subscript(expression, index, ast.Load())
+    return call(ast.Attribute(expression, "repeat", ast.Load()), *repeats) if is_repeated else expression
 
 
 EXACT_INTEGERS = {ir.DataType.FLOAT: 1 << 24, ir.DataType.DOUBLE: 1 << 53}  # all integers up to this one are exact
@@ -285,8 +285,8 @@ def spaced(array: NDArray[Any], form: Form) -> ast.expr | None:
     if step == 0 or float(np.abs(array - even).max()) > 8 * np.finfo(array.dtype).eps * reach:
         return None
     with np.errstate(all="ignore"):
-        found = [*_multiples(array, step, form), *_linspace(array, form)]
-    return min(found, key=lambda made: made[0])[1] if found else None
+        candidates = [*_multiples(array, step, form), *_linspace(array, form)]
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 def _linspace(array: NDArray[Any], form: Form) -> Iterator[tuple[int, ast.expr]]:
@@ -296,8 +296,10 @@ def _linspace(array: NDArray[Any], form: Form) -> Iterator[tuple[int, ast.expr]]
     ways = [linspace(start, end, array.size, fused) for fused in (False, True)]
     same = [(way == array) & (np.signbit(way) == np.signbit(array)) for way in ways]
     if (same[0] & same[1]).all() or (form.is_loaded and (same[0] | same[1]).all()):
-        made = form.call("torch.linspace", *map(form.number, array[[0, -1]]), array.size, implied=ir.DataType.FLOAT)
-        yield _cost(start, end), made
+        expression = form.call(
+            "torch.linspace", *map(form.number, array[[0, -1]]), array.size, implied=ir.DataType.FLOAT
+        )
+        yield _cost(start, end), expression
 
 
 def _multiples(array: NDArray[Any], step: float, form: Form) -> Iterator[tuple[int, ast.expr]]:
@@ -317,14 +319,14 @@ def _multiples(array: NDArray[Any], step: float, form: Form) -> Iterator[tuple[i
                 if same_bits(values + kind(c) if c else values, array):
                     number = s if isinstance(s, int) else form.number(kind(s))
                     text = way if c == 0 else f"{way} + c" if c > 0 else f"{way} - c"
-                    made = quote(text, x=counts, s=number, c=form.number(kind(abs(c))))
+                    expression = quote(text, x=counts, s=number, c=form.number(kind(abs(c))))
                     usual = 4 if s == array.size and isinstance(s, int) else 0  # the centres of as many pixels
-                    yield _cost(s, *([c, 0.0] if c else []), first) - usual, made
+                    yield _cost(s, *([c, 0.0] if c else []), first) - usual, expression
 
 
-def same_bits(made: NDArray[Any], array: NDArray[Any]) -> bool:
+def same_bits(computed: NDArray[Any], array: NDArray[Any]) -> bool:
     """True if all elements are equal, and no zero has the other sign."""
-    return bool((made == array).all() and (np.signbit(made) == np.signbit(array)).all())
+    return bool((computed == array).all() and (np.signbit(computed) == np.signbit(array)).all())
 
 
 def _rounded(number: float, kind: Any) -> set[float]:
@@ -347,8 +349,8 @@ FEW = 32  # a table of at most this many numbers is written out
 
 def listed(array: Array, form: Form) -> ast.expr | None:
     """Return a vector by its form, or as a short list."""
-    made = form.line(array) if array.size >= 4 else None
-    return made if made is not None or array.size > MAX_VECTOR else form.numbers(array)
+    line = form.line(array) if array.size >= 4 else None
+    return line if line is not None or array.size > MAX_VECTOR else form.numbers(array)
 
 
 # ---- points of grids
@@ -360,9 +362,9 @@ def points(array: Array, form: Form) -> ast.expr | None:
         return None
     for axis in (-1, 0):
         if array.shape[axis] == 2:
-            made = _pairs(np.moveaxis(array, axis, -1), axis == 0, form)
-            if made is not None:
-                return made
+            expression = _pairs(np.moveaxis(array, axis, -1), axis == 0, form)
+            if expression is not None:
+                return expression
     return None
 
 
@@ -374,10 +376,10 @@ def _pairs(array: Array, is_first: bool, form: Form) -> ast.expr | None:
     axes = grids(slow, fast)
     if axes is None or (array.ndim == 3 and (len(axes) > 1 or len(axes[0][0]) != len(array))):
         return None
-    made = [_grid(u, v, flips, form) for u, v in axes]
-    if None in made:
+    parts = [_grid(u, v, flips, form) for u, v in axes]
+    if None in parts:
         return None
-    whole = made[0] if len(made) == 1 else quote("torch.cat(x)", x=made)
+    whole = parts[0] if len(parts) == 1 else quote("torch.cat(x)", x=parts)
     whole = quote("x.T", x=whole) if is_first else whole
     if array.ndim == 3:
         shape = (2, *array.shape[:2]) if is_first else array.shape
@@ -387,13 +389,13 @@ def _pairs(array: Array, is_first: bool, form: Form) -> ast.expr | None:
 
 def grids(slow: Array, fast: Array) -> list[tuple[Array, Array]] | None:
     """Return the axes of each of the grids whose flattened points these columns are, exactly; None if they are not."""
-    found: list[tuple[Array, Array]] = []
+    axes: list[tuple[Array, Array]] = []
     at = 0
     while at < slow.size:
         rest, across = slow[at:], fast[at:]
         differs = rest != rest[0]
         width = int(np.argmax(differs)) if differs.any() else rest.size
-        if width < 2 or len(found) == MAX_GRIDS:
+        if width < 2 or len(axes) == MAX_GRIDS:
             return None
         rows = rest.size // width
         down = rest[: rows * width].reshape(rows, width)
@@ -402,36 +404,36 @@ def grids(slow: Array, fast: Array) -> list[tuple[Array, Array]] | None:
             steps = np.sign(np.diff(down[:, 0].astype(np.float64)))
             alike[1:] &= (steps == steps[0]) & (steps != 0)
         height = rows if alike.all() else int(np.argmin(alike))
-        found.append((down[:height, 0], across[:width]))
+        axes.append((down[:height, 0], across[:width]))
         at += height * width
-    return found if any(len(u) > 1 for u, _ in found) else None
+    return axes if any(len(u) > 1 for u, _ in axes) else None
 
 
 def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
     flip = ".flip(-1)" if flips else ""
-    if form.dtype == ir.DataType.FLOAT and flips and not form.is_loaded and (found := _scale(u, v)) is not None:
-        offset, divides, scale = found
+    if form.dtype == ir.DataType.FLOAT and flips and not form.is_loaded and (scaling := _scale(u, v)) is not None:
+        offset, divides, scale = scaling
         number = form.number(scale) if scale != int(scale) else int(scale)
         stride = OMIT if divides or scale == 1 else number
-        made = call("make_grid", len(u), len(v), stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
-        return quote("x / s", x=made, s=number) if divides else made
+        grid = call("make_grid", len(u), len(v), stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
+        return quote("x / s", x=grid, s=number) if divides else grid
     if form.dtype == ir.DataType.FLOAT:
         sides = [form.call("torch.arange", len(side), implied=ir.DataType.FLOAT) for side in (u, v)]
-        made = quote(f"torch.cartesian_prod(a, b){flip}", a=sides[0], b=sides[1])
-        scaled = _scaled(u, v, made, form)
+        grid = quote(f"torch.cartesian_prod(a, b){flip}", a=sides[0], b=sides[1])
+        scaled = _scaled(u, v, grid, form)
         if scaled is not None:
             return scaled
     a, b = listed(u, form), listed(v, form)
     return None if a is None or b is None else quote(f"torch.cartesian_prod(a, b){flip}", a=a, b=b)
 
 
-def _scaled(u: Array, v: Array, made: ast.expr, form: Form) -> ast.expr | None:
+def _scaled(u: Array, v: Array, grid: ast.expr, form: Form) -> ast.expr | None:
     """Return whole numbers, perhaps shifted, then multiplied or divided, if both axes have the same step."""
-    found = _scale(u, v)
-    if found is None:
+    scaling = _scale(u, v)
+    if scaling is None:
         return None
-    offset, divides, scale = found
-    base = quote("x + o", x=made, o=offset) if offset else made
+    offset, divides, scale = scaling
+    base = quote("x + o", x=grid, o=offset) if offset else grid
     if scale == 1:
         return base if offset else quote("x.float()", x=base)
     number = int(scale) if scale == int(scale) and offset else form.number(scale)
@@ -490,11 +492,11 @@ def combined(array: Array, form: Form) -> ast.expr | None:
     falls = [bool(line.size > 1 and line[-1] < line[0] and axis) for axis, line in enumerate(lines)]
     whole: ast.expr | None = None
     for axis, line in enumerate(lines):
-        made = listed(-line if falls[axis] else line, form)
-        if made is None:
+        term = listed(-line if falls[axis] else line, form)
+        if term is None:
             return None
-        made = _upright(made, array.ndim - 1 - axis)
-        whole = made if whole is None else quote("x - y" if falls[axis] else "x + y", x=whole, y=made)
+        term = _upright(term, array.ndim - 1 - axis)
+        whole = term if whole is None else quote("x - y" if falls[axis] else "x + y", x=whole, y=term)
     return whole
 
 
@@ -506,15 +508,15 @@ def _product(array: Array, form: Form) -> ast.expr | None:
         at = int(np.flatnonzero(np.abs(counts) == 1)[0]) if array.shape[1] > 1 else 0
         slopes = array[:, at] / np.float32(counts[at])
         if array.shape[1] > 1 and np.array_equal(slopes[:, None] * counts.astype(np.float32), array):
-            made, across = listed(slopes, form), form.of_type(ir.DataType.INT64).line(counts)
-            return None if made is None or across is None else quote("x[:, None] * y", x=made, y=across)
+            column, across = listed(slopes, form), form.of_type(ir.DataType.INT64).line(counts)
+            return None if column is None or across is None else quote("x[:, None] * y", x=column, y=across)
     return None
 
 
-def _upright(made: ast.expr, axes: int) -> ast.expr:
+def _upright(vector: ast.expr, axes: int) -> ast.expr:
     """Append axes of size 1 to a vector."""
     index = ast.Tuple([ast.Slice(), *[ast.Constant(None)] * axes], ast.Load())
-    return ast.Subscript(made, index, ast.Load()) if axes else made
+    return ast.Subscript(vector, index, ast.Load()) if axes else vector
 
 
 def stretches(array: Array, form: Form) -> ast.expr | None:

@@ -247,15 +247,15 @@ def used(statement: Statement) -> list[str]:
     A nested block may need a value that it assigns later, and an `if` needs a target that one of its sides leaves as it
     is. What a loop carries is assigned in it, but must exist before it.
     """
-    found = {name: None for expression in own_expressions(statement) for name in refs(expression)}
+    values = {name: None for expression in own_expressions(statement) for name in refs(expression)}
     for block in blocks(statement):
         known = {*statement.turn} if isinstance(statement, Loop) else set[str]()
         for inner in block:
-            found.update((name, None) for name in used(inner) if name not in known)
+            values.update((name, None) for name in used(inner) if name not in known)
             known.update(inner.targets)
         carried = isinstance(statement, Loop)
-        found.update((name, None) for name in statement.targets if carried or name not in known)
-    return list(found)
+        values.update((name, None) for name in statement.targets if carried or name not in known)
+    return list(values)
 
 
 @dataclass
@@ -342,14 +342,14 @@ class ModuleDef:
 
 def shown(inputs: Iterable[Input], body: Iterable[Statement], infos: Mapping[str, Info]) -> dict[str, str]:
     """Return the first value that has each named dim as an axis, by the dim's name; not dims of the inputs."""
-    found: dict[str, str | None] = {}
+    sources: dict[str, str | None] = {}
     for argument in inputs:
-        found.update(dict.fromkeys(named_dims(infos, argument.value)))
+        sources.update(dict.fromkeys(named_dims(infos, argument.value)))
     for statement in body:
         for value in assigned(statement):
             for name in named_dims(infos, value):
-                found.setdefault(name, value)
-    return {name: value for name, value in found.items() if value is not None}
+                sources.setdefault(name, value)
+    return {name: value for name, value in sources.items() if value is not None}
 
 
 def needed_dims(expressions: Iterable[ast.expr], where: Mapping[str, str]) -> set[str]:
@@ -402,19 +402,19 @@ class Stub:
     @property
     def tree(self) -> ast.FunctionDef:
         """The method, without its docstring."""
-        given = ast.arguments(
+        arguments = ast.arguments(
             [], [ast.arg("self"), *self.arguments], None, self.keywords, [None for _ in self.keywords], None, []
         )
         error = ast.Call(ast.Name("NotImplementedError", ast.Load()), [ast.Constant(self._message)], [])
-        return ast.FunctionDef(self.name, given, [ast.Raise(error)], [], printer.annotation(self.returns))
+        return ast.FunctionDef(self.name, arguments, [ast.Raise(error)], [], printer.annotation(self.returns))
 
     @property
     def lines(self) -> list[str]:
         """The text of the method."""
-        given = ["self", *map(printer.argument, self.arguments)]
-        given += ["*", *map(printer.argument, self.keywords)] if self.keywords else []
+        parameters = ["self", *map(printer.argument, self.arguments)]
+        parameters += ["*", *map(printer.argument, self.keywords)] if self.keywords else []
         return [
-            f"def {self.name}({', '.join(given)}) -> {self.returns}:",
+            f"def {self.name}({', '.join(parameters)}) -> {self.returns}:",
             f'    """{printer.comment(f"{self.about}, left open: {named(self.nodes)}.")}',
             "",
             *(f"    {printer.comment(line)}" for line in self.doc),

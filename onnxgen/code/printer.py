@@ -42,16 +42,16 @@ def dims_of(statement: ast.stmt) -> str:
 
 def changed(statement: _Statement, **fields: Any) -> _Statement:
     """Return a copy of a statement, with its comment, in which some fields are others."""
-    made = copy(statement)
+    copied = copy(statement)
     for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+        setattr(copied, name, value)
+    return copied
 
 
-def like(statement: ast.stmt, made: _Statement, dims: str | None = None) -> _Statement:
-    """Return `made` with the comment of another statement. `dims`: other dims than its own."""
+def like(statement: ast.stmt, other: _Statement, dims: str | None = None) -> _Statement:
+    """Return `other` with the comment of another statement. `dims`: other dims than its own."""
     shown, nodes = getattr(statement, REMARK, ("", ()))
-    return remarked(made, shown if dims is None else dims, nodes)
+    return remarked(other, shown if dims is None else dims, nodes)
 
 
 def apart(statement: _Statement) -> _Statement:
@@ -99,14 +99,14 @@ def argument(tree: ast.arg, default: ast.expr | None = None) -> str:
 
 def lines(block: Sequence[ast.stmt], level: int = 0) -> list[str]:
     """Print a block with its comments, at an indentation level."""
-    made: list[str] = []
+    printed: list[str] = []
     for statement in block:
-        made += [""] if hasattr(statement, APART) else []
-        made += _with_remark(statement, _head(statement), level)
-        made += lines(getattr(statement, "body", []), level + 1)
+        printed += [""] if hasattr(statement, APART) else []
+        printed += _with_remark(statement, _head(statement), level)
+        printed += lines(getattr(statement, "body", []), level + 1)
         if isinstance(statement, ast.If) and statement.orelse:
-            made += [f"{INDENT * level}else:", *lines(statement.orelse, level + 1)]
-    return made
+            printed += [f"{INDENT * level}else:", *lines(statement.orelse, level + 1)]
+    return printed
 
 
 def _with_remark(statement: ast.stmt, head: str, level: int) -> list[str]:
@@ -114,10 +114,10 @@ def _with_remark(statement: ast.stmt, head: str, level: int) -> list[str]:
     room = LINE_LENGTH - 2 * len(INDENT) - len(INDENT) * level
     if dims and len(head) + len(dims) + 4 <= room:
         head = f"{head}  # {dims}"
-    made = annotated(INDENT * level + head, nodes)
-    if nodes and len(made) == 1 and len(made[0]) > LINE_LENGTH:
+    printed = annotated(INDENT * level + head, nodes)
+    if nodes and len(printed) == 1 and len(printed[0]) > LINE_LENGTH:
         raise Refused("the comment behind a line is too long")
-    return made
+    return printed
 
 
 def _head(statement: ast.stmt) -> str:
@@ -152,10 +152,10 @@ def target(names: Sequence[str], form: str = "") -> ast.expr:
     if not form:
         return nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Store())
     left = iter(nodes)
-    made = _filled(_form(form), left)
+    tree = _filled(_form(form), left)
     if next(left, None) is not None:
         raise Refused(f"{form!a} has no place for {len(names)} names")
-    return made
+    return tree
 
 
 def assigned(tree: ast.expr, value: ast.expr) -> ast.Assign:
@@ -201,10 +201,10 @@ class Marks:
         for own, other in self.merged:
             for name in own:
                 merged.setdefault(name, []).extend(other)
-        found = list(dict.fromkeys(self.lines[mark]))
-        for name in found:  # `found` grows meanwhile
-            found += [one for one in dict.fromkeys(merged.get(name, ())) if one not in found]
-        return found
+        names = list(dict.fromkeys(self.lines[mark]))
+        for name in names:  # `found` grows meanwhile
+            names += [one for one in dict.fromkeys(merged.get(name, ())) if one not in names]
+        return names
 
 
 _MARKS: ContextVar[Marks | None] = ContextVar("marks", default=None)

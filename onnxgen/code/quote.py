@@ -155,9 +155,9 @@ def literal(value: Any) -> ast.expr:
         return ast.List([literal(v) for v in value], ast.Load())
     if isinstance(value, (tuple, np.ndarray)):
         return ast.Tuple([literal(v) for v in value], ast.Load())
-    made = getattr(value, "expr", None)  # an Arg of an operator function
-    if isinstance(made, ast.expr):
-        return made
+    expression = getattr(value, "expr", None)  # an Arg of an operator function
+    if isinstance(expression, ast.expr):
+        return expression
     raise TypeError(f"no literal for {type(value).__name__}")
 
 
@@ -177,8 +177,8 @@ def _template(text: str) -> ast.expr:
 
 def quote(template: str, **values: Any) -> ast.expr:
     """Return the expression in `template`, with each name in `values` replaced by its value."""
-    made = {name: literal(value) for name, value in values.items()}
-    return rewrite(_template(template), lambda n: made.get(n.id) if isinstance(n, ast.Name) else None)
+    literals = {name: literal(value) for name, value in values.items()}
+    return rewrite(_template(template), lambda n: literals.get(n.id) if isinstance(n, ast.Name) else None)
 
 
 def tensor_of(owner: ast.expr, key: str) -> ast.expr:
@@ -216,10 +216,10 @@ _REVERSED: dict[type, tuple[str, ...]] = {}
 
 def _fields(tree: ast.AST) -> tuple[str, ...]:
     """Return the fields of a node that hold nodes or lists of nodes."""
-    found = _FIELDS.get(type(tree))
-    if found is None:
-        found = _FIELDS[type(tree)] = tuple(name for name in tree._fields if name not in _PLAIN)
-    return found
+    fields = _FIELDS.get(type(tree))
+    if fields is None:
+        fields = _FIELDS[type(tree)] = tuple(name for name in tree._fields if name not in _PLAIN)
+    return fields
 
 
 @overload
@@ -257,8 +257,8 @@ def put(values: Mapping[str, ast.expr | str]) -> Change:
     """Return what puts expressions, or other values, in the place of values."""
 
     def change(node: ast.AST) -> ast.expr | None:
-        made = values.get(node.value) if isinstance(node, Ref) else None
-        return Ref(made) if isinstance(made, str) else made
+        replacement = values.get(node.value) if isinstance(node, Ref) else None
+        return Ref(replacement) if isinstance(replacement, str) else replacement
 
     return change
 
@@ -297,10 +297,10 @@ def refs(tree: ast.AST) -> Sequence[str]:
 
     The result is cached in the expression, which is never modified.
     """
-    found: tuple[str, ...] | None = tree.__dict__.get("_refs")
-    if found is None:
-        found = tree.__dict__["_refs"] = tuple(n.value for n in walk(tree) if isinstance(n, Ref))
-    return found
+    ids: tuple[str, ...] | None = tree.__dict__.get("_refs")
+    if ids is None:
+        ids = tree.__dict__["_refs"] = tuple(n.value for n in walk(tree) if isinstance(n, Ref))
+    return ids
 
 
 def members(tree: ast.AST) -> list[Member]:
@@ -416,7 +416,7 @@ def formula(node: ast.AST) -> ast.expr | None:
     value = node.value if isinstance(node, ast.Constant) else None
     if not isinstance(value, float) or not _is_long(value, 2 * MIN_DIGITS):
         return None
-    return next((quote(text) for text, made in _formulas(value) if made == value), None)
+    return next((quote(text) for text, result in _formulas(value) if result == value), None)
 
 
 def _is_long(number: float, digits: int) -> bool:

@@ -106,8 +106,8 @@ def render(
         "version": __version__,
         "classes": classes,
         "title": _title(frame),
-        "helpers": [found.text for name, found in meant.copied.items() if name not in first],
-        "first_helpers": [found.text for name, found in meant.copied.items() if name in first],
+        "helpers": [definition.text for name, definition in meant.copied.items() if name not in first],
+        "first_helpers": [definition.text for name, definition in meant.copied.items() if name in first],
         "embedded": textwrap.wrap(embedded, 88) if embedded else [],
         "imports": _imports(
             frame, "\n".join([text, *(h.text for h in helpers.values())]), [d.text for d in own.values()], own_imports
@@ -128,16 +128,16 @@ def render(
 
 def _needed_first(meant: Meant) -> set[str]:
     """Return the copies that stand before the classes: layers, and what annotations and defaults need."""
-    layers = {name: found.tree for name, found in meant.copied.items() if _is_layer(found.tree)}
+    layers = {name: first.tree for name, first in meant.copied.items() if _is_layer(first.tree)}
     methods = [method for tree in meant.classes for method in tree.methods]
     pending = [needed for tree in (*layers.values(), *methods) for needed in _needed_at_once(tree)]
-    found = set(layers)
+    first = set(layers)
     while pending:
         names = {node.id for node in ast.walk(pending.pop()) if isinstance(node, ast.Name)}
-        new = names & meant.copied.keys() - found
-        found |= new
+        new = names & meant.copied.keys() - first
+        first |= new
         pending += [meant.copied[name].tree for name in new]
-    return found
+    return first
 
 
 def _is_layer(tree: ast.AST) -> bool:
@@ -176,10 +176,10 @@ def _finished(
         hold(tree, meant, is_ours=templates is None)
         return source, tree
     except SyntaxError as error:
-        said = str(error) if error.lineno is None else f"{error.msg} (line {error.lineno})"
+        reason = str(error) if error.lineno is None else f"{error.msg} (line {error.lineno})"
         if templates is None:
-            raise Refused(f"the file is not Python: {said}") from error
-        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {said}") from error
+            raise Refused(f"the file is not Python: {reason}") from error
+        raise OnnxgenError(f"the templates in {templates} do not make a Python file: {reason}") from error
     except Refused as error:
         if templates is None:
             raise
@@ -370,9 +370,9 @@ class Settled:
     def _settled(self, line: str) -> bool:
         if len(line) + _BODY > self.line_length or _OTHER.search(line):
             return False
-        found = _SIMPLE.fullmatch(line)
+        match = _SIMPLE.fullmatch(line)
         # black removes parentheses around a whole value
-        return found is not None and not (found[3].startswith("(") and found[3].endswith(")"))
+        return match is not None and not (match[3].startswith("(") and match[3].endswith(")"))
 
 
 def formatted_apart(text: str, method: str, formatted: Callable[[str], str]) -> str:

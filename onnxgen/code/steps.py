@@ -48,12 +48,12 @@ class Steps:
     def of(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """Return the statements of a method in steps."""
         self.local = {name for one in body for name in names(one, ast.Store)}
-        made: list[ast.stmt] = []
+        steps: list[ast.stmt] = []
         for i, statement in enumerate(body):
-            made += self._block([statement], _read_after(body[i + 1 :], ()), made[-1:])
-        if self.named and len(made) >= self.named and isinstance(end := made[-1], ast.Return):
-            made[-1:] = _named(end, made[-2])
-        return made
+            steps += self._block([statement], _read_after(body[i + 1 :], ()), steps[-1:])
+        if self.named and len(steps) >= self.named and isinstance(end := steps[-1], ast.Return):
+            steps[-1:] = _named(end, steps[-2])
+        return steps
 
     def _most(self, before: Sequence[ast.stmt], statement: ast.Assign | ast.Return) -> int:
         """Return how many calls may be in one another in a statement."""
@@ -70,14 +70,14 @@ class Steps:
         self, block: Sequence[ast.stmt], later: Collection[str], before: Sequence[ast.stmt] = ()
     ) -> list[ast.stmt]:
         """Return statements in steps. `later`: the names that are read after them; `before`: what stands before."""
-        made: list[ast.stmt] = []
+        steps: list[ast.stmt] = []
         for i, statement in enumerate(block):
             if isinstance(statement, (ast.Assign, ast.Return)):
-                self.now = self._most([*before, *made], statement)
-                made += self._split(statement, _read_after(block[i + 1 :], later))
+                self.now = self._most([*before, *steps], statement)
+                steps += self._split(statement, _read_after(block[i + 1 :], later))
             else:
-                made.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
-        return made
+                steps.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
+        return steps
 
     def _inside(self, statement: ast.stmt, later: Collection[str]) -> ast.stmt:
         """Return a statement whose blocks are in steps."""
@@ -91,8 +91,8 @@ class Steps:
         usual = _name_of(statement, USUAL in later) if value is not None else ""
         while usual and value is not None and (ends := self._ends(calls := chain(value))):
             wanted = [self._viewed(ends[0], later), *self._as_target(statement, calls[: calls.index(ends[0])]), usual]
-            found = ((name, with_name(value, ends[0], name)) for name in wanted if name)
-            name, outer = next(((name, outer) for name, outer in found if outer is not None), ("", None))
+            candidates = ((name, with_name(value, ends[0], name)) for name in wanted if name)
+            name, outer = next(((name, outer) for name, outer in candidates if outer is not None), ("", None))
             if outer is None:
                 break
             yield printer.like(statement, ast.Assign([ast.Name(name, ast.Store())], ends[0]), dims="")
@@ -156,16 +156,16 @@ class Steps:
 
 def chain(tree: ast.expr | None) -> list[ast.Call]:
     """Return a call, the call that it is applied to, and so on, from the outmost."""
-    found: list[ast.Call] = []
+    calls: list[ast.Call] = []
     while isinstance(tree, ast.Call):
-        found.append(tree)
+        calls.append(tree)
         if isinstance(tree.func, ast.Attribute) and is_method(tree):
             tree = tree.func.value
         elif tree.args:
             tree = tree.args[0]
         else:
             break
-    return found
+    return calls
 
 
 def is_method(call: ast.Call) -> bool:
@@ -209,9 +209,9 @@ def _name_of(statement: ast.Assign | ast.Return, needed: bool) -> str:
 def with_name(tree: ast.expr, inner: ast.expr, name: str) -> ast.expr | None:
     """Return an expression with a name in the place of a part of it; None if it reads the name somewhere else."""
     place = ast.Name(name, ast.Load())
-    made: ast.expr = rewrite(tree, lambda node: place if node is inner else None)
-    others = (node for node in walk(made) if isinstance(node, ast.Name) and node is not place)
-    return None if any(node.id == name for node in others) else made
+    outer: ast.expr = rewrite(tree, lambda node: place if node is inner else None)
+    others = (node for node in walk(outer) if isinstance(node, ast.Name) and node is not place)
+    return None if any(node.id == name for node in others) else outer
 
 
 def _named(last: ast.Return, before: ast.stmt) -> list[ast.stmt]:
@@ -223,8 +223,8 @@ def _named(last: ast.Return, before: ast.stmt) -> list[ast.stmt]:
         return [last]
     if not any(isinstance(node, ast.Name) and node.id == target.id for node in walk(last.value)):
         return [last]
-    made = printer.like(last, ast.Assign([target], last.value))
-    return [made, ast.Return(ast.Name(target.id, ast.Load()))]
+    assignment = printer.like(last, ast.Assign([target], last.value))
+    return [assignment, ast.Return(ast.Name(target.id, ast.Load()))]
 
 
 ENDING = 3  # the least number of statements of the last phase, with its `return`
@@ -243,14 +243,14 @@ def in_phases(body: Sequence[ast.stmt], least: int, every: int) -> list[ast.stmt
     """
     starts = _starts(body, least)
     kept = _kept(body, starts, len(body) // every)
-    made = [_bare(statement, i in kept) for i, statement in enumerate(body)]
-    return [printer.apart(one) if i in starts else one for i, one in enumerate(made)]
+    statements = [_bare(statement, i in kept) for i, statement in enumerate(body)]
+    return [printer.apart(one) if i in starts else one for i, one in enumerate(statements)]
 
 
 def _starts(body: Sequence[ast.stmt], least: int) -> list[int]:
     """Return the statements that begin a phase, but for the first."""
     handed_on, loops = _handed_on(body), _loops(body)
-    found: list[int] = []
+    starts: list[int] = []
     begin = 0
     for i in range(1, len(body) - BESIDE + 1):
         size = i - begin
@@ -258,23 +258,23 @@ def _starts(body: Sequence[ast.stmt], least: int) -> list[int]:
         if (i in loops and size >= BESIDE) or (
             size >= least and len(body) - i >= ENDING and changes and handed_on[i] <= 1
         ):
-            found.append(i)
+            starts.append(i)
             begin = i
-    return found
+    return starts
 
 
 def _loops(body: Sequence[ast.stmt]) -> set[int]:
     """Return where loops begin, with the lists that they fill, and what follows them."""
-    found = set()
+    places = set()
     for i, statement in enumerate(body):
         if isinstance(statement, ast.For):
-            found.add(i + 1)
+            places.add(i + 1)
             while (
                 i and isinstance(before := body[i - 1], ast.Assign) and isinstance(before.value, (ast.List, ast.Name))
             ):
                 i -= 1
-            found.add(i)
-    return found
+            places.add(i)
+    return places
 
 
 def _first_call(statement: ast.stmt) -> str:
@@ -323,5 +323,5 @@ def _bare(statement: ast.stmt, keeps: bool) -> ast.stmt:
         for name in ("body", "orelse")
         if (block := getattr(statement, name, None))
     }
-    made = printer.changed(statement, **blocks) if blocks else statement
-    return made if keeps or not printer.dims_of(made) else printer.like(made, printer.changed(made), "")
+    bare = printer.changed(statement, **blocks) if blocks else statement
+    return bare if keeps or not printer.dims_of(bare) else printer.like(bare, printer.changed(bare), "")

@@ -93,8 +93,8 @@ def _told(tree: ClassTree, arguments: Mapping[str, Sequence[str]]) -> ClassTree:
         at = next((i for i in numbers if not known[i].endswith("channels")), None)
         if at is None or len(numbers) < MANY_NUMBERS:
             return None
-        given = [ast.keyword(name, value) for name, value in zip(known[at:], node.args[at:])]
-        return ast.Call(node.func, node.args[:at], [*given, *node.keywords])
+        keywords = [ast.keyword(name, value) for name, value in zip(known[at:], node.args[at:])]
+        return ast.Call(node.func, node.args[:at], [*keywords, *node.keywords])
 
     return replace(tree, setup=[rewrite(s, told) for s in tree.setup], items=[rewrite(one, told) for one in tree.items])
 
@@ -108,7 +108,7 @@ class _Writer:
     def written(self, tree: ClassTree) -> ClassTree:
         """Return a class in the style."""
         is_typed = self.style.types_forward or tree.paths == ROOT
-        given = tree.parameters
+        parameters = tree.parameters
         norms, parts = (_attributes(tree.setup, layers) for layers in (NORMS, PARTS))
         steps = Steps(self.style.nested, self.style.names_result, norms, parts)
         inputs = [one.arg for one in tree.inputs]
@@ -119,20 +119,22 @@ class _Writer:
             own=[self._method(method, steps) for method in tree.own],
             inputs=tree.inputs if is_typed else [_untyped(argument) for argument in tree.inputs],
             result=tree.result if is_typed else None,
-            parameters=given if self.style.types_arguments else [replace(one, annotation="") for one in given],
+            parameters=parameters
+            if self.style.types_arguments
+            else [replace(one, annotation="") for one in parameters],
             says_none=self.style.says_none,
         )
 
     def _method(self, method: ast.FunctionDef, steps: Steps) -> ast.FunctionDef:
-        given, arguments, result = method.args.args, method.args, method.returns
+        parameters, arguments, result = method.args.args, method.args, method.returns
         if not self.style.types_forward:
-            arguments = ast.arguments([], [_untyped(one) for one in given], None, [], [], None, [])
+            arguments = ast.arguments([], [_untyped(one) for one in parameters], None, [], [], None, [])
             result = None
         return ast.FunctionDef(method.name, arguments, self._body(method.body, steps), [], result)
 
     def _body(self, body: list[ast.stmt], steps: Steps) -> list[ast.stmt]:
-        made = steps.of(_named(body, self.style.keywords))
-        return in_phases(made, self.style.phase, self.style.lines_of_shape)
+        steps_of_body = steps.of(_named(body, self.style.keywords))
+        return in_phases(steps_of_body, self.style.phase, self.style.lines_of_shape)
 
 
 def _named(block: Sequence[ast.stmt], names: Collection[str]) -> list[ast.stmt]:
@@ -151,8 +153,8 @@ def _keywords(node: ast.AST, names: Collection[str]) -> ast.expr | None:
         return _in_place(node, known)
     inner = [rewrite(one, lambda node: _keywords(node, names)) for one in node.args]
     others = [ast.keyword(one.arg, rewrite(one.value, lambda node: _keywords(node, names))) for one in node.keywords]
-    given = [ast.keyword(name, value) for name, value in zip(known[at:], inner[at:])]
-    return ast.Call(node.func, inner[:at], [*given, *others])
+    keywords = [ast.keyword(name, value) for name, value in zip(known[at:], inner[at:])]
+    return ast.Call(node.func, inner[:at], [*keywords, *others])
 
 
 def _in_place(node: ast.Call, known: Sequence[str]) -> ast.Call | None:
@@ -168,13 +170,13 @@ def _in_place(node: ast.Call, known: Sequence[str]) -> ast.Call | None:
 
 def _attributes(setup: Sequence[ast.stmt], layers: Collection[str]) -> set[str]:
     """Return the attributes that are such layers."""
-    found = set()
+    names = set()
     for node in (node for statement in setup for node in ast.walk(statement)):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             layer = dotted(node.value.func if isinstance(node.value, ast.Call) else node.value)
             if layer in layers:
-                found.add(node.targets[0].attr)
-    return found
+                names.add(node.targets[0].attr)
+    return names
 
 
 def _untyped(argument: ast.arg) -> ast.arg:
@@ -190,23 +192,23 @@ SPLIT, PACKED = "(-1, (self.num_heads, -1))", "(-1, (3, self.num_heads, -1))"
 HEADED, MERGED = "headed", "merged"
 
 
-def with_sizes(body: list[ast.stmt], setup: Sequence[ast.stmt], given: Iterable[str]) -> list[ast.stmt]:
+def with_sizes(body: list[ast.stmt], setup: Sequence[ast.stmt], inputs: Iterable[str]) -> list[ast.stmt]:
     """Return the statements of `forward` with the sizes of what they split into heads.
 
     Args:
         body: the statements.
         setup: those of `__init__`.
-        given: the arguments of `forward`.
+        inputs: the arguments of `forward`.
     """
     nodes = [node for statement in body for node in walk(statement)]
     if not any(map(_parts, nodes)) or any(isinstance(node, ast.Name) and node.id in SIZES for node in nodes):
         return body
-    found = _Sizes(setup, given)
-    made = [found.of(statement) for statement in body]
-    if len(found.split) != 1 or "" in found.split:
+    sizes = _Sizes(setup, inputs)
+    sized = [sizes.of(statement) for statement in body]
+    if len(sizes.split) != 1 or "" in sizes.split:
         return body
     target = ast.Tuple([ast.Name(name, ast.Store()) for name in SIZES], ast.Store())
-    return [ast.Assign([target], quote("x.shape", x=ast.Name(found.split.pop(), ast.Load()))), *made]
+    return [ast.Assign([target], quote("x.shape", x=ast.Name(sizes.split.pop(), ast.Load()))), *sized]
 
 
 def _parts(tree: ast.AST) -> int:
@@ -224,10 +226,10 @@ class _Sizes:
         split: of all values that are split, the argument that has their sizes.
     """
 
-    def __init__(self, setup: Sequence[ast.stmt], given: Iterable[str]) -> None:
+    def __init__(self, setup: Sequence[ast.stmt], inputs: Iterable[str]) -> None:
         assigned = [(one.targets[0], one.value) for one in setup if isinstance(one, ast.Assign)]
-        self.layers = {ast.unparse(target): made for target, made in assigned if isinstance(made, ast.Call)}
-        self.alike = {name: name for name in given}
+        self.layers = {ast.unparse(target): value for target, value in assigned if isinstance(value, ast.Call)}
+        self.alike = {name: name for name in inputs}
         self.attended: dict[str, str] = {}  # by name, `HEADED` or `MERGED`: what the attention gives, and its turn
         self.split: set[str] = set()
 
@@ -238,13 +240,13 @@ class _Sizes:
             self.split |= {"" for node in nodes if _parts(node)}
             self._forget(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
             return statement
-        made: ast.stmt = rewrite(statement, self._call)
+        sized: ast.stmt = rewrite(statement, self._call)
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         alike, attended = self._like(statement.value), self._attended(statement.value)
         for node in (node for target in targets for node in walk(target)):
             if isinstance(node, ast.Name):
                 self.alike[node.id], self.attended[node.id] = alike, attended
-        return made
+        return sized
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
@@ -270,8 +272,8 @@ class _Sizes:
             return ""
         if isinstance(tree.func, ast.Attribute) and tree.func.attr == "chunk":
             is_last = [(k.arg, ast.unparse(k.value)) for k in tree.keywords] == [("dim", "-1")]
-            given = tree.args[0] if len(tree.args) == 1 and is_last else None
-            count = given.value if isinstance(given, ast.Constant) else 0
+            argument = tree.args[0] if len(tree.args) == 1 and is_last else None
+            count = argument.value if isinstance(argument, ast.Constant) else 0
             return self._like(tree.func.value, parts * count) if isinstance(count, int) and count else ""
         layer = self.layers.get(ast.unparse(tree.func))
         if layer is None or len(tree.args) != 1 or tree.keywords:
