@@ -105,11 +105,11 @@ class Arg:
 
     def known_ints(self, what: str) -> list[int]:
         """Return the elements as plain ints, for operators that need them. Raises `OnnxgenError` if unknown."""
-        found = self.ints
-        if found is None or not all(isinstance(v, int) for v in found):
+        numbers = self.ints
+        if numbers is None or not all(isinstance(v, int) for v in numbers):
             help = "fold it into a constant, e.g. with onnx-simplifier"
             raise self.builder.error(f"{what} is computed at run time", help)
-        return [v for v in found if isinstance(v, int)]
+        return [v for v in numbers if isinstance(v, int)]
 
     @property
     def source(self) -> Source | None:
@@ -248,9 +248,9 @@ class Builder:
 
     def at(self, scope: tuple[str, ...] | None) -> Builder:
         """Return a builder for the same node that writes into another scope (None: the node's own)."""
-        made = copy(self)
-        made.scope = self.scope if scope is None else scope
-        return made
+        builder = copy(self)
+        builder.scope = self.scope if scope is None else scope
+        return builder
 
     @property
     def producer(self) -> str | None:
@@ -480,14 +480,14 @@ def lowered(b: Builder, plugin: Plugin, function: Callable[[], Any]) -> Any:
     """
 
     try:
-        made = function()
+        result = function()
     except (OnnxgenError, TooComplex):
         raise
     except Exception as error:
         raise b.error(f"plugin {plugin.name}: {why(error)}") from error
-    if isinstance(made, Unpack):
-        return made
-    values = [_expression(b, plugin, value) for value in (made if isinstance(made, (list, tuple)) else [made])]
+    if isinstance(result, Unpack):
+        return result
+    values = [_expression(b, plugin, value) for value in (result if isinstance(result, (list, tuple)) else [result])]
     if len(values) > len(b.node.outputs):
         there = counted(len(b.node.outputs), "output")
         raise b.error(f"plugin {plugin.name} returns {counted(len(values), 'value')} for {there}", WHAT_TO_RETURN)
@@ -498,7 +498,7 @@ def lowered(b: Builder, plugin: Plugin, function: Callable[[], Any]) -> Any:
 
 
 def _expression(b: Builder, plugin: Plugin, value: Any) -> ast.expr | None:
-    found = getattr(value, "expr", value)  # an input that is passed on
-    if found is None or isinstance(found, ast.expr):
-        return found
+    tree = getattr(value, "expr", value)  # an input that is passed on
+    if tree is None or isinstance(tree, ast.expr):
+        return tree
     raise b.error(f"plugin {plugin.name} returns {type(value).__name__}, which is not an expression", WHAT_TO_RETURN)

@@ -44,8 +44,8 @@ def written(array: NDArray[Any], dtype: ir.DataType, is_loaded: bool = False) ->
         return _checked(tensor_literal(*how, has_form=False), array, dtype, is_loaded)
 
 
-def _checked(made: ast.expr | None, array: NDArray[Any], dtype: ir.DataType, is_loaded: bool) -> ast.expr | None:
-    return None if made is None else checked(made, array, dtype, is_loaded)
+def _checked(expression: ast.expr | None, array: NDArray[Any], dtype: ir.DataType, is_loaded: bool) -> ast.expr | None:
+    return None if expression is None else checked(expression, array, dtype, is_loaded)
 
 
 def written_text(items: list[str], shape: tuple[int, ...]) -> ast.expr | None:
@@ -62,22 +62,22 @@ def share_beginnings(body: list[Statement], members: Iterable[Member], tables: M
         if array is not None and member.kind == "buffer" and array.ndim > 1:
             kind = member.path[:-1], array.dtype, array.shape[1:], array[:1].tobytes()
             alike.setdefault(kind, []).append(member)
-    found: dict[int, tuple[Member, int]] = {}
+    beginnings: dict[int, tuple[Member, int]] = {}
     for group in alike.values():
         longest = max(group, key=lambda member: len(tables[id(member)]))
         whole = tables[id(longest)]
         for member in group:
             rows = len(array := tables[id(member)])
             if rows < len(whole) and array.tobytes() == whole[:rows].tobytes():
-                found[id(member)] = longest, rows
-    for statement in flattened(body) if found else ():
-        change_own(statement, lambda n: _beginning(n, found))
+                beginnings[id(member)] = longest, rows
+    for statement in flattened(body) if beginnings else ():
+        change_own(statement, lambda n: _beginning(n, beginnings))
 
 
-def _beginning(tree: Any, found: Mapping[int, tuple[Member, int]]) -> Any:
-    if not isinstance(tree, MemberRef) or id(tree.member) not in found:
+def _beginning(tree: Any, beginnings: Mapping[int, tuple[Member, int]]) -> Any:
+    if not isinstance(tree, MemberRef) or id(tree.member) not in beginnings:
         return None
-    table, rows = found[id(tree.member)]
+    table, rows = beginnings[id(tree.member)]
     return quote("t[:n]", t=MemberRef(table), n=rows)
 
 
@@ -90,7 +90,7 @@ FILLS = {"torch.zeros": "x.new_zeros", "torch.ones": "x.new_ones", "torch.full":
 
 def write_fills(
     block: list[Statement],
-    made: Mapping[int, tuple[ir.DataType, Shape]],
+    fills: Mapping[int, tuple[ir.DataType, Shape]],
     infos: dict[str, Info],
     fresh: Callable[[str, Info], str],
     inputs: list[str],
@@ -99,16 +99,16 @@ def write_fills(
 
     Args:
         block: the statements; changed in place.
-        made: dtype and shape of the constants, by the `id` of the buffer that holds them.
+        fills: dtype and shape of the constants, by the `id` of the buffer that holds them.
         infos: what is known of each value.
         fresh: returns the id of a new value.
         inputs: the values that exist before the block.
     """
     numbers: dict[tuple[ModulePath, object], set[str]] = {}
     for statement in flattened(block):
-        for member in _fills(statement, made):
-            numbers.setdefault((statement.scope, made[id(member)]), set()).add(ast.unparse(_number(member.build)))
-    _Fills(made, infos, fresh, numbers).write(block, [*inputs])
+        for member in _fills(statement, fills):
+            numbers.setdefault((statement.scope, fills[id(member)]), set()).add(ast.unparse(_number(member.build)))
+    _Fills(fills, infos, fresh, numbers).write(block, [*inputs])
 
 
 class _Fills:
@@ -117,12 +117,12 @@ class _Fills:
 
     def __init__(
         self,
-        made: Mapping[int, tuple[ir.DataType, Shape]],
+        fills: Mapping[int, tuple[ir.DataType, Shape]],
         infos: dict[str, Info],
         fresh: Callable[[str, Info], str],
         numbers: Mapping[tuple[ModulePath, object], set[str]],
     ) -> None:
-        self.made, self.infos, self.fresh, self.numbers = made, infos, fresh, numbers
+        self.made, self.infos, self.fresh, self.numbers = fills, infos, fresh, numbers
 
     def write(self, block: list[Statement], before: list[str]) -> None:
         """Write the fills of a block. `before`: the values that exist before it."""
@@ -161,8 +161,8 @@ class _Fills:
         assert isinstance(build, ast.Call)
         if not dtype.is_floating_point():
             cpu = [k.value for k in build.keywords if k.arg == "device"]
-            made: ast.expr = rewrite(build, lambda node: DeviceOf() if node in cpu else None)
-            return made
+            on_same_device: ast.expr = rewrite(build, lambda node: DeviceOf() if node in cpu else None)
+            return on_same_device
         operands = [name for tree in own_expressions(statement) for name in refs(tree)]
         if not operands and not self._scope(statement):
             operands = before[:-NEAR:-1]
@@ -187,15 +187,15 @@ def _number(build: ast.expr) -> ast.expr:
     return build.args[1] if kind == "torch.full" else literal(1.0 if kind == "torch.ones" else 0.0)
 
 
-def _fills(statement: Statement, made: Mapping[int, tuple[ir.DataType, Shape]]) -> list[Member]:
+def _fills(statement: Statement, fills: Mapping[int, tuple[ir.DataType, Shape]]) -> list[Member]:
     if isinstance(statement, Loop):  # its expressions are evaluated in each turn
         return []
-    found: dict[int, Member] = {}
+    members: dict[int, Member] = {}
     for tree in own_expressions(statement):
         for node in walk(tree):
-            if isinstance(node, MemberRef) and id(node.member) in made and _is_fill(node.member):
-                found[id(node.member)] = node.member
-    return [m for m in found.values() if _size(made[id(m)][1]) <= MAX_ELEMENTS]
+            if isinstance(node, MemberRef) and id(node.member) in fills and _is_fill(node.member):
+                members[id(node.member)] = node.member
+    return [m for m in members.values() if _size(fills[id(m)][1]) <= MAX_ELEMENTS]
 
 
 def _is_fill(member: Member) -> bool:

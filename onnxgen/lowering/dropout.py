@@ -34,10 +34,10 @@ def add_dropout(module: ModuleDef, dropout: Mapping[str, float]) -> None:
     adding = _Adding(module)
     chosen: dict[ModulePath, float] = {}
     for pattern, p in dropout.items():
-        found = [path for path in adding.paths if matches(pattern, path)]
-        if not found:
+        paths = [path for path in adding.paths if matches(pattern, path)]
+        if not paths:
             adding.refuse_unknown(pattern)
-        chosen.update(dict.fromkeys(found, p))
+        chosen.update(dict.fromkeys(paths, p))
     for path in sorted((path for path in adding.paths if path in chosen), key=len, reverse=True):  # inner modules first
         if path in adding.leaves:
             adding.after_leaf(path, chosen[path])
@@ -124,12 +124,12 @@ class _Adding:
         inner = {id(s) for s in inside}
         wanted = {r for o in self.module.outputs for r in refs(o)}
         wanted.update(name for s in body if id(s) not in inner for name in used(s))
-        made = [(s, name) for s in inside for name in s.targets if name in wanted]
-        if len(made) == 1 and isinstance(maker := made[0][0], Assign):
-            self._insert(body, maker, made[0][1], self._register_in(path, p), inside)
-        elif made:
-            values = ", ".join(self.module.hint(name).printable() for _, name in made[:MAX_LISTED_PATHS])
-            what = f"returns {len(made)} values ({values}), but Dropout needs one"
+        results = [(s, name) for s in inside for name in s.targets if name in wanted]
+        if len(results) == 1 and isinstance(maker := results[0][0], Assign):
+            self._insert(body, maker, results[0][1], self._register_in(path, p), inside)
+        elif results:
+            values = ", ".join(self.module.hint(name).printable() for _, name in results[:MAX_LISTED_PATHS])
+            what = f"returns {len(results)} values ({values}), but Dropout needs one"
             self.problems.add(f"--dropout: {printable('.'.join(path))} {what}", help=_INSIDE)
         else:
             what = "it runs inside a branch or a loop, or no other module uses its values"

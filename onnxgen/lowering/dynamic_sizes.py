@@ -115,8 +115,8 @@ class _Rows:
         if alike and not is_fill and all(_number(size) == -1 for size in sizes[1:]):
             return quote("x.expand_as(y)", x=operands[0], y=Ref(partner))
         first = sizes[0]
-        made: ast.expr = rewrite(value, lambda n: quote("x.shape[0]", x=Ref(partner)) if n is first else None)
-        return made
+        freed: ast.expr = rewrite(value, lambda n: quote("x.shape[0]", x=Ref(partner)) if n is first else None)
+        return freed
 
     def _rows(self, name: str) -> int:
         """Return the number of rows of a tensor, 0 if it is unknown."""
@@ -125,7 +125,7 @@ class _Rows:
 
     def _partners(self, name: str, at: int, scope: ModulePath, steps: int) -> Iterator[str]:
         """Yield earlier values with the rows that all uses of a value need; nothing if one use does not tell."""
-        found: list[str] = []
+        partners: list[str] = []
         for use in self.uses[name] if steps else ():
             beside = [] if use is None else [*self._beside(use, name)]
             here = [earlier for other in beside for earlier in self._earlier(other, at, scope)][:1]
@@ -133,8 +133,8 @@ class _Rows:
                 here = [*self._partners(use.targets[0], at, scope, steps - 1)][:1]
             if not here:
                 return
-            found += here
-        yield from found
+            partners += here
+        yield from partners
 
     def _beside(self, use: Assign, name: str) -> Iterator[str]:
         """Yield the values that must have as many rows as `name` in a statement that uses both."""
@@ -178,14 +178,14 @@ class _Rows:
         function, operands = called(value)
         rows, rank = self._rows(target), self.infos.get(target, Info()).rank
         if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
-            found = [side for side in (value.left, value.right) if self._rank(side) == rank]
+            operands_by_row = [side for side in (value.left, value.right) if self._rank(side) == rank]
         elif isinstance(value, ast.Call) and isinstance(value.func, MemberRef):
-            found = value.args[:1] if self._by_rows(value.func.member.layer, value.args) else []
+            operands_by_row = value.args[:1] if self._by_rows(value.func.member.layer, value.args) else []
         elif function in ROW_FUNCTIONS or (operands and _keeps_rows(function, operands[1:], self._rank(operands[0]))):
-            found = operands[:1]
+            operands_by_row = operands[:1]
         else:
-            found = self._joined(value)
-        names = [tree.value for tree in found if isinstance(tree, Ref)]
+            operands_by_row = self._joined(value)
+        names = [tree.value for tree in operands_by_row if isinstance(tree, Ref)]
         return [name for name in names if rows and self._rows(name) == rows]
 
     def _rank(self, tree: ast.expr) -> int:
@@ -260,7 +260,7 @@ def resize_as_joined(block: list[Statement], infos: Mapping[str, Info], inputs: 
         for name in dict.fromkeys(name for tree in expressions(statement) for name in refs(tree)):
             uses[name].append(statement)
         place.update(dict.fromkeys(statement.targets, i))
-    found: dict[tuple[str, ...], list[Resize]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[Resize]] = defaultdict(list)
     for i, statement in enumerate(block):
         size = _size(statement)
         if isinstance(statement, Assign) and size is not None:
@@ -269,8 +269,8 @@ def resize_as_joined(block: list[Statement], infos: Mapping[str, Info], inputs: 
             if earlier:
                 others = [k for k in statement.value.keywords if k is not size]  # type: ignore[attr-defined]
                 key = (*(f"{k.arg} {ast.dump(k.value)}" for k in others), *way)
-                found[key].append(Resize(statement, size, min(earlier, key=lambda name: place[name])))
-    for resizes in found.values():
+                alike[key].append(Resize(statement, size, min(earlier, key=lambda name: place[name])))
+    for resizes in alike.values():
         differ = len({one.text for one in resizes}) > 1
         for one in resizes:
             if differ or _is_literal(one.size):

@@ -92,25 +92,25 @@ def formula(template: str, *args: Arg, rounds: bool = False) -> Sized | None:
 
     `rounds`: the result may be a number that the tensors' type does not hold.
     """
-    given = [arg.sized for arg in args] if any(arg.is_sized for arg in args) else [None]
-    if any(s is None or s.elements is None or not s.exact for s in given):
+    operands = [arg.sized for arg in args] if any(arg.is_sized for arg in args) else [None]
+    if any(s is None or s.elements is None or not s.exact for s in operands):
         return None
-    arrays = [s.elements for s in given if s is not None and s.elements is not None]
-    made = each(lambda *parts: quote(template, **dict(zip("xy", parts))), *arrays)
-    return Sized(made, not rounds)
+    arrays = [s.elements for s in operands if s is not None and s.elements is not None]
+    numbers = each(lambda *parts: quote(template, **dict(zip("xy", parts))), *arrays)
+    return Sized(numbers, not rounds)
 
 
 def as_float(arg: Arg, to: ir.DataType) -> Sized | None:
     """Return sizes as floats: the same Python numbers, since the type holds the size of an axis exactly."""
-    given = arg.sized if arg.is_sized and to in FLOATS else None
-    if given is None or given.elements is None:
+    sized = arg.sized if arg.is_sized and to in FLOATS else None
+    if sized is None or sized.elements is None:
         return None
     if arg.dtype == to:
-        return given
-    sizes = [e.dim for e in given.elements.flat if isinstance(e, SizeOf)]
-    others = [e for e in given.elements.flat if not isinstance(e, (SizeOf, ast.Constant))]
+        return sized
+    sizes = [e.dim for e in sized.elements.flat if isinstance(e, SizeOf)]
+    others = [e for e in sized.elements.flat if not isinstance(e, (SizeOf, ast.Constant))]
     is_whole = arg.dtype is not None and arg.dtype.is_integer() and not others
-    return Sized(given.elements) if is_whole and all(map(one_axis, sizes)) else None
+    return Sized(sized.elements) if is_whole and all(map(one_axis, sizes)) else None
 
 
 def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] | None:
@@ -118,9 +118,9 @@ def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] 
     if not is_a(node, MOVES) or is_a(node, FILLS) or not any(arg is not None and arg.is_sized for arg in args):
         return None
     rule = operation_of(card("", node.op_type)) if node.domain == "" else None
-    given = [None if arg is None else arg.sized for arg in args]
+    operands = [None if arg is None else arg.sized for arg in args]
     data = known(node).data
-    if rule is None or any(s is None or s.elements is None for i, s in enumerate(given) if i in data):
+    if rule is None or any(s is None or s.elements is None for i, s in enumerate(operands) if i in data):
         return None
     if any(arg is not None and arg.info.data is None for i, arg in enumerate(args) if i not in data):
         return None
@@ -128,14 +128,14 @@ def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] 
     facts.inferred = [info(output) for output in node.outputs]
     arrays = [
         s.elements if s is not None and i in data else None if arg is None else arg.info.data
-        for i, (arg, s) in enumerate(zip(args, given))
+        for i, (arg, s) in enumerate(zip(args, operands))
     ]
     try:
-        made = rule(facts, *arrays)
+        outputs = rule(facts, *arrays)
     except NONSENSE:
         return None
-    exact = all(s.exact for i, s in enumerate(given) if s is not None and i in data)
-    return [Sized(_boxed(array), exact) for array in made]
+    exact = all(s.exact for i, s in enumerate(operands) if s is not None and i in data)
+    return [Sized(_boxed(array), exact) for array in outputs]
 
 
 def each(function: Any, *arrays: NDArray[Any]) -> NDArray[Any]:

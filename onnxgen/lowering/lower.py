@@ -236,15 +236,15 @@ class Lowering:
             return
         builder.plugin = operator.plugin
         positional, keywords = bind(builder, operator)
-        made: Any
-        if (found := moved(builder.node, builder.opset, builder.inputs())) is not None:
-            made = found
+        result: Any
+        if (moved_elements := moved(builder.node, builder.opset, builder.inputs())) is not None:
+            result = moved_elements
         elif operator.plugin is not None:
             self.own.has_calls = True
-            made = lowered(builder, operator.plugin, lambda: operator.function(builder, *positional, **keywords))
+            result = lowered(builder, operator.plugin, lambda: operator.function(builder, *positional, **keywords))
         else:
-            made = operator.function(builder, *positional, **keywords)
-        self._assign(builder, made)
+            result = operator.function(builder, *positional, **keywords)
+        self._assign(builder, result)
 
     def _without_function(self, b: Builder) -> None:
         """Call a stub method (`--allow-unsupported`), or record a problem that all nodes of the operator share."""
@@ -256,16 +256,16 @@ class Lowering:
         for output in b.node.outputs:
             self.define(output)
 
-    def _assign(self, b: Builder, made: Any) -> None:
+    def _assign(self, b: Builder, result: Any) -> None:
         node = b.node
-        if isinstance(made, Unpack) and made.count == 1:
-            made = quote("x[0]", x=made.value)
-        if isinstance(made, Unpack):
-            targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: made.count]]
-            targets += [self.fresh("unused") for _ in range(made.count - len(targets))]
-            b.emit(Assign(tuple(targets), made.value, b.scope, b.nodes, made.form))
+        if isinstance(result, Unpack) and result.count == 1:
+            result = quote("x[0]", x=result.value)
+        if isinstance(result, Unpack):
+            targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: result.count]]
+            targets += [self.fresh("unused") for _ in range(result.count - len(targets))]
+            b.emit(Assign(tuple(targets), result.value, b.scope, b.nodes, result.form))
             return
-        values = made if isinstance(made, list) else [made]
+        values = result if isinstance(result, list) else [result]
         if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may have fewer than its node
             raise b.error(f"the node has {counted(len(node.outputs), 'output')}, but {len(values)} are computed", BUG)
         for output, value in zip(node.outputs, values):
@@ -341,23 +341,23 @@ IGNORED_ATTRIBUTES = {"consumed_inputs"}  # opset 1 to 5: a hint which input's m
 @cache
 def _input_names(operator: Operator, opset: int) -> tuple[tuple[str, bool], ...]:
     """Return (parameter name, is variadic) for each input of the node, in order."""
-    found = schema(operator.domain, operator.name, opset)
-    if found is None:
+    operator_schema = schema(operator.domain, operator.name, opset)
+    if operator_schema is None:
         named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
         positional = [p for p in operator.parameters.values() if p.kind not in named]
         return tuple((p.name, p.kind is inspect.Parameter.VAR_POSITIONAL) for p in positional)
     variadic = defs.OpSchema.FormalParameterOption.Variadic
-    return tuple((operator.renames.get(i.name, i.name), i.option == variadic) for i in found.inputs)
+    return tuple((operator.renames.get(i.name, i.name), i.option == variadic) for i in operator_schema.inputs)
 
 
 @cache
 def _defaults(domain: str, name: str, opset: int) -> dict[str, Any]:
-    found = schema(domain, name, opset)
-    if found is None:
+    operator_schema = schema(domain, name, opset)
+    if operator_schema is None:
         return {}
     return {
         key: ir.serde.deserialize_attribute(a.default_value).value
-        for key, a in found.attributes.items()
+        for key, a in operator_schema.attributes.items()
         if a.default_value.name
     }
 
@@ -385,11 +385,11 @@ def _bind_inputs(builder: Builder, operator: Operator) -> dict[str, Any]:
 
 
 def _too_many(builder: Builder, operator: Operator, known: int) -> OnnxgenError:
-    given, has_schema = len(builder.node.inputs), schema(operator.domain, operator.name, builder.opset) is not None
+    count, has_schema = len(builder.node.inputs), schema(operator.domain, operator.name, builder.opset) is not None
     if operator.plugin is None or has_schema:
         way_out = NEWER_RUNTIME if operator.domain and not has_schema else WRITER
-        return builder.error(f"the node has {counted(given, 'input')}, but the schema has {known}", way_out)
-    what = f"the node has {counted(given, 'input')}, but the function in plugin {operator.plugin.name} takes {known}"
+        return builder.error(f"the node has {counted(count, 'input')}, but the schema has {known}", way_out)
+    what = f"the node has {counted(count, 'input')}, but the function in plugin {operator.plugin.name} takes {known}"
     return builder.error(what, "give the function another parameter, or *more")
 
 
@@ -397,12 +397,12 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
     """Return the positional and keyword arguments for calling the operator's function for this node."""
     parameters = operator.parameters
     bound = _bind_inputs(builder, operator)
-    given = {k: plain(a.value) for k, a in builder.node.attributes.items()}
+    attributes = {k: plain(a.value) for k, a in builder.node.attributes.items()}
     for name, default in _defaults(operator.domain, operator.name, builder.opset).items():
-        given.setdefault(name, plain(default))
+        attributes.setdefault(name, plain(default))
     rest = next((p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     others: dict[str, Any] = {}  # for the **attributes of a plugin's function
-    for name, value in given.items():
+    for name, value in attributes.items():
         name = operator.renames.get(name, name)
         parameter = parameters.get(name)
         if name in IGNORED_ATTRIBUTES:

@@ -182,8 +182,8 @@ class Members:
         shape = axes or shape
         rows = dims[0] if shape is None and not transposed and is_repeated(value) else 1
         is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
-        made = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
-        known = self._known(made, b.scope, [Source.of(tensor, name)])
+        candidates = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
+        known = self._known(candidates, b.scope, [Source.of(tensor, name)])
         if known is None:
             known_as = "/" if rows > 1 else name  # an exporter calls what it has expanded after the function
             path, named = self._parameter_path(b.scope, known_as, label, role(b.node, value), is_merged)
@@ -200,11 +200,11 @@ class Members:
             build = initial(source, b.node, value)
             known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
             known.scope = b.scope
-            made.append((b.scope, known))
-        found = _used(known, {"": _user(arg)})
+            candidates.append((b.scope, known))
+        reference = _used(known, {"": _user(arg)})
         if rows > 1 and not broadcasts_itself(b.node, value):
-            return call(quote("p.expand", p=found), rows, *[-1] * (len(dims) - 1))
-        return found if axes is None else call(quote("p.view", p=found), *(d if d == 1 else -1 for d in dims))
+            return call(quote("p.expand", p=reference), rows, *[-1] * (len(dims) - 1))
+        return reference if axes is None else call(quote("p.view", p=reference), *(d if d == 1 else -1 for d in dims))
 
     def _is_no_class(self, path: ModulePath) -> bool:
         """Return True if the exporter recorded classes but none here, so that nothing was computed in this module."""
@@ -214,10 +214,10 @@ class Members:
         self, scope: ModulePath, name: str, label: str, part: str, is_merged: bool
     ) -> tuple[ModulePath, bool]:
         """`is_merged`: tensors of several layers may have been merged, so only the last part of the name is right."""
-        found = self._paths.path(name, label, scope)
+        told_path = self._paths.path(name, label, scope)
         clean = _cleaned(scope)
-        if found is not None:
-            path = _cleaned(found)
+        if told_path is not None:
+            path = _cleaned(told_path)
             depth = min(len(clean), len(path) - 1)
             if is_merged and path[:depth] != clean[:depth]:
                 return (*clean, path[-1]), False
@@ -233,11 +233,11 @@ class Members:
             array, dtype = array.astype(np.float32), ir.DataType.FLOAT
         identity = (scope, dtype, array.shape, hashlib.sha256(array.tobytes()).digest())
         if identity not in self._buffers:
-            made = written(array, dtype)
+            expression = written(array, dtype)
             name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint, array)
             name = "weight" if name == "constant" and dtype in INTEGERS and array.ndim > 1 else name
-            member = Member((*_cleaned(scope), name), made or ast.Constant(None), "buffer", named=False)
-            if made is None:
+            member = Member((*_cleaned(scope), name), expression or ast.Constant(None), "buffer", named=False)
+            if expression is None:
                 self._large[id(member)] = array  # `finish` makes the expression, which needs the final name
             else:
                 self.written[id(member)] = dtype, array.shape
@@ -247,9 +247,9 @@ class Members:
     def texts(self, scope: ModulePath, array: NDArray[Any], hint: str) -> ast.expr:
         """Return strings, written out if there are few, else as an attribute that is read from the sidecar."""
         items = [t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in array.reshape(-1)]
-        made = written_text(items, array.shape)
-        if made is not None:
-            return made
+        expression = written_text(items, array.shape)
+        if expression is not None:
+            return expression
         identity = (scope, ir.DataType.STRING, array.shape, tuple(items))
         if identity not in self._buffers:
             name = _buffer_name("" if self._paths.is_noise(hint, scope) else hint)
@@ -265,12 +265,12 @@ class Members:
         A weight in integers begins as zeros, as parameters begin as drawn numbers: loading fills both.
         """
         scope, value = arg.builder.scope, arg.value
-        made = self._parameters.setdefault((value,), [])
-        known = self._known(made, scope)
+        candidates = self._parameters.setdefault((value,), [])
+        known = self._known(candidates, scope)
         if known is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
-            source, found = Source.of(tensor, name), self._paths.path(name, "", scope)
+            source, told_path = Source.of(tensor, name), self._paths.path(name, "", scope)
             build = written(tensor.numpy(), source.dtype, is_loaded=True) or ast.Constant(None)  # see `finish`
             if known_as := role_in_integers(value):
                 begin = "torch.ones" if known_as == "scale" else "torch.zeros"
@@ -278,17 +278,17 @@ class Members:
             if KEPT.get(value):  # its name is one of the root's, or the last word of a path that is none
                 words = [part for part in name.split(".") if not part.isdigit()]
                 known_as = (words or ["constant"])[-1] if "." in name else ""
-            path = _cleaned(found or ((*scope, known_as) if known_as else (name,)))
-            named = (found is not None or not known_as) and path not in self._by_path
+            path = _cleaned(told_path or ((*scope, known_as) if known_as else (name,)))
+            named = (told_path is not None or not known_as) and path not in self._by_path
             known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
-            made.append((scope, known))
+            candidates.append((scope, known))
         return _used(known, {"": _user(arg)})
 
     def _known(
-        self, made: list[tuple[ModulePath, Member]], scope: ModulePath, sources: Iterable[Source] = ()
+        self, candidates: list[tuple[ModulePath, Member]], scope: ModulePath, sources: Iterable[Source] = ()
     ) -> Member | None:
         """Return the member that was made for this scope, or for another that is no sibling and may have the same."""
-        for other, member in made:
+        for other, member in candidates:
             if not siblings(other, scope) and not self._sharing.apart(sources, other, scope):
                 return member
         return None
@@ -341,7 +341,7 @@ class Members:
         whose weight is also that of `encoder.embed_tokens`.
         """
         keys = {(*member.path, key) for member in members for key in member.keys}
-        found: dict[ModulePath, Member] = {}
+        holders: dict[ModulePath, Member] = {}
         for member in members:
             for key, source in member.keys.items() if member.kind == "module" and len(member.keys) == 1 else ():
                 path = _cleaned(self._paths.path(source.names[0], "", ()) or ())
@@ -349,8 +349,8 @@ class Members:
                     continue
                 if path not in keys and path[:-1] not in self._by_path and len(path) > 1:
                     copy = Member(path[:-1], member.build, "module", {key: source}, set(member.frozen), True)
-                    found.setdefault(path, copy)
-        return list(found.values())
+                    holders.setdefault(path, copy)
+        return list(holders.values())
 
     def ties(self, members: list[Member]) -> list[Tie]:
         """Return the tensors that are one parameter in several members."""
@@ -393,8 +393,8 @@ def _buffer_name(hint: str, array: NDArray[Any] | None = None) -> str:
     last = re.split(r"[./]", hint)[-1]
     is_noise = not last or NOISE.match(hint) or "/" in hint or "output" in last.lower() or COUNTED.fullmatch(last)
     says_nothing = is_noise or last == "constant" or ":" in last or is_function_name(last)  # "y:3": a pass made it
-    if array is not None and says_nothing and (told := name_of(array)):
-        return told
+    if array is not None and says_nothing and (name := name_of(array)):
+        return name
     return "constant" if is_noise else module_part(identifier(last))
 
 

@@ -87,8 +87,8 @@ def vector(node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> tuple[int,
     """
     sizes = [d for d in shape if d != 1]
     is_view = bool(viewed_from(value)) and _RESHAPED.fullmatch(value.name or "") is not None
-    told = is_view or (_is_layer_scale(node) and NOISE.match(value.name or ""))
-    return tuple(sizes) if told and len(sizes) == 1 < len(shape) else None
+    is_vector = is_view or (_is_layer_scale(node) and NOISE.match(value.name or ""))
+    return tuple(sizes) if is_vector and len(sizes) == 1 < len(shape) else None
 
 
 def is_repeated(value: ir.Value | None) -> bool:
@@ -102,10 +102,12 @@ def is_repeated(value: ir.Value | None) -> bool:
     if value is None or tensor is None or len(shape) < 2 or not 1 < shape[0] <= MAX_ROWS:
         return False
     if is_trained(value):
-        told = _EXPANDED.fullmatch(value.name or "") is not None
+        is_expanded = _EXPANDED.fullmatch(value.name or "") is not None
     else:
-        told = is_function_name(value.name or "") and all(broadcasts_itself(use.node, value) for use in value.uses())
-    if not told:
+        is_expanded = is_function_name(value.name or "") and all(
+            broadcasts_itself(use.node, value) for use in value.uses()
+        )
+    if not is_expanded:
         return False
     array = tensor.numpy()
     return bool((array == array[:1]).all()) and not (array == array.flat[0]).all()
@@ -253,11 +255,11 @@ class ParameterPaths:
         """
         if not self.are_told:
             return None
-        found = param_path(label) or param_path(name)
-        if found is None:
+        path = param_path(label) or param_path(name)
+        if path is None:
             root = label if re.fullmatch(r"[A-Za-z_]\w*", label) and not NOISE.match(label) else name
             return (MERGED.sub("", unscoped(root)),) if root == label or root in self._roots else None
-        return seen_from(scope, found) if name in self.shared and not self.is_exact(label) else found
+        return seen_from(scope, path) if name in self.shared and not self.is_exact(label) else path
 
     def is_exact(self, label: str) -> bool:
         """Return True if a second name is exactly this tensor's, as those of Identity nodes are."""
@@ -278,8 +280,10 @@ def _counted(names: Iterable[str]) -> dict[str, bool]:
         numbers = re.findall(r"\d+", name)
         if len(numbers) == 1 and len(numbers[0]) < _MAX_DIGITS and param_path(name) is None:
             alike.setdefault(re.sub(r"\d+", "#", name), {})[int(numbers[0])] = name
-    several = [found for found in alike.values() if len(found) > 1]
-    return {name: max(found) - min(found) + 1 > len(found) for found in several for name in found.values()}
+    several = [numbered for numbered in alike.values() if len(numbered) > 1]
+    return {
+        name: max(numbered) - min(numbered) + 1 > len(numbered) for numbered in several for name in numbered.values()
+    }
 
 
 def _is_view(node: ir.Node) -> bool:

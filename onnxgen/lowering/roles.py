@@ -97,9 +97,9 @@ class _Roles:
                     self.made[name] = statement
                 seen.add(name)
             trees = [statement.value] if isinstance(statement, Assign) else _own(statement)
-            found = dict.fromkeys(name for tree in trees for name in self._ids(tree))
-            self.operands[id(statement)] = found
-            for name in found:
+            operands = dict.fromkeys(name for tree in trees for name in self._ids(tree))
+            self.operands[id(statement)] = operands
+            for name in operands:
                 self.uses[name].append(statement if isinstance(statement, Assign) else None)
         for tree in outputs:
             for name in self._ids(tree):
@@ -151,15 +151,15 @@ class _Roles:
         """
         for _ in range(MAX_STEPS):
             self._give(name, role)
-            made = self.made.get(name)
-            if made is None or any(isinstance(n, ast.Subscript) for n in walk(made.value)):
+            maker = self.made.get(name)
+            if maker is None or any(isinstance(n, ast.Subscript) for n in walk(maker.value)):
                 return
-            base = seen_through(made.value)
+            base = seen_through(maker.value)
             if isinstance(base, ast.BinOp):
                 base = seen_through(scaled(base))
             name = self._id(base)
-            made = self.made.get(name)
-            if made is None or len(made.targets) > 1 or _has_layer(made) or _is_sum(made.value):
+            maker = self.made.get(name)
+            if maker is None or len(maker.targets) > 1 or _has_layer(maker) or _is_sum(maker.value):
                 return
 
     # ---- roles from the operation that makes or uses a value
@@ -203,8 +203,8 @@ class _Roles:
         elif name == "softmax" and operands:
             self._softmax(self._base(operands[0]))
         elif matmul := _matmul(node):
-            made = self.made.get(self._base(matmul.left))
-            if made is not None and called(seen_through(made.value))[0] == "softmax" and self._of_scores(made):
+            maker = self.made.get(self._base(matmul.left))
+            if maker is not None and called(seen_through(maker.value))[0] == "softmax" and self._of_scores(maker):
                 self._give_back(self._base(matmul.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
             self._layer(node, node.func.member)
@@ -248,28 +248,28 @@ class _Roles:
 
     def _product(self, name: str, steps: int) -> list[str]:
         """Return the values from `name` back to a matrix product of two values, not of a layer; [] if there is none."""
-        made = self.made.get(name)
+        maker = self.made.get(name)
         facts = self.infos.get(name, Info())
-        if made is None or len(made.targets) != 1 or steps == 0 or (facts.rank or 0) < 3:
+        if maker is None or len(maker.targets) != 1 or steps == 0 or (facts.rank or 0) < 3:
             return []
-        if len(self.operands[id(made)]) > 3:  # arithmetic on scores has fewer
+        if len(self.operands[id(maker)]) > 3:  # arithmetic on scores has fewer
             return []
-        if any(isinstance(n, ast.Call) and isinstance(n.func, MemberRef) for n in walk(made.value)):
+        if any(isinstance(n, ast.Call) and isinstance(n.func, MemberRef) for n in walk(maker.value)):
             return []
-        if matmul := next(filter(None, map(_matmul, walk(made.value))), None):
+        if matmul := next(filter(None, map(_matmul, walk(maker.value))), None):
             return [name] if self._base(matmul.left) and self._base(matmul.right) else []
-        further = (self._product(operand, steps - 1) for operand in self.operands[id(made)])
-        found = next(filter(None, further), None)
-        return [name, *found] if found else []
+        further = (self._product(operand, steps - 1) for operand in self.operands[id(maker)])
+        path = next(filter(None, further), None)
+        return [name, *path] if path else []
 
     def _is_trained(self, name: str) -> bool:
         for _ in range(MAX_STEPS):
-            made = self.made.get(name)
-            if made is None:
+            maker = self.made.get(name)
+            if maker is None:
                 return False
-            if _has_layer(made):
+            if _has_layer(maker):
                 return True
-            name = next(iter(self.operands[id(made)]), "")
+            name = next(iter(self.operands[id(maker)]), "")
         return False
 
     def _angles(self) -> None:
@@ -310,17 +310,17 @@ class _Roles:
     def _from_uses(self, name: str, inside: dict[str, str]) -> None:
         if self.roles.get(name, "x") != "x" or name not in self.uses:
             return
-        found: dict[str, None] = {}
+        roles: dict[str, None] = {}
         for use in self.uses[name]:
             role = "" if use is None else self._role_of(use, inside)
             if use is None or not role or not self._goes_back(use):
                 return
-            found[role] = None
-        if set(found) == {"q", "k", "v"}:
+            roles[role] = None
+        if set(roles) == {"q", "k", "v"}:
             self.roles[name] = "qkv"
-        if len(found) != 1:
+        if len(roles) != 1:
             return
-        role, uses = next(iter(found)), self.uses[name]
+        role, uses = next(iter(roles)), self.uses[name]
         others = [o for o in self.operands[id(uses[0])] if o != name and o not in self.roles]
         first = uses[0].targets if uses[0] is not None else ()
         whole = all(self.roles.get(t) == role for t in first) or (role == "qkv" and len(first) == 3)

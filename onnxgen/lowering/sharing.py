@@ -66,11 +66,11 @@ class Place:
 
     def read(self) -> ast.expr:
         """Return the expression of the tensor."""
-        made: ast.expr = MemberRef(self.member)
+        tree: ast.expr = MemberRef(self.member)
         for part in self.key.split("."):
             index = ast.Constant(int(part)) if part.isdigit() else None
-            made = ast.Attribute(made, part, ast.Load()) if index is None else ast.Subscript(made, index, ast.Load())
-        return made
+            tree = ast.Attribute(tree, part, ast.Load()) if index is None else ast.Subscript(tree, index, ast.Load())
+        return tree
 
 
 class Kept:
@@ -131,7 +131,7 @@ class Sharing:
         """
         self._index(members)
         kept: dict[Source, Kept] = defaultdict(Kept)
-        found = []
+        ties = []
         for place in _places(members):
             original = self._copies.original(place.source) or place.source
             if not original.pieces or (len(original.shape) < 2 and not self._may_be_tied(place)):
@@ -140,9 +140,9 @@ class Sharing:
             if first is None:
                 kept[original].add(place, self._recorded_at(place))
             elif first.member is not place.member or first.key != place.key:
-                found.append(Tie(first.member, first.key, place.member, place.key))
+                ties.append(Tie(first.member, first.key, place.member, place.key))
         self._check_options()
-        return found
+        return ties
 
     def first(self, kept: Kept, place: Place) -> Place | None:
         """Return the first of some places with an equal tensor that is the same parameter as another place's."""
@@ -151,17 +151,17 @@ class Sharing:
 
     def read_inside(self, members: Sequence[Member], body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
         """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
-        found = self._inside(members)
+        owners = self._inside(members)
 
         def change(tree: ast.AST) -> ast.expr | None:
-            return found[id(tree.member)].read() if isinstance(tree, MemberRef) and id(tree.member) in found else None
+            return owners[id(tree.member)].read() if isinstance(tree, MemberRef) and id(tree.member) in owners else None
 
-        for member in [m for m in members if id(m) in found]:
-            layer = found[id(member)]
+        for member in [m for m in members if id(m) in owners]:
+            layer = owners[id(member)]
             layer.member.users.setdefault(layer.key, []).extend(member.users.get("", ()))
-        for statement in flattened(body) if found else ():
+        for statement in flattened(body) if owners else ():
             change_own(statement, change)
-        return [rewrite(output, change) for output in outputs] if found else outputs
+        return [rewrite(output, change) for output in outputs] if owners else outputs
 
     def _inside(self, members: Sequence[Member]) -> dict[int, Place]:
         """Return the parameters that are a layer's own tensor, which is read beside the layer, by `id`."""
@@ -170,12 +170,12 @@ class Sharing:
         for place in _places(members):
             if place.member.kind == "module":
                 in_layers[place.source].add(place, self._recorded_at(place))
-        found = {}
+        owners = {}
         for place in _places(members):
             is_beside = place.member.kind == "parameter" and place.source in in_layers
             if is_beside and (own := self.first(in_layers[place.source], place)):
-                found[id(place.member)] = own
-        return found
+                owners[id(place.member)] = own
+        return owners
 
     def notes(self) -> list[str]:
         """Return sentences on what was guessed."""
@@ -187,8 +187,8 @@ class Sharing:
     # decisions
 
     def _same(self, a: Place, b: Place) -> bool:
-        told = self._told(a, b)
-        return self._by_structure(a, b) if told is None else told
+        answer = self._told(a, b)
+        return self._by_structure(a, b) if answer is None else answer
 
     def _told(self, a: Place, b: Place) -> bool | None:
         """Return what an option or the names of the parameters say; None if nothing."""
@@ -200,13 +200,13 @@ class Sharing:
             if pattern and any(re.search(pattern, name) for name in source.names):
                 self._matched.add(pattern)
                 return answer
-        said = [bool(one & other) if one and other else None for one, other in pairs]
-        return None if None in said or not said else all(said)
+        agreements = [bool(one & other) if one and other else None for one, other in pairs]
+        return None if None in agreements or not agreements else all(agreements)
 
     def _recorded(self, name: str, place: Place) -> frozenset[str]:
         """Return the names of the parameter that a stored tensor is in a place."""
         names, label = self._names.get(name, {}), place.source.label
-        if label and any(label in found for found in names.values()):
+        if label and any(label in labels for labels in names.values()):
             return frozenset({label})
         return _names_at(names, _where(place))
 
@@ -221,19 +221,19 @@ class Sharing:
         are_siblings = siblings(a.path, b.path)
         start = next((n for n, (x, y) in enumerate(zip(a.path, b.path)) if x != y), 0) + 1
         sizes = range(len(a.path), start - 1, -1) if are_siblings else ()
-        said = []
+        verdicts = []
         for one, other in [(a.path[:n], b.path[:n]) for n in sizes] or [(a.path, b.path)]:
-            said.append(self._verdict(one, other))
-            if len(said) == 1 and said[0] == "drawn anew":
+            verdicts.append(self._verdict(one, other))
+            if len(verdicts) == 1 and verdicts[0] == "drawn anew":
                 self._guesses.update(dict.fromkeys(() if plain else b.source.names))
                 return False
-            if said[-1] in ("same", "copied"):
-                return said[-1] == "same"
+            if verdicts[-1] in ("same", "copied"):
+                return verdicts[-1] == "same"
         if not are_siblings:
             return self._by_home(a, b, plain)
-        if {"differ", "drawn anew"} & set(said):
+        if {"differ", "drawn anew"} & set(verdicts):
             return not plain
-        last = next(filter(None, reversed(said)), "" if plain else "equal")
+        last = next(filter(None, reversed(verdicts)), "" if plain else "equal")
         if last == "fresh" and not plain:
             self._guesses.update(dict.fromkeys(b.source.names))
         return last == "equal"
@@ -254,24 +254,24 @@ class Sharing:
         return self._verdicts[one, other]
 
     def _compared(self, one: Mapping[ModulePath, Place], other: Mapping[ModulePath, Place]) -> str:
-        told: list[tuple[bool | None, bool]] = []
+        answers: list[tuple[bool | None, bool]] = []
         differ = one.keys() != other.keys()
         for key in one.keys() & other.keys():
             a, b = one[key], other[key]
             plain = self._is_plain(a.source)
             if self._original(a) == self._original(b):
-                told.append((self._told(a, b), plain))
+                answers.append((self._told(a, b), plain))
             elif not self._is_unmerged() and _equal(a.source, b.source):
-                told.append((False, plain))  # copies that were too large to be merged
+                answers.append((False, plain))  # copies that were too large to be merged
             else:
                 differ = True
         for answer, verdict in ((False, "copied"), (True, "same")):
-            if (answer, False) in told:
+            if (answer, False) in answers:
                 return verdict
-        is_apart = (False, True) in told
-        if differ or all(plain for _, plain in told):
+        is_apart = (False, True) in answers
+        if differ or all(plain for _, plain in answers):
             return ("drawn anew" if is_apart else "differ") if differ else ""
-        fresh = any(plain for _, plain in told) and self._merged()
+        fresh = any(plain for _, plain in answers) and self._merged()
         return "fresh" if fresh or is_apart else "equal"
 
     def _original(self, place: Place) -> Source:
@@ -300,7 +300,7 @@ class Sharing:
                     and is_plain(source.pieces[0].tensor)
                 ):
                     names[source.shape, source.dtype, float(source.numpy().flat[0])].add(source.names[0])
-            self._has_equals = any(len(found) > 1 for found in names.values())
+            self._has_equals = any(len(equals) > 1 for equals in names.values())
         return self._has_equals
 
     def _is_plain(self, source: Source) -> bool:
@@ -368,7 +368,7 @@ def _names_at(names: Mapping[ModulePath, frozenset[str]], path: ModulePath) -> f
     for scope in around:
         if scope in names:
             return names[scope]
-    inside = [found for scope, found in names.items() if scope[: len(path)] == path]
+    inside = [names_inside for scope, names_inside in names.items() if scope[: len(path)] == path]
     return frozenset().union(*inside)
 
 
@@ -401,7 +401,7 @@ class TiedTensors:
             for named in self._named[kind]:
                 looks[look(named)].append(named)
         alike = self._by_look[kind].get(look(source), ())
-        return next((found for found in alike if _is_copy(source, found)), None)
+        return next((candidate for candidate in alike if _is_copy(source, candidate)), None)
 
 
 def _is_copy(source: Source, of: Source) -> bool:
@@ -439,11 +439,11 @@ def _corner(source: Source, *ends: int) -> Array:
 def uses(model: ir.Model, members: Iterable[Member], tensors: Collection[str]) -> dict[str, dict[str, list[Site]]]:
     """Return, for each of `tensors` (ONNX names), the sites that use it, by the state-dict key for these sites."""
     finder = Finder(model)
-    found: dict[str, dict[str, set[Site]]] = {name: {} for name in tensors}
-    for member in members if found else ():
+    sites_by_key: dict[str, dict[str, set[Site]]] = {name: {} for name in tensors}
+    for member in members if sites_by_key else ():
         for key, (state_key, source) in zip(member.keys, member.state_keys(), strict=True):
-            for name in found.keys() & set(source.names):
-                sites = found[name].setdefault(state_key, set())
+            for name in sites_by_key.keys() & set(source.names):
+                sites = sites_by_key[name].setdefault(state_key, set())
                 for node, indices in member.users.get(key, ()):
                     sites |= finder.sites(name, node, indices)
-    return {name: {key: sorted(sites) for key, sites in keys.items()} for name, keys in found.items()}
+    return {name: {key: sorted(sites) for key, sites in keys.items()} for name, keys in sites_by_key.items()}

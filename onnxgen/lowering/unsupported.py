@@ -79,9 +79,9 @@ class Open:
         stub.nodes.append(told(b.node))
         method = ast.Attribute(ast.Name("self", ast.Load()), stub.name, ast.Load())
         stub.calls.append(method)
-        given = [ast.Constant(None) if arg is None else arg.expr for arg in inputs]
-        made = ast.Call(method, given, [ast.keyword(k[1], k[3]) for k in keywords])
-        return made if len(outputs) == 1 else b.unpack(made)
+        arguments = [ast.Constant(None) if arg is None else arg.expr for arg in inputs]
+        call = ast.Call(method, arguments, [ast.keyword(k[1], k[3]) for k in keywords])
+        return call if len(outputs) == 1 else b.unpack(call)
 
     def finish(self, members: Iterable[Member], notes: list[str]) -> list[Stub]:
         """Give every stub a name that is unique in its class, and add a note."""
@@ -96,20 +96,20 @@ class Open:
 
 def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
     """Return for each attribute its name in the file, its name in Python, its annotation and its value."""
-    found, namer = [], Namer({"self"})
+    keywords, namer = [], Namer({"self"})
     for name, attribute in sorted(b.node.attributes.items()):
         value = plain(attribute.value)
         if attribute.type in SCALARS:
-            kind, made = SCALARS[attribute.type], literal(_short(value))
+            kind, value_tree = SCALARS[attribute.type], literal(_short(value))
         elif attribute.type in LISTS:
-            kind, made = f"list[{LISTS[attribute.type]}]", literal([_short(v) for v in value])
+            kind, value_tree = f"list[{LISTS[attribute.type]}]", literal([_short(v) for v in value])
         elif attribute.type == ir.AttributeType.TENSOR:
-            kind, made = "Tensor", b.buffer(value.numpy(), identifier(name), value.dtype)
+            kind, value_tree = "Tensor", b.buffer(value.numpy(), identifier(name), value.dtype)
         else:
             what = f"attribute {name} can't be an argument of a method"
             raise b.error(what, "write a plugin for the operator (docs/EXTENDING.md)")
-        found.append((name, namer.take(identifier(name, "attribute")), kind, made))
-    return found
+        keywords.append((name, namer.take(identifier(name, "attribute")), kind, value_tree))
+    return keywords
 
 
 def _short(value: Any) -> Any:

@@ -90,14 +90,14 @@ def _parent(path: str) -> str:
 
 
 def translated(
-    made: Callable[[frozenset[ModulePath]], Generated],
+    generate: Callable[[frozenset[ModulePath]], Generated],
     differs: Callable[[Generated], Difference | None],
     report: Report,
 ) -> Generated:
     """Return the first text that matches its specification.
 
     Args:
-        made: makes a text in which the given modules are left plain.
+        generate: makes a text in which the given modules are left plain.
         differs: compares a text with its specification.
         report: receives the modules that were left plain, and a note.
 
@@ -107,7 +107,7 @@ def translated(
     plain: frozenset[ModulePath] = frozenset()
     notes = list(report.notes)
     while True:
-        generated = made(plain)
+        generated = generate(plain)
         difference = differs(generated)
         if difference is None:
             break

@@ -43,14 +43,16 @@ def checked(tree: ast.expr, array: Array, dtype: ir.DataType, is_loaded: bool = 
     Raises:
         WrongTranslation: the elements, shape or type differ, or no rule computes the expression.
     """
-    made = _computed(tree, False)
+    computed = _computed(tree, False)
     wanted = np.dtype(object) if array.dtype == object else DTYPES[TORCH_DTYPES[dtype]]
     expected = array.astype(wanted)
     if "linspace" in ast.dump(tree):
         other = _computed(tree, True)
-        made = np.where((made == expected) == is_loaded, made, other)  # the right one of both, or else the wrong one
-    same = made.dtype == wanted and made.shape == array.shape
-    if not same or made.tolist() != expected.tolist() or _signs(made) != _signs(expected):
+        computed = np.where(
+            (computed == expected) == is_loaded, computed, other
+        )  # the right one of both, or else the wrong one
+    same = computed.dtype == wanted and computed.shape == array.shape
+    if not same or computed.tolist() != expected.tolist() or _signs(computed) != _signs(expected):
         raise WrongTranslation(f"a constant of {dtype.name} {list(array.shape)} is written as other numbers")
     return tree
 
@@ -134,14 +136,14 @@ def _limit(tree: ast.Attribute) -> float:
 
 
 def _call(tree: ast.Call) -> Any:
-    given = {k.arg or "": _value(k.value) for k in tree.keywords if k.arg != "device"}
-    dtype, args = given.pop("dtype", None), [_value(a) for a in tree.args]
+    keywords = {k.arg or "": _value(k.value) for k in tree.keywords if k.arg != "device"}
+    dtype, args = keywords.pop("dtype", None), [_value(a) for a in tree.args]
     name = function_of(tree)
     if isinstance(tree.func, ast.Attribute) and isinstance(tree.func.value, OPERANDS):
         name, args = f".{tree.func.attr}", [_value(tree.func.value), *args]
-    if name not in FUNCTIONS or given.keys() - KEYWORDS.get(name, set()):
+    if name not in FUNCTIONS or keywords.keys() - KEYWORDS.get(name, set()):
         raise ValueError(name)
-    return FUNCTIONS[name](dtype, *args, **given)
+    return FUNCTIONS[name](dtype, *args, **keywords)
 
 
 def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:

@@ -119,8 +119,8 @@ class Expressions:
 
     def operation(self, *key: Any) -> Node:
         """Make a node in the current contexts: `torch.enable_grad()` makes it a different computation."""
-        made = self.make(*key)
-        return self.make("within", self.contexts, made) if self.contexts else made
+        node = self.make(*key)
+        return self.make("within", self.contexts, node) if self.contexts else node
 
     def node(self, value: Value) -> Node:
         """Return a value as a node, to which operations can be applied."""
@@ -157,27 +157,27 @@ class Expressions:
         return self.make("name", name)
 
     def read(self, name: str, scope: LocalVariables) -> Value:
-        found = scope.find(name, UNDEFINED)
-        if found is UNDEFINED:
+        value = scope.find(name, UNDEFINED)
+        if value is UNDEFINED:
             raise Unreadable("a variable that was never assigned")
-        return found.read() if isinstance(found, Lazy) else found
+        return value.read() if isinstance(value, Lazy) else value
 
     def _name(self, tree: ast.Name, scope: LocalVariables) -> Value:
-        found = scope.find(tree.id, UNDEFINED)
-        if found is UNDEFINED:
+        value = scope.find(tree.id, UNDEFINED)
+        if value is UNDEFINED:
             return self.known(tree.id)
-        return found.read() if isinstance(found, Lazy) else found
+        return value.read() if isinstance(value, Lazy) else value
 
     def _several(self, trees: list[ast.expr], scope: LocalVariables) -> list[Value]:
-        made: list[Value] = []
+        values: list[Value] = []
         for tree in trees:
             if isinstance(tree, ast.Starred):
                 value = self.evaluate(tree.value, scope)
                 items = self.iterate(value)
-                made += items if items is not None else [self.make("starred", self.node(value))]
+                values += items if items is not None else [self.make("starred", self.node(value))]
             else:
-                made.append(self.evaluate(tree, scope))
-        return made
+                values.append(self.evaluate(tree, scope))
+        return values
 
     def iterate(self, value: Value) -> list[Value] | None:
         """Return the items if they are known individually, else None."""
@@ -321,18 +321,18 @@ class Expressions:
         args = self._several(tree.args, scope)
         kwargs = self.keywords(tree, scope)
         if isinstance(tree.func, ast.Name) and scope.find(tree.func.id, UNDEFINED) is UNDEFINED and not kwargs:
-            found = self._builtin(tree.func.id, args)
-            if found is not UNDEFINED:
-                return found
+            result = self._builtin(tree.func.id, args)
+            if result is not UNDEFINED:
+                return result
         return self.call(self.evaluate(tree.func, scope), args, kwargs)
 
     def keywords(self, tree: ast.Call, scope: LocalVariables) -> dict[str, Value]:
         if any(keyword.arg is None for keyword in tree.keywords):
             raise Unreadable("a call with **")
-        given = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords if k.arg is not None}
-        if len(given) < len(tree.keywords):
+        values = {k.arg: self.evaluate(k.value, scope) for k in tree.keywords if k.arg is not None}
+        if len(values) < len(tree.keywords):
             raise Unreadable("a keyword that is given twice")
-        return given
+        return values
 
     def _builtin(self, name: str, args: list[Value]) -> Value:
         """Call a builtin with known arguments."""
@@ -350,8 +350,8 @@ class Expressions:
         known = [items for items in map(self.iterate, args) if items is not None]
         if len(known) < len(args):
             return UNDEFINED
-        made = ON_LISTS[name](*known)
-        return made if isinstance(made, (int, list, tuple)) else Once(list(made))
+        result = ON_LISTS[name](*known)
+        return result if isinstance(result, (int, list, tuple)) else Once(list(result))
 
     def call(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Return the node of a call of a function that the file does not define."""
@@ -363,17 +363,17 @@ class Expressions:
         if function.key[0] == "attribute" and not kwargs:
             function, args = self._of_axes(function, args)
         args, kwargs = self.layers.named(function, args, kwargs)
-        given = tuple((name, self.node(kwargs[name])) for name in sorted(kwargs))
-        made = self.operation("call", function, tuple(map(self.node, args)), given)
+        options = tuple((name, self.node(kwargs[name])) for name in sorted(kwargs))
+        node = self.operation("call", function, tuple(map(self.node, args)), options)
         what: Node | str = "random" if function in self.draws else function
         counts = what == "random" or (function.key[0] == "member" and function not in self.repeatable)
         if self.building or not counts:
-            return made
+            return node
         self.seen[what] += 1
         if function in self.measuring:  # the order of calls changes a layer's statistics, but not its results
-            self.seen[self.make("measures", function, self.seen[what], made, self.loop, self.under)] = 1
-            return made
-        return self.make("again", made, self.seen[what], self.loop, self.under)
+            self.seen[self.make("measures", function, self.seen[what], node, self.loop, self.under)] = 1
+            return node
+        return self.make("again", node, self.seen[what], self.loop, self.under)
 
     def _of_axes(self, function: Node, args: list[Value]) -> tuple[Node, list[Value]]:
         """Return a view that splits or merges the last axes, and says the sizes of the others, as what does only that.
@@ -465,8 +465,10 @@ def _tables() -> tuple[
     function of each layer with its arguments; and which argument `kernel_size` is, of which ones.
     """
     graph = Graph()
-    usual = DEFAULTS | {name: given for name in sorted(helper_names()) if (given := arguments(name)[1])}
-    defaults = {graph.dotted(name): given for name, given in usual.items()}
+    usual = DEFAULTS | {
+        name: default_arguments for name in sorted(helper_names()) if (default_arguments := arguments(name)[1])
+    }
+    defaults = {graph.dotted(name): default_arguments for name, default_arguments in usual.items()}
     functions = {
         graph.dotted(f): SIGNATURES[f][1:] if f in SIGNATURES else SIGNATURES[layer] for f, layer in LAYER_OF.items()
     }
@@ -487,5 +489,5 @@ def constant(value: Any) -> tuple[str, str]:
 
 def _is(value: Any, usual: Any) -> bool:
     """Return True if an argument is this constant."""
-    given = value.key[1:] if isinstance(value, Node) and value.key[0] == "constant" else constant(value)
-    return bool(given == constant(usual))
+    written = value.key[1:] if isinstance(value, Node) and value.key[0] == "constant" else constant(value)
+    return bool(written == constant(usual))

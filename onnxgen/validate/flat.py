@@ -65,13 +65,13 @@ def same_either_way(module: ModuleDef, joined: ModuleDef, condition: str) -> boo
     for taken in (True, False):
         graph = Graph()
         try:
-            wanted, made = (
+            wanted, other_specification = (
                 _specified(each, graph, frozenset(), (variable(condition), taken)) for each in (module, joined)
             )
         except Unreadable:
             return False
-        one, other = wanted.program, made.program
-        same = wanted.result is made.result and (one.nexts, one.stops) == (other.nexts, other.stops)
+        one, other = wanted.program, other_specification.program
+        same = wanted.result is other_specification.result and (one.nexts, one.stops) == (other.nexts, other.stops)
         if not same or (one.effects, one.seen) != (other.effects, other.seen):
             return False
         if any(not shapes <= one.noted.get(node, set()) for node, shapes in other.noted.items()):
@@ -83,7 +83,7 @@ def _hold_without_dropout(module: ModuleDef, before: Specification) -> None:
     """Check that the module equals the former one if every new `nn.Dropout` is skipped."""
     new = {".".join(m.path): m.build for m in module.members if ".".join(m.path) not in before.members}
     after = _specified(module, before.graph, frozenset(new))
-    kept = {path: made for path, made in after.members.items() if path not in new}
+    kept = {path: member for path, member in after.members.items() if path not in new}
     same = after.result is before.result and kept == before.members
     same = same and (after.program.nexts, after.program.stops) == (before.program.nexts, before.program.stops)
     same = same and after.program.effects == before.program.effects
@@ -101,11 +101,11 @@ def _specified(
     result = program.run([*map(_python, module.body), returns(module.outputs)], scope)
     ties = frozenset((first, second) for first, second in (tie.names for tie in module.ties))
     names = {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
-    made = {".".join(m.path): (program.build(m.build), kind(m)) for m in module.members}
+    members = {".".join(m.path): (program.build(m.build), kind(m)) for m in module.members}
     names |= {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
     frozen = {key for m in module.members for key in _frozen(m)}
     opaque, count = frozenset(names), len(module.inputs)
-    return Specification(graph, made, frozenset(frozen), ties, count, program.node(result), program, opaque)
+    return Specification(graph, members, frozenset(frozen), ties, count, program.node(result), program, opaque)
 
 
 def kind(member: Member) -> str:
@@ -180,10 +180,10 @@ class _Flat(Statements):
     def build(self, tree: ast.expr) -> Node:
         """Return the node that makes a member."""
         self.building = True
-        made = self.evaluate(tree, LocalVariables())
-        found = made.build if isinstance(made, Leaf) else self.node(made)
+        value = self.evaluate(tree, LocalVariables())
+        node = value.build if isinstance(value, Leaf) else self.node(value)
         self.building = False
-        return found
+        return node
 
     def bind(self, name: str, value: Value, scope: LocalVariables) -> None:
         if isinstance(value, Node) and value.key[0] in ("end", "last"):  # its dims belonged to an iteration
@@ -213,8 +213,8 @@ class _Flat(Statements):
 
 def _shown(name: str, shape: Shape) -> dict[str, int]:
     """Return the dims that a variable is the first to show, each with its axis."""
-    found = {s: axis for axis, dim in enumerate(shape) for s in symbols(dim).values() if dim == symbol(s.name)}
-    return {s.name: axis for s, axis in found.items() if s.source and variable(s.source[0]) == name}
+    axes = {s: axis for axis, dim in enumerate(shape) for s in symbols(dim).values() if dim == symbol(s.name)}
+    return {s.name: axis for s, axis in axes.items() if s.source and variable(s.source[0]) == name}
 
 
 def _python(statement: Statement) -> ast.stmt:

@@ -40,12 +40,12 @@ class Comprehensions(Expressions):
         source = self.evaluate(loop.iter, scope)
         items = self.iterate(source)
         if items is not None and not loop.ifs:
-            made = []
+            values = []
             for item in items:
                 inner = LocalVariables({}, scope)
                 self.assign(loop.target, item, inner)
-                made += self._made(others, tree.elt, inner)
-            return made if isinstance(tree, ast.ListComp) else Once(made)
+                values += self._made(others, tree.elt, inner)
+            return values if isinstance(tree, ast.ListComp) else Once(values)
         if others:
             raise Unreadable("several loops of unknown length in a comprehension")
         self.bound += 1
@@ -56,28 +56,34 @@ class Comprehensions(Expressions):
         self.bound -= 1
         return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
 
-    def _made(self, loops: list[ast.comprehension], made: ast.expr, scope: LocalVariables) -> list[Value]:
+    def _made(self, loops: list[ast.comprehension], element: ast.expr, scope: LocalVariables) -> list[Value]:
         """Return the items that the inner loops of a comprehension make in one turn of the outer one."""
         if not loops:
-            return [self.evaluate(made, scope)]
+            return [self.evaluate(element, scope)]
         items = self.iterate(self.evaluate(loops[0].iter, scope))
         if items is None or loops[0].ifs:
             raise Unreadable("several loops of unknown length in a comprehension")
-        found: list[Value] = []
+        values: list[Value] = []
         for item in items:
             inner = LocalVariables({}, scope)
             self.assign(loops[0].target, item, inner)
-            found += self._made(loops[1:], made, inner)
-            if len(found) > MAX_ITEMS:
+            values += self._made(loops[1:], element, inner)
+            if len(values) > MAX_ITEMS:
                 raise Unreadable("a comprehension of too many items")
-        return found
+        return values
 
     def _lambda(self, tree: ast.Lambda, scope: LocalVariables) -> Node:
-        given = tree.args
-        if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or given.posonlyargs:
+        parameters = tree.args
+        if (
+            parameters.vararg
+            or parameters.kwarg
+            or parameters.kwonlyargs
+            or parameters.defaults
+            or parameters.posonlyargs
+        ):
             raise Unreadable("a lambda with more than plain arguments")
         self.bound += 1
-        names = {a.arg: self.make("bound", self.bound, i) for i, a in enumerate(given.args)}
+        names = {a.arg: self.make("bound", self.bound, i) for i, a in enumerate(parameters.args)}
         body = self.node(self.evaluate(tree.body, LocalVariables(names, scope)))
         self.bound -= 1
         return self.make("lambda", len(names), body)
@@ -144,8 +150,8 @@ class Statements(Comprehensions):
             if not any(isinstance(part, ast.Starred) for part in (*target.elts, *tree.elts)):
                 return tuple(self._value(*pair, scope) for pair in zip(target.elts, tree.elts))
         name = tree.id if isinstance(tree, ast.Name) else variable(tree.value) if isinstance(tree, Ref) else None
-        found = UNDEFINED if name is None else scope.find(name, UNDEFINED)
-        return found if isinstance(found, Lazy) else self.evaluate(tree, scope)
+        current = UNDEFINED if name is None else scope.find(name, UNDEFINED)
+        return current if isinstance(current, Lazy) else self.evaluate(tree, scope)
 
     def _effect(self, value: ast.expr, scope: LocalVariables) -> None:
         """Execute a statement for its effect. A list that grows gets a new value; other effects are recorded."""
@@ -336,8 +342,8 @@ class _After(Lazy):
         while waiting[-1].made is None and isinstance(before := waiting[-1].carried.start, _After):
             waiting.append(before)
         while waiting:
-            made = waiting.pop()._make()
-        return made
+            node = waiting.pop()._make()
+        return node
 
     def _make(self) -> Node:
         if self.made is None:

@@ -60,8 +60,8 @@ class Stored:
 
 def stored_by(graph: ir.Graph) -> Stored:
     """Return the stored tensors of a graph before any pass."""
-    made = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
-    tensors = {v: v.const_value for v in (*graph.initializers.values(), *made)}
+    constants = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
+    tensors = {v: v.const_value for v in (*graph.initializers.values(), *constants)}
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
     reached = _reached(graph)
     own = {v: tensor for v, tensor in floats.items() if v.producer() is None}
@@ -185,14 +185,14 @@ def _perhaps_learned(floats: Mapping[ir.Value, ir.TensorProtocol]) -> set[ir.Val
         if np.float32(f"{number:.{FEW_DIGITS}g}") != np.float32(number):
             for use in value.uses():
                 places.setdefault((use.node.op_type, use.idx), {})[value] = number
-    return {value for found in places.values() if len(set(found.values())) >= SEVERAL for value in found}
+    return {value for numbers in places.values() if len(set(numbers.values())) >= SEVERAL for value in numbers}
 
 
 def _is_packed(value: ir.Value, reached: set[ir.Value]) -> bool:
     """Return True for weight and bias of onnxruntime's Attention, which pack those of three products."""
     nodes = (use.node for use in value.uses() if use.idx in (1, 2))
-    found = (n for n in nodes if n.op_type == "Attention" and n.domain == "com.microsoft")
-    return any(not reached.isdisjoint(node.outputs) for node in found)
+    attentions = (n for n in nodes if n.op_type == "Attention" and n.domain == "com.microsoft")
+    return any(not reached.isdisjoint(node.outputs) for node in attentions)
 
 
 def hold_keys(module: ModuleDef, keys: Collection[str]) -> None:
@@ -236,8 +236,8 @@ def hold(
             is_trained = key not in member.frozen and member.kind != "buffer"
             if is_trained and (source.dtype not in FLOATS or options.dtype and source.dtype != NAMED[options.dtype]):
                 raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
-            told = {decisions[name] for name in source.names if name in decisions}
-            if told and is_trained not in told:
+            verdicts = {decisions[name] for name in source.names if name in decisions}
+            if verdicts and is_trained not in verdicts:
                 others.append(f"{member.state_key(key)} is {'' if is_trained else 'not '}trained")
             (trained if is_trained else frozen).update(source.names)
             several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))
@@ -277,14 +277,14 @@ def hold_shapes(members: Sequence[Member]) -> None:
     for member in members:
         _hold_groups(member)
         for key, wanted in registered(member.build).items():
-            found = member.keys[key].shape if key in member.keys else None
-            found = member.extra[key].shape if key in member.extra else found
+            shape = member.keys[key].shape if key in member.keys else None
+            shape = member.extra[key].shape if key in member.extra else shape
             name = ".".join((*member.path, key))
-            if found is None or (tuple(found) != wanted and math.prod(found) == math.prod(wanted)):
-                there = "missing" if found is None else f"of shape {list(found)}"
+            if shape is None or (tuple(shape) != wanted and math.prod(shape) == math.prod(wanted)):
+                there = "missing" if shape is None else f"of shape {list(shape)}"
                 raise WrongTranslation(f"{name} is {there}, and should be {list(wanted)}")
-            if tuple(found) != wanted:  # no reshape changes how many elements there are: so the file's tensors differ
-                what = f"the tensors of a layer do not fit together: {name} has the shape {list(found)}"
+            if tuple(shape) != wanted:  # no reshape changes how many elements there are: so the file's tensors differ
+                what = f"the tensors of a layer do not fit together: {name} has the shape {list(shape)}"
                 what += f", and {function_of(member.build)} takes {list(wanted)}"
                 raise OnnxgenError(what, help="export the file again; if onnxruntime runs it, please report this")
 
@@ -293,10 +293,10 @@ def _hold_groups(member: Member) -> None:
     """Check that a layer's groups divide its channels. Raises `OnnxgenError`."""
     name = function_of(member.build)
     for channels, groups in GROUPED.get(name.rstrip("123d"), ()):
-        given = arguments(member.build)
-        if given is not None and given.get(channels, 0) % max(given.get(groups, 1), 1):
+        options = arguments(member.build)
+        if options is not None and options.get(channels, 0) % max(options.get(groups, 1), 1):
             what = f"the tensors of a layer do not fit together: {'.'.join(member.path)} is {name} with "
-            what += f"{given[channels]} {channels} in {given[groups]} groups"
+            what += f"{options[channels]} {channels} in {options[groups]} groups"
             raise OnnxgenError(what, help="export the file again; if onnxruntime runs it, please report this")
 
 
@@ -305,9 +305,9 @@ def arguments(build: ast.expr) -> dict[str, Any] | None:
     if not isinstance(build, ast.Call):
         return None
     try:
-        given = dict(zip(SIGNATURES[function_of(build)], map(ast.literal_eval, build.args)))
+        positional = dict(zip(SIGNATURES[function_of(build)], map(ast.literal_eval, build.args)))
         options = {k.arg: k.value for k in build.keywords if k.arg not in ("dtype", "device")}
-        return given | {str(key): ast.literal_eval(value) for key, value in options.items()}
+        return positional | {str(key): ast.literal_eval(value) for key, value in options.items()}
     except (ValueError, KeyError):
         return None
 
@@ -320,89 +320,89 @@ def registered(build: ast.expr) -> Shapes:
     rule = next((rule for names, rule in TENSOR_RULES.items() if name.rstrip("123d") in names.split()), None)
     if rule is None or not isinstance(build, ast.Call):
         return {}
-    given = arguments(build)
-    return {} if given is None else rule(name, given)
+    options = arguments(build)
+    return {} if options is None else rule(name, options)
 
 
 def _weight_normed(build: ast.Call) -> Shapes:
     """Return the tensors of a layer whose weight is made of its length and its direction."""
     layer = registered(build.args[0])
-    given = {k.arg: ast.literal_eval(k.value) for k in build.keywords}
+    options = {k.arg: ast.literal_eval(k.value) for k in build.keywords}
     if "weight" not in layer:
         return layer
-    shape, place, dim = layer.pop("weight"), "parametrizations.weight", given.get("dim", 0)
+    shape, place, dim = layer.pop("weight"), "parametrizations.weight", options.get("dim", 0)
     length = () if dim is None else tuple(n if axis == dim else 1 for axis, n in enumerate(shape))
     return layer | {f"{place}.original0": length, f"{place}.original1": shape}
 
 
-def _with_bias(weight: tuple[int, ...], size: int, given: Mapping[str, Any]) -> Shapes:
-    return {"weight": weight} | ({"bias": (size,)} if given.get("bias", True) else {})
+def _with_bias(weight: tuple[int, ...], size: int, options: Mapping[str, Any]) -> Shapes:
+    return {"weight": weight} | ({"bias": (size,)} if options.get("bias", True) else {})
 
 
-def _linear(name: str, given: Mapping[str, Any]) -> Shapes:
-    return _with_bias((given["out_features"], given["in_features"]), given["out_features"], given)
+def _linear(name: str, options: Mapping[str, Any]) -> Shapes:
+    return _with_bias((options["out_features"], options["in_features"]), options["out_features"], options)
 
 
-def _convolution(name: str, given: Mapping[str, Any]) -> Shapes:
-    rank, kernel, groups = int(name[-2]), given["kernel_size"], given.get("groups", 1)
+def _convolution(name: str, options: Mapping[str, Any]) -> Shapes:
+    rank, kernel, groups = int(name[-2]), options["kernel_size"], options.get("groups", 1)
     sizes = (kernel,) * rank if isinstance(kernel, int) else tuple(kernel)
-    first, second = given["out_channels"], given["in_channels"]
+    first, second = options["out_channels"], options["in_channels"]
     channels = (second, first // groups) if "Transpose" in name else (first, second // groups)
-    return _with_bias((*channels, *sizes), first, given)
+    return _with_bias((*channels, *sizes), first, options)
 
 
-def _norm(name: str, given: Mapping[str, Any]) -> Shapes:
-    size = (given["num_channels" if "Group" in name else "num_features"],)
-    affine = given.get("affine", "Instance" not in name)
-    measures = given.get("track_running_stats", "Batch" in name)
+def _norm(name: str, options: Mapping[str, Any]) -> Shapes:
+    size = (options["num_channels" if "Group" in name else "num_features"],)
+    affine = options.get("affine", "Instance" not in name)
+    measures = options.get("track_running_stats", "Batch" in name)
     keys = ("weight", "bias") * affine + ("running_mean", "running_var") * (measures and "Group" not in name)
     return dict.fromkeys(keys, size)
 
 
-def _last_axes(name: str, given: Mapping[str, Any]) -> Shapes:
-    shape = given["normalized_shape"]
+def _last_axes(name: str, options: Mapping[str, Any]) -> Shapes:
+    shape = options["normalized_shape"]
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    keys = ("weight", "bias") if given.get("bias", True) and "Layer" in name else ("weight",)
-    return dict.fromkeys(keys, shape) if given.get("elementwise_affine", True) else {}
+    keys = ("weight", "bias") if options.get("bias", True) and "Layer" in name else ("weight",)
+    return dict.fromkeys(keys, shape) if options.get("elementwise_affine", True) else {}
 
 
-def _embedding(name: str, given: Mapping[str, Any]) -> Shapes:
-    return {"weight": (given["num_embeddings"], given["embedding_dim"])}
+def _embedding(name: str, options: Mapping[str, Any]) -> Shapes:
+    return {"weight": (options["num_embeddings"], options["embedding_dim"])}
 
 
-def _slope(name: str, given: Mapping[str, Any]) -> Shapes:
-    return {"weight": (given.get("num_parameters", 1),)}
+def _slope(name: str, options: Mapping[str, Any]) -> Shapes:
+    return {"weight": (options.get("num_parameters", 1),)}
 
 
-def _recurrent(gates: int, name: str, given: Mapping[str, Any]) -> Shapes:
-    hidden, projected = given["hidden_size"], given.get("proj_size", 0)
+def _recurrent(gates: int, name: str, options: Mapping[str, Any]) -> Shapes:
+    hidden, projected = options["hidden_size"], options.get("proj_size", 0)
     rows, state = gates * hidden, projected or hidden
-    directions = ("", "_reverse") if given.get("bidirectional") else ("",)
-    found: Shapes = {}
-    for n in range(given.get("num_layers", 1)):
+    directions = ("", "_reverse") if options.get("bidirectional") else ("",)
+    shapes: Shapes = {}
+    for n in range(options.get("num_layers", 1)):
         for direction in directions:
             end = f"_l{n}{direction}"
-            size = state * len(directions) if n else given["input_size"]
-            found |= {f"weight_ih{end}": (rows, size), f"weight_hh{end}": (rows, state)}
-            found |= {f"bias_{i}h{end}": (rows,) for i in "ih"} if given.get("bias", True) else {}
-            found |= {f"weight_hr{end}": (projected, hidden)} if projected else {}
-    return found
+            size = state * len(directions) if n else options["input_size"]
+            shapes |= {f"weight_ih{end}": (rows, size), f"weight_hh{end}": (rows, state)}
+            shapes |= {f"bias_{i}h{end}": (rows,) for i in "ih"} if options.get("bias", True) else {}
+            shapes |= {f"weight_hr{end}": (projected, hidden)} if projected else {}
+    return shapes
 
 
-def _multihead(name: str, given: Mapping[str, Any]) -> Shapes:
-    width = given["embed_dim"]
-    sizes = (width, given.get("kdim", width), given.get("vdim", width))
-    found: Shapes = {f"{name}_proj_weight": (width, size) for name, size in zip("qkv", sizes)}
+def _multihead(name: str, options: Mapping[str, Any]) -> Shapes:
+    width = options["embed_dim"]
+    sizes = (width, options.get("kdim", width), options.get("vdim", width))
+    shapes: Shapes = {f"{name}_proj_weight": (width, size) for name, size in zip("qkv", sizes)}
     if set(sizes) == {width}:
-        found = {"in_proj_weight": (3 * width, width)}
-    biases: Shapes = {"in_proj_bias": (3 * width,), "out_proj.bias": (width,)} if given.get("bias", True) else {}
-    return found | {"out_proj.weight": (width, width)} | biases
+        shapes = {"in_proj_weight": (3 * width, width)}
+    biases: Shapes = {"in_proj_bias": (3 * width,), "out_proj.bias": (width,)} if options.get("bias", True) else {}
+    return shapes | {"out_proj.weight": (width, width)} | biases
 
 
-def _cell(gates: int, name: str, given: Mapping[str, Any]) -> Shapes:
-    hidden, rows = given["hidden_size"], gates * given["hidden_size"]
-    found: Shapes = {"weight_ih": (rows, given["input_size"]), "weight_hh": (rows, hidden)}
-    return found | ({f"bias_{i}h": (rows,) for i in "ih"} if given.get("bias", True) else {})
+def _cell(gates: int, name: str, options: Mapping[str, Any]) -> Shapes:
+    hidden, rows = options["hidden_size"], gates * options["hidden_size"]
+    shapes: Shapes = {"weight_ih": (rows, options["input_size"]), "weight_hh": (rows, hidden)}
+    return shapes | ({f"bias_{i}h": (rows,) for i in "ih"} if options.get("bias", True) else {})
 
 
 TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {

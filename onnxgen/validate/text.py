@@ -168,8 +168,8 @@ class Text(Statements):
         defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.classes = {name: FileClass(node) for name, node in defined.items() if name not in specification.opaque}
         self.globals = self.names_of(tree)
-        for made in self.classes.values():
-            check_variables(made.definition, self.globals)
+        for file_class in self.classes.values():
+            check_variables(file_class.definition, self.globals)
         self.ties: set[tuple[str, str]] = set()
         self.tying: list[Value] = []
         self.leaves: dict[str, Leaf] = {}
@@ -195,10 +195,10 @@ class Text(Statements):
         self.began = len(self.graph)
         self._place(root, "")
         self._tie(root)
-        given = [self.make("input", i, annotation) for i, annotation in enumerate(_input_annotations(root))]
-        if len(given) != self.specification.inputs:
-            raise Unreadable(f"forward takes {len(given)} arguments, not {self.specification.inputs}")
-        return self._forward(root, given, {})
+        inputs = [self.make("input", i, annotation) for i, annotation in enumerate(_input_annotations(root))]
+        if len(inputs) != self.specification.inputs:
+            raise Unreadable(f"forward takes {len(inputs)} arguments, not {self.specification.inputs}")
+        return self._forward(root, inputs, {})
 
     def stays_whole(self, source: range) -> bool:
         return self.place(source) in self.specification.program.whole
@@ -223,21 +223,21 @@ class Text(Statements):
         base = dotted(definition.bases[0]) if len(definition.bases) == 1 else ""
         if base not in ("nn.Module", "nn.Sequential") or definition.decorator_list or definition.keywords:
             raise Unreadable(f"class {definition.name} of another base")
-        made, init = Holder(base.removeprefix("nn."), definition), _method(definition, "__init__")
+        instance, init = Holder(base.removeprefix("nn."), definition), _method(definition, "__init__")
         check_body(definition, self.open)
         self._enter(definition.name)
         first, *rest = init.body
         if not isinstance(first, ast.Expr) or not _is_super_call(first.value, "__init__"):
             raise Unreadable(f"{definition.name} does not begin with super().__init__()")
-        scope = self._bound(init, made, args, kwargs)
+        scope = self._bound(init, instance, args, kwargs)
         layers = self._several(first.value.args, scope)
-        if layers and made.kind == "Module":
+        if layers and instance.kind == "Module":
             raise Unreadable("an nn.Module takes no arguments")
         for i, item in enumerate(layers):
-            self._register(made, str(i), item)
+            self._register(instance, str(i), item)
         self.run(rest, scope)
         self.depth -= 1
-        return made
+        return instance
 
     def _enter(self, name: str) -> None:
         self.depth += 1
@@ -248,11 +248,17 @@ class Text(Statements):
         self, method: ast.FunctionDef, own: Holder, args: list[Value], kwargs: dict[str, Value]
     ) -> LocalVariables:
         """Return the variables of a method: its arguments."""
-        given = method.args
-        if given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs or method.decorator_list:
+        parameters = method.args
+        if (
+            parameters.vararg
+            or parameters.kwarg
+            or parameters.kwonlyargs
+            or parameters.posonlyargs
+            or method.decorator_list
+        ):
             raise Unreadable(f"{method.name} takes its arguments in another way")
-        names = [a.arg for a in given.args][1:]
-        defaults = dict(zip(reversed(names), reversed(given.defaults)))
+        names = [a.arg for a in parameters.args][1:]
+        defaults = dict(zip(reversed(names), reversed(parameters.defaults)))
         values = dict(zip(names, args))
         if len(args) > len(names) or set(kwargs) & set(values) or not set(kwargs) <= set(names):
             raise Unreadable(f"arguments that {method.name} does not take")
@@ -310,10 +316,10 @@ class Text(Statements):
             return True
         if name in ("register_buffer", "add_module", "register_parameter"):
             key, value = self._several(tree.args, scope)
-            given = self.keywords(tree, scope)
-            if given not in ({}, {"persistent": False}):
+            options = self.keywords(tree, scope)
+            if options not in ({}, {"persistent": False}):
                 raise Unreadable(f"{name} with other arguments")
-            kind = "" if name != "register_buffer" else "transient" if given else "persistent"
+            kind = "" if name != "register_buffer" else "transient" if options else "persistent"
             self._register(self.evaluate(function.value, scope), key, value, kind)
             return True
         if name == "tie_weights" and not tree.args and not tree.keywords:
@@ -340,33 +346,33 @@ class Text(Statements):
             if len(args) != (function[1] == "get_submodule") or kwargs:
                 raise Unreadable(f"{function[1]} with other arguments")
             children = function[0].children
-            if args and isinstance(found := children[args[0]], Leaf) and (found.kind or self._is_parameter(found)):
+            if args and isinstance(child := children[args[0]], Leaf) and (child.kind or self._is_parameter(child)):
                 raise Unreadable(f"get_submodule({args[0]!r}) of what is no module")
             return children[args[0]] if args else list(children.values())
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
             return self._container(self.containers[function], args, kwargs)
-        made = super().call(function, args, kwargs)
+        result = super().call(function, args, kwargs)
         layer = function.key[:2] == ("attribute", self.modules) and function.key[2][:1].isupper()
-        return Leaf(made) if layer or function in self.makers else made
+        return Leaf(result) if layer or function in self.makers else result
 
     def _is_parameter(self, leaf: Leaf) -> bool:
         return leaf.build.key[:2] == ("call", self.graph.dotted("nn.Parameter"))
 
     def _container(self, kind: str, args: list[Value], kwargs: dict[str, Value]) -> Holder:
-        made = Holder(kind)
+        container = Holder(kind)
         if kind != "Sequential" and len(args) > (kind != "Module"):
             raise Unreadable(f"an nn.{kind} of several arguments")
-        given: Any = args if kind == "Sequential" else args[0] if args else []
-        given = self.iterate(given) if isinstance(given, Once) else given
-        for name, item in given.items() if isinstance(given, dict) else enumerate(given):
+        children: Any = args if kind == "Sequential" else args[0] if args else []
+        children = self.iterate(children) if isinstance(children, Once) else children
+        for name, item in children.items() if isinstance(children, dict) else enumerate(children):
             if not isinstance(item, (Holder, Leaf)):
                 raise Unreadable(f"an item of an nn.{kind} that is no module")
-            self._register(made, str(name), item)
+            self._register(container, str(name), item)
         if kwargs:
             raise Unreadable("a container with keywords")
-        return made
+        return container
 
     def _place(self, value: Value, path: str) -> None:
         """Give every module its path. A module may have only one place."""
@@ -398,11 +404,11 @@ class Text(Statements):
     def _tensor(self, tree: ast.expr, scope: LocalVariables) -> tuple[Leaf, str]:
         """Return the registered member that holds a parameter in the text, and the parameter's key in it."""
         parts: list[str] = []
-        while not isinstance(found := self.evaluate(tree, scope), Leaf):
+        while not isinstance(owner := self.evaluate(tree, scope), Leaf):
             if (step := last_step(tree)) is None:
                 raise Unreadable("what is tied or frozen is no parameter")
             tree, parts = step[0], [step[1], *parts]
-        return found, ".".join(parts)
+        return owner, ".".join(parts)
 
     # ------------------------------------------------------------------------------------------ calling modules
 
@@ -467,11 +473,11 @@ class Text(Statements):
         scope, lent = self._bound(method, holder, args, kwargs), self.lent
         self.lent = {}
         self.lend(list(scope.values.values()))  # lists of the caller must not grow here
-        found, self.lent = self._body(method, scope), lent
-        self.lend([value for value in scope.values.values() if value is found])
+        result, self.lent = self._body(method, scope), lent
+        self.lend([value for value in scope.values.values() if value is result])
         self.depth -= 1
         self.graph.home = around
-        return found
+        return result
 
     def _body(self, method: ast.FunctionDef, scope: LocalVariables) -> Value:
         """Return the result of a `forward`. Only its last statement returns."""
@@ -497,10 +503,10 @@ class Text(Statements):
 
 
 def _method(definition: ast.ClassDef | None, name: str) -> ast.FunctionDef:
-    found = [n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == name] if definition else []
-    if len(found) != 1:
-        raise Unreadable(f"{len(found)} methods called {name}")
-    return found[0]
+    methods = [n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == name] if definition else []
+    if len(methods) != 1:
+        raise Unreadable(f"{len(methods)} methods called {name}")
+    return methods[0]
 
 
 def _defines(definition: ast.ClassDef, name: str) -> bool:
@@ -508,10 +514,10 @@ def _defines(definition: ast.ClassDef, name: str) -> bool:
 
 
 def _input_annotations(root: Holder) -> list[str]:
-    given = _method(root.definition, "forward").args
-    if given.defaults:
+    parameters = _method(root.definition, "forward").args
+    if parameters.defaults:
         raise Unreadable("an argument of the network that may be left out")
-    return [ast.unparse(a.annotation) if a.annotation else "" for a in given.args[1:]]
+    return [ast.unparse(a.annotation) if a.annotation else "" for a in parameters.args[1:]]
 
 
 def _is_super(tree: ast.expr) -> bool:

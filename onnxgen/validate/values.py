@@ -54,16 +54,16 @@ class Graph:
         self._nodes: dict[tuple[Any, ...], Node] = {}
 
     def make(self, *key: Any) -> Node:
-        found = self._nodes.get(key)
-        if found is None:
-            found = self._nodes[key] = Node(key, self.home)
-        return found
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(key, self.home)
+        return node
 
     def copy(self) -> Graph:
         """Return a copy with the same nodes, for another program. That program does not change this graph."""
-        made = Graph()
-        made.shapes, made._nodes = self.shapes, dict(self._nodes)
-        return made
+        copied = Graph()
+        copied.shapes, copied._nodes = self.shapes, dict(self._nodes)
+        return copied
 
     def share(self, other: Graph) -> None:
         """Take the nodes of a graph that never changes, before any node of its own is made."""
@@ -273,7 +273,7 @@ def bounds(source: range) -> tuple[int, ...]:
 
 
 def power(base: Any, exponent: int) -> Any:
-    made: Any = 1
+    result: Any = 1
     for _ in range(exponent):
-        made = made * base
-    return made
+        result = result * base
+    return result
