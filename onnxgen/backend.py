@@ -87,9 +87,9 @@ class OnnxgenRep(BackendRep):
         from onnxgen.verify.convert import to_numpy, to_torch
 
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            made = self.module(*[_moved(to_torch(value), self.device) for value in inputs])
-        found = [to_numpy(value) for value in (made if isinstance(made, tuple) else (made,))]
-        return tuple(x if dtype is None else x.astype(dtype) for x, dtype in zip(found, self.dtypes, strict=True))
+            outputs = self.module(*[_moved(to_torch(value), self.device) for value in inputs])
+        arrays = [to_numpy(value) for value in (outputs if isinstance(outputs, tuple) else (outputs,))]
+        return tuple(x if dtype is None else x.astype(dtype) for x, dtype in zip(arrays, self.dtypes, strict=True))
 
 
 def narrowed(model: onnx.ModelProto) -> list[Any]:

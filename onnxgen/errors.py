@@ -97,8 +97,8 @@ class WrongRewrite(Exception):
         step: the name of the pass; "" if the weights are wrong.
     """
 
-    def __init__(self, said: str, step: str = "") -> None:
-        super().__init__(sentence(unscoped(said), MAX_SAID))
+    def __init__(self, message: str, step: str = "") -> None:
+        super().__init__(sentence(unscoped(message), MAX_SAID))
         self.step = step
 
 

@@ -163,8 +163,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS), ("style", STYLES)):
-            if (given := getattr(self, name)) is not None and given not in known:
-                raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {given!r}")
+            if (setting := getattr(self, name)) is not None and setting not in known:
+                raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {setting!r}")
         for name in ("trainable", "frozen", "tied", "untied"):
             pattern = getattr(self, name)
             try:
@@ -172,8 +172,8 @@ class Options:
             except (re.error, OverflowError, RecursionError) as error:
                 raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
         for name in ("plugins", "inputs", "outputs"):
-            if isinstance(given := getattr(self, name), (str, os.PathLike)):
-                raise OnnxgenError(f"{name} must be a list: [{os.fspath(given)!r}]")
+            if isinstance(setting := getattr(self, name), (str, os.PathLike)):
+                raise OnnxgenError(f"{name} must be a list: [{os.fspath(setting)!r}]")
         if self.nchwc_block not in (None, 8, 16):
             raise OnnxgenError(f"--nchwc-block must be 8 or 16, not {self.nchwc_block}")
         if self.task and (self.inputs or self.outputs):

@@ -72,7 +72,7 @@ def build(
     Raises:
         OnnxgenError: the file or an option is bad, or the model can't be converted exactly.
     """
-    report, given = Report(), options
+    report, requested = Report(), options
     report.progress = progress
     with plugged(options), uncollected():
         model, stored = _simplified(path, options := of_task(path, options), report)
@@ -86,20 +86,20 @@ def build(
             with timed(report, "validate"):
                 wanted = specify(module, wanted)
 
-        def made(plain: Plain) -> Generated:
+        def composed(plain: Plain) -> Generated:
             classes = draft.classes
             if plain or options.dropout:
                 with timed(report, "structure"):
                     classes = _classes(module, options, wanted, plain)
             with timed(report, "render"):
                 written = styled(classes, STYLES[options.style])
-                return compose(model, module, written, path, out, options, report, record, given)
+                return compose(model, module, written, path, out, options, report, record, requested)
 
         def differs(generated: Generated) -> Difference | None:
             with timed(report, "validate"):
                 return validate(wanted, generated.tree, module.name)
 
-        generated = translated(made, differs, report)
+        generated = translated(composed, differs, report)
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
             hold(stored, module, WayBack.from_metadata(generated.metadata).tensors, options, decided(model.graph))

@@ -74,12 +74,12 @@ def labels_of(model: ir.Model, tail: Tail, classes: int) -> Labels:
     trainable(model, options)
     raw = raw_values(model.graph)
     response = Response(model, raw, behind(raw, model.graph))
-    found = {name: _axis(codes, tail.classes, classes) for name, codes in _codes(response, tail).items()}
+    axes = {name: _axis(codes, tail.classes, classes) for name, codes in _codes(response, tail).items()}
     shapes = {name: np.full(shape, NONE) for name, shape in response.shapes.items()}
     for name, channel, number in channels_of_classes(tail):
         shapes[name][:, channel] = number
-    found |= {name: _axis(shapes[name], tail.classes, classes) for name in tail.maps}
-    return Labels({name: axis for name, axis in found.items() if axis is not None}, frozenset(response.names))
+    axes |= {name: _axis(shapes[name], tail.classes, classes) for name in tail.maps}
+    return Labels({name: axis for name, axis in axes.items() if axis is not None}, frozenset(response.names))
 
 
 def channels_of_classes(tail: Tail) -> Iterator[tuple[str, int, int]]:
@@ -121,15 +121,15 @@ def _codes(response: Response, tail: Tail) -> dict[str, Array]:
 
 def _axis(codes: Array, old: int, new: int) -> Axis | None:
     """Return the axis along which the class changes, if the class changes along one only."""
-    found = list[Axis]()
+    candidates = list[Axis]()
     for axis in range(codes.ndim):
         rows = np.moveaxis(codes, axis, 0).reshape(codes.shape[axis], -1)
         is_batch = axis == 0 and codes.ndim > 1 and codes.shape[0] == 1
         if rows.size and not is_batch and (rows == rows[:, :1]).all() and (rows >= 0).any():
             row = rows[:, 0]
             places = _places(row, old, new)
-            found += [] if places is None else [Axis(axis, codes.ndim, row, *places)]
-    return min(found, key=lambda one: (len(one.codes), one.axis), default=None)
+            candidates += [] if places is None else [Axis(axis, codes.ndim, row, *places)]
+    return min(candidates, key=lambda one: (len(one.codes), one.axis), default=None)
 
 
 def _places(codes: Array, old: int, new: int) -> tuple[Array, Array, Array] | None:

@@ -41,7 +41,7 @@ def raw_values(graph: ir.Graph) -> list[ir.Value]:
 
     `onnxgen.passes.trainable` must have run.
     """
-    reached, found = set[ir.Value](), list[ir.Value]()
+    reached, ends = set[ir.Value](), list[ir.Value]()
     todo = list(graph.outputs)
     while todo:
         value = todo.pop()
@@ -50,12 +50,12 @@ def raw_values(graph: ir.Graph) -> list[ir.Value]:
             continue
         reached.add(value)
         if is_layer(node):
-            found.append(value)
+            ends.append(value)
         elif not is_a(node, SIZES):
-            todo.extend(given for given in node.inputs if given is not None)
-            todo.extend(given for inner in subgraphs(node) for given in _captured(inner))
+            todo.extend(operand for operand in node.inputs if operand is not None)
+            todo.extend(operand for inner in subgraphs(node) for operand in _captured(inner))
     order = {node: number for number, node in enumerate(graph)}
-    return sorted(found, key=lambda value: order[value.producer()])  # type: ignore[index]
+    return sorted(ends, key=lambda value: order[value.producer()])  # type: ignore[index]
 
 
 def is_layer(node: ir.Node) -> bool:
@@ -88,21 +88,21 @@ def _is_trained(value: ir.Value) -> bool:
 def behind(raw: Iterable[ir.Value], graph: ir.Graph) -> list[ir.Node]:
     """Return the nodes that the outputs need beside the raw values, in the order of the graph."""
     ends, needed = set(raw), set[ir.Value](graph.outputs)
-    found = []
+    nodes = []
     for node in reversed(graph):
         if needed.isdisjoint(node.outputs) or not ends.isdisjoint(node.outputs):
             continue
-        found.append(node)
+        nodes.append(node)
         if not is_a(node, SIZES):
-            needed.update(given for given in node.inputs if given is not None)
-            needed.update(given for inner in subgraphs(node) for given in _captured(inner))
-    return found[::-1]
+            needed.update(operand for operand in node.inputs if operand is not None)
+            needed.update(operand for inner in subgraphs(node) for operand in _captured(inner))
+    return nodes[::-1]
 
 
 def _captured(graph: ir.Graph) -> list[ir.Value]:
     """Return the values that a subgraph takes, those of its own included."""
-    found = [value for node in graph for value in node.inputs if value is not None]
-    return found + [value for node in graph for inner in subgraphs(node) for value in _captured(inner)]
+    inputs = [value for node in graph for value in node.inputs if value is not None]
+    return inputs + [value for node in graph for inner in subgraphs(node) for value in _captured(inner)]
 
 
 # UltraFace (Linzaer, Ultra-Light-Fast-Generic-Face-Detector-1MB): widths of the priors by level, in pixels.
@@ -116,9 +116,9 @@ def published(tail: Tail) -> Tail | None:
         return replace(tail, kind="offsets", assumed="the file does not decode boxes: offsets as in YOLOX and YuNet")
     if counts == [len(widths) for widths in ULTRAFACE] and tail.background and tail.classes == 1:
         anchors = [tuple((float(min(w, tail.width)), float(min(w, tail.height))) for w in ws) for ws in ULTRAFACE]
-        levels = tuple(replace(level, anchors=found) for level, found in zip(tail.levels, anchors))
-        told = "the file does not decode boxes: priors and variances as in UltraFace"
-        return replace(tail, kind="priors", levels=levels, variances=(0.1, 0.2), assumed=told)
+        levels = tuple(replace(level, anchors=priors) for level, priors in zip(tail.levels, anchors))
+        assumption = "the file does not decode boxes: priors and variances as in UltraFace"
+        return replace(tail, kind="priors", levels=levels, variances=(0.1, 0.2), assumed=assumption)
     return None
 
 
@@ -181,10 +181,10 @@ def undecoded(maps: Maps, probe: Probe) -> Reading | None:
                 table = value.drawn[order][:, :4]  # YOLOX has objects and classes behind them
                 low = [(cells_of(level) + 0.5) * level.stride for level in levels]
                 far = np.concatenate([np.full(len(cells), level.stride) for cells, level in zip(low, levels)])[:, None]
-                found = np.concatenate(low)
+                centres = np.concatenate(low)
                 if table.shape[1] == 4 and np.allclose(
                     raw,
-                    np.concatenate((found - table[:, :2] * far, found + table[:, 2:] * far), 1),
+                    np.concatenate((centres - table[:, :2] * far, centres + table[:, 2:] * far), 1),
                     ACCURACY,
                     10 * ACCURACY,
                 ):
@@ -220,10 +220,10 @@ def _readings(maps: Maps, grid: Grid, channels: list[Channels], bins: int, value
     for layout in LAYOUTS:
         for shares in (False, True):
             zeros, ones = (_centres(table[:, :4], layout, shares, maps.image) for table in (value.zeros, value.ones))
-            found = _strides(maps, grid, zeros[:, :2])
-            if found is None:
+            stride_and_offset = _strides(maps, grid, zeros[:, :2])
+            if stride_and_offset is None:
                 continue
-            strides, offset = found
+            strides, offset = stride_and_offset
             levels = _levels(maps, grid, channels, strides)
             tail = replace(_tail_of_boxes(maps, levels, "", bins), decoded=value.name, layout=layout, shares=shares)
             for kind in ("distances",) if offset else ("offsets",):
@@ -256,13 +256,13 @@ def _strides(maps: Maps, grid: Grid, centres: Array) -> tuple[list[float], bool]
     """Return the strides of the levels, and if points are in the middle of cells (else in their corner)."""
     starts = np.cumsum([0, *grid.counts])
     for offset in (0.5, 0.0):
-        found = []
+        strides = []
         for (height, width), anchors, start, stop in zip(grid.sizes, grid.anchors, starts, starts[1:]):
             cells = cells_of(Level(height, width, 1, ((1, 1),) * anchors, *[Channels(0, 0, 0, 0)] * 2)) + offset
             options = [maps.image[1] / width, maps.image[0] / height, _rounded(maps, (height, width))]
-            found += [s for s in options if np.allclose(centres[start:stop], cells * s, ACCURACY, 10 * ACCURACY)][:1]
-        if len(found) == len(grid.sizes):
-            return found, offset > 0
+            strides += [s for s in options if np.allclose(centres[start:stop], cells * s, ACCURACY, 10 * ACCURACY)][:1]
+        if len(strides) == len(grid.sizes):
+            return strides, offset > 0
     return None
 
 
@@ -273,13 +273,13 @@ def _rounded(maps: Maps, size: tuple[int, int]) -> float:
 
 def _anchors(grid: Grid, sizes: Array) -> list[tuple[tuple[float, float], ...]] | None:
     """Return the anchors of each level, or None if their sizes differ from cell to cell."""
-    starts, found = np.cumsum([0, *grid.counts]), []
+    starts, levels = np.cumsum([0, *grid.counts]), []
     for anchors, start, stop in zip(grid.anchors, starts, starts[1:]):
         table = sizes[start:stop].reshape(-1, anchors, 2)
         if not np.allclose(table, table[:1], ACCURACY, 10 * ACCURACY) or (table <= 0).any():
             return None
-        found.append(tuple((round(float(width), 4), round(float(height), 4)) for width, height in table[0]))
-    return found
+        levels.append(tuple((round(float(width), 4), round(float(height), 4)) for width, height in table[0]))
+    return levels
 
 
 def _levels(maps: Maps, grid: Grid, channels: Sequence[Channels], strides: Sequence[float]) -> tuple[Level, ...]:
@@ -297,9 +297,9 @@ def _agrees(tail: Tail, maps: Sequence[Array], table: Array) -> bool:
     """Return True if a tail decodes drawn maps as the graph does."""
     wanted = _centres(table[:, :4], tail.layout, tail.shares, (tail.height, tail.width))
     with np.errstate(all="ignore"):
-        found = corners(tail, maps)
-    found = _centres(found, "corners", False, (1, 1))
-    return bool(np.allclose(found, wanted, ACCURACY, 10 * ACCURACY))
+        decoded = corners(tail, maps)
+    decoded = _centres(decoded, "corners", False, (1, 1))
+    return bool(np.allclose(decoded, wanted, ACCURACY, 10 * ACCURACY))
 
 
 OBJECT = re.compile("obj|conf", re.I)  # in the name of a layer or value that says if there is an object
@@ -356,9 +356,9 @@ def _options(maps: Maps, reading: Reading) -> Iterator[Tail]:
         )
     parts = {}
     for series in maps.series:
-        found = [divmod(maps.channels[index], count) for index, count in zip(series, anchors)]
-        if series != reading.series and len(set(found)) == 1 and not found[0][1]:
-            parts[series] = [Channels(index, 0, found[0][0], found[0][0]) for index in series]
+        divided = [divmod(maps.channels[index], count) for index, count in zip(series, anchors)]
+        if series != reading.series and len(set(divided)) == 1 and not divided[0][1]:
+            parts[series] = [Channels(index, 0, divided[0][0], divided[0][0]) for index in series]
     for series, channels in parts.items():
         for other, objects in parts.items():
             if other != series and objects[0].count == 1:
@@ -383,18 +383,18 @@ def _tail_with(reading: Reading, classes: list[Channels], objects: list[Channels
 def _is_made(tail: Tail, maps: Sequence[Array], tables: list[Array], activated: bool) -> bool:
     """Return True if the graph has the probabilities of a tail (or, not activated, its logits) among its values."""
     if activated:
-        found, objects = scores(tail, maps)
+        classes, objects = scores(tail, maps)
     else:
         if tail.background:
             return False
-        found = np.concatenate([taken(level.classes, len(level.anchors), maps) for level in tail.levels])
-        objects = np.ones((len(found), 1))
+        classes = np.concatenate([taken(level.classes, len(level.anchors), maps) for level in tail.levels])
+        objects = np.ones((len(classes), 1))
         if tail.levels[0].objectness is not None:
             objects = np.concatenate(
                 [taken(lv.objectness, len(lv.anchors), maps) for lv in tail.levels if lv.objectness]
             )
     apart = tail.levels[0].objectness is None or any(_has(table, objects) for table in tables)
-    return (apart and any(_has(table, found) for table in tables)) or any(_has(t, found * objects) for t in tables)
+    return (apart and any(_has(table, classes) for table in tables)) or any(_has(t, classes * objects) for t in tables)
 
 
 def _has(table: Array, columns: Array) -> bool:
@@ -460,7 +460,7 @@ def _maps(model: ir.Model, spatial: Sequence[ir.Value]) -> Maps:
     for index, (_, _, height, width) in enumerate(shapes):
         groups[height, width].append(index)
     usual, _ = Counter(map(len, groups.values())).most_common(1)[0]
-    levels = sorted((size for size, found in groups.items() if len(found) == usual), reverse=True)
+    levels = sorted((size for size, indices in groups.items() if len(indices) == usual), reverse=True)
     parts = [sorted(groups[size], key=lambda index: (shapes[index][1], index)) for size in levels]
     names = tuple(str(value.name) for value in spatial)
     image = _image(model, FIX_SHAPE)
@@ -487,25 +487,25 @@ def _used(tail: Tail, raw: Sequence[str]) -> Tail:
 
     levels = []
     for level in tail.levels:
-        found = {name: moved(getattr(level, name)) for name in ("boxes", "classes", "objectness")}
-        levels.append(replace(level, **found))  # type: ignore[arg-type]
+        channels = {name: moved(getattr(level, name)) for name in ("boxes", "classes", "objectness")}
+        levels.append(replace(level, **channels))  # type: ignore[arg-type]
     return replace(tail, maps=names, levels=tuple(levels), others=tuple(name for name in raw if name not in names))
 
 
 def _hint(value: ir.Value) -> str:
     """Return names that may say what a map is: its own, and those of its layer's weights."""
     node = value.producer()
-    given = [] if node is None else [v.name for v in node.inputs[1:] if v is not None]
+    weights = [] if node is None else [v.name for v in node.inputs[1:] if v is not None]
     outputs = [o.name for use in value.uses() for o in use.node.outputs]
-    return " ".join(str(name) for name in (value.name, *given, *outputs))
+    return " ".join(str(name) for name in (value.name, *weights, *outputs))
 
 
 def _told(values: Sequence[ir.Value]) -> str:
     """Return names and shapes of values for a message."""
-    found = []
+    texts = []
     for value in values[:4]:
         shape = info(value).shape
         dims = "" if shape is None else f" [{', '.join(str(dim) for dim in shape)}]"
-        found.append(f"{printable(value.name or '')}{dims}")
+        texts.append(f"{printable(value.name or '')}{dims}")
     more = f" and {len(values) - 4} more" if len(values) > 4 else ""
-    return (", ".join(found) or "nothing") + more
+    return (", ".join(texts) or "nothing") + more

@@ -45,16 +45,16 @@ class Response:
 
     def __init__(self, model: ir.Model, raw: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> None:
         self.shapes = {str(value.name): sizes(value) for value in raw}
-        left, made = list[ir.Node](), set[ir.Value](raw)
+        left, computed = list[ir.Node](), set[ir.Value](raw)
         late = set[ir.Value]()
         for node in nodes:
-            given = [value for value in node.inputs if value is not None]
-            if is_a(node, SELECTS) or not late.isdisjoint(given) or any(True for _ in subgraphs(node)):
+            operands = [value for value in node.inputs if value is not None]
+            if is_a(node, SELECTS) or not late.isdisjoint(operands) or any(True for _ in subgraphs(node)):
                 late.update(node.outputs)
                 continue
             left.append(node)
-            made.update(node.outputs)
-        beside = {v for node in left for v in node.inputs if v is not None} - made
+            computed.update(node.outputs)
+        beside = {v for node in left for v in node.inputs if v is not None} - computed
         self.beside = {str(v.name): sizes(v) for v in beside if v.const_value is None and v.name}
         ends = [v for node in left for v in node.outputs if v.name]
         self.names = [str(v.name) for v in ends]
@@ -65,11 +65,11 @@ class Response:
         """Return the float values behind the raw maps of these names."""
         feeds = {**maps, **{name: np.zeros(shape, np.float32) for name, shape in self.beside.items()}}
         try:
-            found = self.evaluator.run(None, feeds)
+            outputs = self.evaluator.run(None, feeds)
         except Exception as error:  # the evaluator raises errors of every kind
             what = f"what is behind the raw maps can't be computed: {printable(str(error), 200)}"
             raise OnnxgenError(what) from None
-        return {name: value for name, value in zip(self.names, found) if getattr(value, "dtype", None) == np.float32}
+        return {name: value for name, value in zip(self.names, outputs) if getattr(value, "dtype", None) == np.float32}
 
 
 def sizes(value: ir.Value) -> tuple[int, ...]:
@@ -79,15 +79,15 @@ def sizes(value: ir.Value) -> tuple[int, ...]:
         OnnxgenError: another axis is open.
     """
     shape = info(value).shape
-    found = (
+    dims = (
         None
         if shape is None
         else tuple(1 if not axis and not isinstance(d, int) else d for axis, d in enumerate(shape))
     )
-    if found is None or not all(isinstance(size, int) for size in found):
+    if dims is None or not all(isinstance(size, int) for size in dims):
         what = f"the sizes of {printable(value.name or '')} are not fixed"
         raise OnnxgenError(what, help=FIX_SHAPE)
-    return tuple(int(size) for size in found)  # type: ignore[arg-type]
+    return tuple(int(size) for size in dims)  # type: ignore[arg-type]
 
 
 def _evaluator(
@@ -193,11 +193,11 @@ class Probe:
 
 def _table(value: Array, points: int) -> Array | None:
     """Return a value as [points, columns], or None."""
-    found = np.squeeze(value)
-    found = found[:, None] if found.ndim == 1 else found
-    if found.ndim != 2 or found.shape[0] == found.shape[1] or points not in found.shape:
+    table = np.squeeze(value)
+    table = table[:, None] if table.ndim == 1 else table
+    if table.ndim != 2 or table.shape[0] == table.shape[1] or points not in table.shape:
         return None
-    return (found if found.shape[0] == points else found.T).astype(np.float64)
+    return (table if table.shape[0] == points else table.T).astype(np.float64)
 
 
 def corners(tail: Tail, maps: Sequence[Array]) -> Array:
@@ -246,9 +246,9 @@ def scores(tail: Tail, maps: Sequence[Array]) -> tuple[Array, Array]:
 
 def taken(channels: Channels, anchors: int, maps: Sequence[Array]) -> Array:
     """Return channels of a map as float64 [points, channels]."""
-    found = maps[channels.map]
-    height, width = found.shape[2:]
-    apart = found.reshape(anchors, channels.step, height * width).transpose(2, 0, 1)
+    raw_map = maps[channels.map]
+    height, width = raw_map.shape[2:]
+    apart = raw_map.reshape(anchors, channels.step, height * width).transpose(2, 0, 1)
     chosen: Array = apart[..., channels.first : channels.first + channels.count].reshape(-1, channels.count)
     return chosen.astype(np.float64)
 
@@ -260,12 +260,12 @@ def cells_of(level: Level) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    found: Array = 1 / (1 + np.exp(-x))
-    return found
+    result: Array = 1 / (1 + np.exp(-x))
+    return result
 
 
 def softmax(x: Array) -> Array:
     """Return the softmax along the last axis."""
     powers = np.exp(x - x.max(-1, keepdims=True))
-    found: Array = powers / powers.sum(-1, keepdims=True)
-    return found
+    result: Array = powers / powers.sum(-1, keepdims=True)
+    return result

@@ -122,7 +122,7 @@ class _Fills:
         fresh: Callable[[str, Info], str],
         numbers: Mapping[tuple[ModulePath, object], set[str]],
     ) -> None:
-        self.made, self.infos, self.fresh, self.numbers = fills, infos, fresh, numbers
+        self.constants, self.infos, self.fresh, self.numbers = fills, infos, fresh, numbers
 
     def write(self, block: list[Statement], before: list[str]) -> None:
         """Write the fills of a block. `before`: the values that exist before it."""
@@ -131,15 +131,15 @@ class _Fills:
         for statement in block:
             for inner in blocks(statement):
                 self.write(inner, [*before])
-            for member in _fills(statement, self.made):
+            for member in _fills(statement, self.constants):
                 scope = self._scope(statement)
-                key = self.made[id(member)], ast.unparse(member.build)
+                key = self.constants[id(member)], ast.unparse(member.build)
                 if not scope and key in known:
                     _replace(statement, member, known[key])
                     continue
                 value = self._written(member, statement, before)
                 if value is not None:
-                    name = self.fresh(member.path[-1], Info(*self.made[id(member)]))
+                    name = self.fresh(member.path[-1], Info(*self.constants[id(member)]))
                     _replace(statement, member, name)
                     changed.append(Assign((name,), value, scope))
                     if not scope:
@@ -157,7 +157,7 @@ class _Fills:
 
         A module may be converted to another type of floats. A buffer would be converted with it.
         """
-        (dtype, shape), infos, build = self.made[id(member)], self.infos, member.build
+        (dtype, shape), infos, build = self.constants[id(member)], self.infos, member.build
         assert isinstance(build, ast.Call)
         if not dtype.is_floating_point():
             cpu = [k.value for k in build.keywords if k.arg == "device"]
@@ -171,7 +171,7 @@ class _Fills:
             return None
         kind = function_of(build)
         args = build.args
-        differ = len(self.numbers[statement.scope, self.made[id(member)]]) > 1
+        differ = len(self.numbers[statement.scope, self.constants[id(member)]]) > 1
         if differ and self._scope(statement) and kind != "torch.full":
             kind, args = "torch.full", [literal(tuple(shape)), _number(build)]
         name = next((n for n in alike if infos[n].shape == shape), None)

@@ -64,7 +64,7 @@ class _Rows:
     def __init__(self, infos: Mapping[str, Info], inputs: Iterable[str]) -> None:
         self.infos = infos
         self.place = dict.fromkeys(inputs, -1)
-        self.made: dict[str, Assign] = {}
+        self.makers: dict[str, Assign] = {}
         self.uses: dict[str, list[Assign | None]] = defaultdict(list)
         self.seen: dict[str, set[ModulePath]] = defaultdict(set, {name: {()} for name in self.place})
 
@@ -83,7 +83,7 @@ class _Rows:
         used = {name for tree in expressions(statement) for name in refs(tree)}
         for name in used:
             self.uses[name].append(statement if isinstance(statement, Assign) else None)
-            makers = self.made[name].scope if name in self.made else ()
+            makers = self.makers[name].scope if name in self.makers else ()
             common = sum(takewhile(bool, map(eq, makers, statement.scope)))
             for path in (makers, statement.scope):
                 self.seen[name].update(path[:n] for n in range(common, len(path) + 1))
@@ -93,7 +93,7 @@ class _Rows:
             if used:  # what is made of stored tensors has no batch
                 self.place[name] = at
             if isinstance(statement, Assign):
-                self.made[name] = statement
+                self.makers[name] = statement
 
     def _freed(self, statement: Assign, at: int) -> ast.expr:
         """Return the expression of a statement without the example's number of rows, if that is certain."""
@@ -168,7 +168,7 @@ class _Rows:
             if self.place[name] < at and scope in self.seen[name]:
                 yield name
                 return
-            name = next((s for s in self._sources(self.made.get(name)) if s in self.place), "")
+            name = next((s for s in self._sources(self.makers.get(name)) if s in self.place), "")
 
     def _sources(self, statement: Assign | None) -> list[str]:
         """Return the operands of a statement that have a row for each row of its result."""

@@ -82,7 +82,7 @@ class _Roles:
         self.statements: list[Statement] = list(flattened(body))
         self.buffers: dict[str, Member] = {}
         self.assigned: set[str] = set()
-        self.made: dict[str, Assign] = {}
+        self.makers: dict[str, Assign] = {}
         self.uses: dict[str, list[Assign | None]] = defaultdict(list)  # None: a use that gives no role
         self.operands: dict[int, dict[str, None]] = {}
         self._collect(outputs)
@@ -92,9 +92,9 @@ class _Roles:
         for statement in self.statements:
             for name in assigned(statement):
                 if name in seen:  # assigned again in a branch or a loop
-                    self.made.pop(name, None)
+                    self.makers.pop(name, None)
                 elif isinstance(statement, Assign):
-                    self.made[name] = statement
+                    self.makers[name] = statement
                 seen.add(name)
             trees = [statement.value] if isinstance(statement, Assign) else _own(statement)
             operands = dict.fromkeys(name for tree in trees for name in self._ids(tree))
@@ -151,14 +151,14 @@ class _Roles:
         """
         for _ in range(MAX_STEPS):
             self._give(name, role)
-            maker = self.made.get(name)
+            maker = self.makers.get(name)
             if maker is None or any(isinstance(n, ast.Subscript) for n in walk(maker.value)):
                 return
             base = seen_through(maker.value)
             if isinstance(base, ast.BinOp):
                 base = seen_through(scaled(base))
             name = self._id(base)
-            maker = self.made.get(name)
+            maker = self.makers.get(name)
             if maker is None or len(maker.targets) > 1 or _has_layer(maker) or _is_sum(maker.value):
                 return
 
@@ -203,7 +203,7 @@ class _Roles:
         elif name == "softmax" and operands:
             self._softmax(self._base(operands[0]))
         elif matmul := _matmul(node):
-            maker = self.made.get(self._base(matmul.left))
+            maker = self.makers.get(self._base(matmul.left))
             if maker is not None and called(seen_through(maker.value))[0] == "softmax" and self._of_scores(maker):
                 self._give_back(self._base(matmul.right), "v")
         elif isinstance(node, ast.Call) and isinstance(node.func, MemberRef) and node.args:
@@ -236,11 +236,11 @@ class _Roles:
             return
         for value in chain:
             self._give(value, "scores")
-        product = next(filter(None, map(_matmul, walk(self.made[chain[-1]].value))))
+        product = next(filter(None, map(_matmul, walk(self.makers[chain[-1]].value))))
         self._give_back(self._base(product.left), "q")
         self._give_back(self._base(product.right), "k")
         for value in chain:
-            tree = self.made[value].value
+            tree = self.makers[value].value
             if isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub, ast.Mult)):
                 for side in (self._base(tree.left), self._base(tree.right)):
                     if side and side not in chain and (self.infos.get(side, Info()).rank or 0) > 1:
@@ -248,7 +248,7 @@ class _Roles:
 
     def _product(self, name: str, steps: int) -> list[str]:
         """Return the values from `name` back to a matrix product of two values, not of a layer; [] if there is none."""
-        maker = self.made.get(name)
+        maker = self.makers.get(name)
         facts = self.infos.get(name, Info())
         if maker is None or len(maker.targets) != 1 or steps == 0 or (facts.rank or 0) < 3:
             return []
@@ -264,7 +264,7 @@ class _Roles:
 
     def _is_trained(self, name: str) -> bool:
         for _ in range(MAX_STEPS):
-            maker = self.made.get(name)
+            maker = self.makers.get(name)
             if maker is None:
                 return False
             if _has_layer(maker):
@@ -351,7 +351,7 @@ class _Roles:
         for node in walk(use.value):
             function, operands = called(node)
             if isinstance(node, ast.BinOp) and self._base(node.right) == name:
-                of_input = self._base(node.left) not in self.made
+                of_input = self._base(node.left) not in self.makers
                 if isinstance(node.op, ast.Sub):
                     return "mean" if of_input else "offset"
                 if isinstance(node.op, (ast.Div, ast.Mult)):

@@ -147,18 +147,18 @@ def compose(
     options: Options,
     report: Report,
     build: Build | None = None,
-    given: Options | None = None,
+    requested: Options | None = None,
 ) -> Generated:
     """Make source, weights and report.
 
     Args:
         build: what a build records.
-        given: the options before a task made others of them; default: `options`.
+        requested: the options before a task made others of them; default: `options`.
     """
     key = build.key if build is not None else ""
     tensors, record = _tensors(module, model, options)
     origin = {**_way_back(model, module, record, options), **_freed_batch(model), **_of_options(model, options)}
-    origin |= {SIGNATURE: as_json(signature(model, path)), OPTIONS: asked(given or options, out.parent)}
+    origin |= {SIGNATURE: as_json(signature(model, path)), OPTIONS: asked(requested or options, out.parent)}
     if build is not None and build.data and not options.embed:
         origin[DATA] = build.data
     weights = Path(options.weights) if options.weights else out.with_suffix(".safetensors")
@@ -187,11 +187,11 @@ def compose(
 
 def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
     """Return the metadata of the type, the alphabet, and how far it differs from the file."""
-    found = {DTYPE: options.dtype} if options.dtype else {}
+    metadata = {DTYPE: options.dtype} if options.dtype else {}
     if (alphabet := alphabet_in(model.metadata_props)) is not None:
-        found[ALPHABET] = as_json(alphabet)
+        metadata[ALPHABET] = as_json(alphabet)
     approximated = APPROXIMATED.get(model)
-    return found if approximated is None else found | {APPROXIMATION: as_json(approximated)}
+    return metadata if approximated is None else metadata | {APPROXIMATION: as_json(approximated)}
 
 
 def _check_bytes(tensors: Tensors, model: ir.Model, options: Options) -> None:
@@ -235,16 +235,18 @@ def _tensors(module: ModuleDef, model: ir.Model, options: Options) -> tuple[Tens
     for member in module.members:
         tensors.update({member.state_key(key): array for key, array in member.extra.items()})
     tensors.update(module.constants)
-    made = frozenset(options.const).union(name for norm in restored for name in norm.made)
-    made |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
-    known = {key: source for key, source in sources.items() if not made.issuperset(source.names)}
+    not_stored = frozenset(options.const).union(name for norm in restored for name in norm.made)
+    not_stored |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
+    known = {key: source for key, source in sources.items() if not not_stored.issuperset(source.names)}
     return tensors, way_back(known, copies, folds(restored, sources))
 
 
 def _floats(tensors: Tensors, module: ModuleDef) -> str:
     """Return the dtype of all floating-point entries of the state dict; "" if there are several."""
-    found = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(TORCH_DTYPES)
-    floats = {dtype for dtype in found if dtype.is_floating_point() or dtype in _COMPLEX} or {ir.DataType.FLOAT}
+    dtypes = {stored_dtype(tensor) for key, tensor in tensors.items() if key not in module.constants} & set(
+        TORCH_DTYPES
+    )
+    floats = {dtype for dtype in dtypes if dtype.is_floating_point() or dtype in _COMPLEX} or {ir.DataType.FLOAT}
     return f"torch.{TORCH_DTYPES[floats.pop()]}" if len(floats) == 1 else ""
 
 
@@ -273,9 +275,9 @@ def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[Clas
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
     add_used(model.graph, taken)
-    made = frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
+    of_passes = frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
     for value in stored_values(model.graph):
-        if TRAINABLE.has(value) and value.name not in made:
+        if TRAINABLE.has(value) and value.name not in of_passes:
             trained, reason = TRAINABLE.get(value)
             if trained and value not in taken:
                 trained, reason = False, "only a branch that never runs uses it"

@@ -44,11 +44,11 @@ def _folded_norms(model: ir.Model) -> list[str]:
         return [f"{counted(len(restored), 'BatchNorm')} put back as the identity: train them to get statistics"]
     if restored is not None:
         return ["--restore-batchnorm found no convolution to put a BatchNorm after"]
-    found = len(folded_layers(model))
-    if not found:
+    folded = len(folded_layers(model))
+    if not folded:
         return []
     return [
-        f"exported for inference: BatchNorm is folded into the weights of {counted(found, 'layer')}; to train with it, "
+        f"exported for inference: BatchNorm is folded into the weights of {counted(folded, 'layer')}; to train with it, "
         "export in training mode, or put it back with --restore-batchnorm"
     ]
 
@@ -56,8 +56,8 @@ def _folded_norms(model: ir.Model) -> list[str]:
 def _chosen(model: ir.Model) -> list[str]:
     """Name the exponents and bounds that may be learned, and are not trained for their gradient."""
     stored = [v for v in stored_values(model.graph) if v.uses()]
-    found = [v.name or "" for v in stored if TRAINABLE.get(v) == (False, CHOSEN)]
-    return [f"not trained: {_listed(found)}, {CHOSEN}; --trainable trains it"] if found else []
+    chosen = [v.name or "" for v in stored if TRAINABLE.get(v) == (False, CHOSEN)]
+    return [f"not trained: {_listed(chosen)}, {CHOSEN}; --trainable trains it"] if chosen else []
 
 
 def _unrolled(model: ir.Model) -> list[str]:
@@ -71,30 +71,30 @@ def _unrolled(model: ir.Model) -> list[str]:
 
 def _cut_tables(model: ir.Model) -> list[str]:
     """Name the parameters that are only a part of the original's, by the function that the dynamo exporter folded."""
-    found = [
+    tables = [
         f"{folded_from(v) or v.name} {[*v.const_value.shape.numpy()]}"
         for v in model.graph.initializers.values()
         if v.const_value is not None and is_trained(v) and _LOOKED_UP.fullmatch(v.name or "") and v.uses()
     ]
-    if not found:
+    if not tables:
         return []
-    what = f"{_listed(found)}: only what was looked up in a table (of positions, say) is stored"
+    what = f"{_listed(tables)}: only what was looked up in a table (of positions, say) is stored"
     return [f"{what}; longer inputs need the original's table"]
 
 
 def _pinned_sizes(model: ir.Model) -> list[str]:
     """Name the reshapes to constant sizes of a value that has any size: the exporter fixed that of its example."""
-    found = []
+    pinned = []
     for node in all_nodes(model.graph):
         before, after = (
             (info(v).shape or () for v in (*node.inputs[:1], *node.outputs[:1])) if node.inputs else ((), ())
         )
         if is_a(node, RESHAPE) and after and all(isinstance(d, int) for d in after):
             if any(not isinstance(d, int) for d in before):
-                found.append(f"{printable(node.outputs[0].name or '')} {[*after]}")
-    if not found:
+                pinned.append(f"{printable(node.outputs[0].name or '')} {[*after]}")
+    if not pinned:
         return []
-    return [f"exported for fixed sizes ({_listed(found)}), though inputs may have any: other sizes fail"]
+    return [f"exported for fixed sizes ({_listed(pinned)}), though inputs may have any: other sizes fail"]
 
 
 def _listed(names: list[str]) -> str:

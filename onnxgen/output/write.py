@@ -133,10 +133,10 @@ class Output:
         base, compressed by another zlib.
         """
         metadata = metadata_at(generated.weights)
-        found = {DATA: metadata[DATA]} if DATA in metadata else {}
+        metadata_kept = {DATA: metadata[DATA]} if DATA in metadata else {}
         if BASE in metadata and unpacked(metadata[BASE]) == unpacked(generated.metadata[BASE]):
-            found[BASE] = metadata[BASE]
-        return found
+            metadata_kept[BASE] = metadata[BASE]
+        return metadata_kept
 
     def write(self, generated: Generated, force: bool) -> None:
         """Write what changed. Edits of the module are merged into the new one if they fit, else the module is kept. So
@@ -151,16 +151,16 @@ class Output:
         if not force and self.out.name == "model.py" and self.out.is_file() and (self.out.parent / RECORD).is_file():
             what = f"{self.out} is the module of a run, which its trained weights fit"
             raise OnnxgenError(what, help="name another output with -o, or overwrite it with --force")
-        found = Standing("stale", generated.source) if force else self.standing(generated)
-        status = found.status
+        standing = Standing("stale", generated.source) if force else self.standing(generated)
+        status = standing.status
         if status == "edited":
-            raise self.refusal(generated, found, self._write_beside(found.text))
+            raise self.refusal(generated, standing, self._write_beside(standing.text))
         generated.report.status = {"stale": "written", "lost": "kept"}.get(status, status)
         if status == "fresh":
             self._sign(generated)
         if status in ("stale", "merged", "lost"):
             obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
-            text = None if status == "merged" and found.text == self.text() else found.text or None
+            text = None if status == "merged" and standing.text == self.text() else standing.text or None
             generated.report.wrote = write_pair(
                 self.out,
                 text,
@@ -169,7 +169,7 @@ class Output:
                 generated.metadata,
                 self.options.shard_size,
                 force,
-                found.before,
+                standing.before,
             )
             for path in obsolete:
                 with suppress(OSError):
@@ -195,14 +195,14 @@ class Output:
 
     def _own_sidecar(self, weights: Path) -> list[Path]:
         """Return the files of the existing module's sidecar, if all have its fingerprint."""
-        recorded, found = fingerprint(self.text() or ""), []
+        recorded, files = fingerprint(self.text() or ""), []
         with suppress(OnnxgenError):
             for path in sidecar_files(weights):
                 if recorded is None or read_header(path)[0].get("fingerprint") != recorded:
                     return []
-                found.append(path)
-            found += [index_path(weights)] if found != [weights] else []
-        return found
+                files.append(path)
+            files += [index_path(weights)] if files != [weights] else []
+        return files
 
     def _forget_new(self, force: bool) -> None:
         """Remove the `.new` file of an earlier run: the module is newer now. Without `force`, edits in it stay."""
@@ -239,8 +239,8 @@ class Output:
 
     def _base(self, text: str, generated: Generated) -> str | None:
         """Return the text that an edited module was generated as. None if its weights do not have it."""
-        found = (base_of(text, entry) for entry in bases(text, self.out, generated.weights))
-        return next((base for base in found if base is not None), None)
+        base_texts = (base_of(text, entry) for entry in bases(text, self.out, generated.weights))
+        return next((base for base in base_texts if base is not None), None)
 
     def _may_write_weights(self, generated: Generated) -> bool:
         """Return True if writing the sidecar loses nothing: it is missing, broken, or of another module (a person has
@@ -287,19 +287,24 @@ class Output:
                 what = f"{target} is the ONNX model or holds its data"
                 raise OnnxgenError(f"cannot write there: {what}", help="name another output or --weights FILE")
 
-    def refusal(self, generated: Generated, found: Standing, new: str = "") -> EditedError:
+    def refusal(self, generated: Generated, standing: Standing, new: str = "") -> EditedError:
         """Return the error for an "edited" module. `new`: the file that was written beside it."""
         text = self.text() or ""
-        why, way_out = found.why, f"complete it and move it to {self.out.name}"
+        why, way_out = standing.why, f"complete it and move it to {self.out.name}"
         if fingerprint(text) is None:
             why, way_out = "was not written by onnxgen", "name another output"
-        elif found.why == _WEIGHTS:
+        elif standing.why == _WEIGHTS:
             way_out = f"to keep your edits, remove {generated.weights.name} and generate again"
         elif not new:
             way_out = "`onnxgen build` merges the two, or writes the new one beside it"
-        kept = "it was kept" + (f", and {new} is {found.beside}" if new else "")
+        kept = "it was kept" + (f", and {new} is {standing.beside}" if new else "")
         diff = difflib.unified_diff(
-            bare(text).splitlines(), bare(found.text).splitlines(), self.out.name, new or "generated", lineterm="", n=1
+            bare(text).splitlines(),
+            bare(standing.text).splitlines(),
+            self.out.name,
+            new or "generated",
+            lineterm="",
+            n=1,
         )
         head = "\n".join(_plain(line) for _, line in zip(range(20), diff))
         overwrite = "--force" if new else "`onnxgen build --force`"
@@ -416,8 +421,8 @@ def signed(text: str) -> str:
 
 def is_as_signed(text: str) -> bool:
     """Return True if a merge is as `signed` made it."""
-    found = _SIGNATURE.search(text)
-    return found is not None and _digest(text[: found.start()]) == found[1]
+    signature = _SIGNATURE.search(text)
+    return signature is not None and _digest(text[: signature.start()]) == signature[1]
 
 
 def _digest(text: str) -> str:

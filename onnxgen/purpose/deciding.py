@@ -116,7 +116,7 @@ def _agree(kind: str, best: Vote | None) -> bool:
 def _agreed(kind: str, votes: Sequence[Vote]) -> Purpose:
     alike = [vote for vote in votes if vote.kind == kind]
     best = max(alike, key=lambda vote: vote.weight, default=None)
-    said = f"the file's metadata says that its task is {kind}"
+    statement = f"the file's metadata says that its task is {kind}"
     return Purpose(
-        kind, (said, *(best.evidence if best is not None else ())), (), best.facts if best is not None else {}
+        kind, (statement, *(best.evidence if best is not None else ())), (), best.facts if best is not None else {}
     )

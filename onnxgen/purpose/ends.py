@@ -154,8 +154,8 @@ def end_of(value: ir.Value, live: Set[ir.Value]) -> End:
     """Return the end of an output. `live`: the values that depend on the graph's inputs."""
     shape = info(value).shape
     start: Axes = tuple(range(len(shape))) if shape is not None else ()
-    made, axes = behind(value, start, live)
-    node = made.producer()
+    source, axes = behind(value, start, live)
+    node = source.producer()
     if node is None:
         return End(value, shape, None, "", None, None, axes)
     layer, bias = _layer(node, live), _unbiased(node, live)
@@ -200,8 +200,8 @@ def _unbiased(node: ir.Node, live: Set[ir.Value]) -> ir.Node | None:
     if not is_a(node, ADDS) or all(v in live for v in node.inputs):
         return None
     data = first_live(node, live)
-    made = None if data is None else data.producer()
-    return None if made is None or not is_product(made) else _layer(made, live)
+    producer = None if data is None else data.producer()
+    return None if producer is None or not is_product(producer) else _layer(producer, live)
 
 
 def _axis(node: ir.Node, axes: Axes) -> int | None:
@@ -234,9 +234,9 @@ def _moved(node: ir.Node, data: ir.Value, value: ir.Value, axes: Axes) -> Axes:
     same = 0
     while same < min(len(before), len(after)) and before[same] == after[same]:
         same += 1
-    found: list[int | None] = [axes[i] if i < same else None for i in range(len(before))]
+    moved: list[int | None] = [axes[i] if i < same else None for i in range(len(before))]
     back = 1
     while back <= min(len(before), len(after)) - same and before[-back] == after[-back]:
-        found[-back] = axes[-back]
+        moved[-back] = axes[-back]
         back += 1
-    return tuple(found)
+    return tuple(moved)

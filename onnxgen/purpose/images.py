@@ -68,13 +68,13 @@ def detection(net: Network) -> Iterator[Vote]:
 
 def _joined(net: Network) -> Iterator[Vote]:
     """Boxes of several scales, joined into one output: [N, boxes, 4 + classes] or [N, 4 + classes, boxes]."""
-    found = _of_all(net)
-    if not found:
+    scales = _of_all(net)
+    if not scales:
         return
     sides = [end for end in net.ends if end.shape is not None and len(end.shape) == 3]
-    facts = _scale_facts(found) | {"decoded": any(_is_decoded(net, end) for end in sides), "nms": False}
-    strides = ", ".join(str(scale.stride) for scale in found)
-    anchors = ", ".join(str(scale.anchors) for scale in found)
+    facts = _scale_facts(scales) | {"decoded": any(_is_decoded(net, end) for end in sides), "nms": False}
+    strides = ", ".join(str(scale.stride) for scale in scales)
+    anchors = ", ".join(str(scale.anchors) for scale in scales)
     evidence = [f"maps of strides {strides} are joined, with {anchors} boxes in each cell"]
     boxes = next((end for end in sides if end.shape is not None and end.shape[2] == 4), None)
     scores = next((end for end in sides if end is not boxes), None)
@@ -99,9 +99,9 @@ def _of_all(net: Network) -> list[Scale]:
     """Return the scales of the first output that joins several, by their strides."""
     for end in net.ends:
         for image in net.images:
-            found = _scales(net, end, image)
-            if len({scale.stride for scale in found}) > 1:
-                return sorted(found, key=lambda scale: scale.stride)
+            scales = _scales(net, end, image)
+            if len({scale.stride for scale in scales}) > 1:
+                return sorted(scales, key=lambda scale: scale.stride)
     return []
 
 
@@ -112,9 +112,9 @@ def _scales(net: Network, end: End, image: Image) -> list[Scale]:
         node = waiting.pop(0).producer()
         if node is None or is_layer(node, net.live) and not _is_expectation(node):
             continue
-        if is_a(node, JOINS) and len(found := _branches(net, node, image)) == len(node.inputs) > 1:
-            if len({scale.stride for scale in found}) > 1:
-                return found
+        if is_a(node, JOINS) and len(scales := _branches(net, node, image)) == len(node.inputs) > 1:
+            if len({scale.stride for scale in scales}) > 1:
+                return scales
         for value in node.inputs:
             if value is not None and value in net.live and value not in seen:
                 seen.add(value)
@@ -128,7 +128,7 @@ def _branches(net: Network, node: ir.Node, image: Image) -> list[Scale]:
     axis = node.attributes.get_int("axis", 0)
     if shape is None or not -len(shape) <= axis < len(shape):
         return []
-    found = []
+    scales = []
     for value in node.inputs:
         rows = (info(value).shape or ())[axis : axis + 1 or None]
         grid = None if value is None else _map_of(net, value)
@@ -138,8 +138,8 @@ def _branches(net: Network, node: ir.Node, image: Image) -> list[Scale]:
         cells, most = _number(grid[0] * grid[1]), _number(rows[0])
         if not cells or not most or most % cells:
             break
-        found.append(Scale(stride, most // cells))
-    return found
+        scales.append(Scale(stride, most // cells))
+    return scales
 
 
 def _map_of(net: Network, value: ir.Value) -> tuple[Dim, Dim] | None:
@@ -200,11 +200,11 @@ def _is_decoded(net: Network, end: End) -> bool:
     return False
 
 
-def _scale_facts(found: Sequence[Scale]) -> dict[str, object]:
-    if not found:
+def _scale_facts(scales: Sequence[Scale]) -> dict[str, object]:
+    if not scales:
         return {}
-    anchors = [scale.anchors for scale in found]
-    return {"strides": [scale.stride for scale in found], "anchors": anchors}
+    anchors = [scale.anchors for scale in scales]
+    return {"strides": [scale.stride for scale in scales], "anchors": anchors}
 
 
 # ---- outputs for each scale ----
@@ -247,7 +247,7 @@ def _apart(net: Network) -> Iterator[Vote]:
 
 def _are_heads(net: Network, several: dict[tuple[int, object], dict[int, End]]) -> bool:
     """Return True if 1x1 convolutions make all maps, and no output is as large as the image."""
-    if any((found := net.map(end)) is not None and found.ratio == 1 for end in net.ends):
+    if any((pixel_map := net.map(end)) is not None and pixel_map.ratio == 1 for end in net.ends):
         return False
     ends = [end for group in several.values() for end in group.values()]
     kernels = [None if end.layer is None else info(end.layer.inputs[1]).shape for end in ends]
@@ -259,9 +259,9 @@ def _grid(net: Network, end: End, image: Image) -> tuple[tuple[Dim, Dim] | None,
     [N, H * W, C].
     """
     shape: Shape = end.shape or ()
-    if len(shape) == 4 and (found := net.map(end)) is not None and found.ratio < 1:
-        axes = (2, 3) if found.axis == 1 else (1, 2)
-        return (shape[axes[0]], shape[axes[1]]), found.channels
+    if len(shape) == 4 and (pixel_map := net.map(end)) is not None and pixel_map.ratio < 1:
+        axes = (2, 3) if pixel_map.axis == 1 else (1, 2)
+        return (shape[axes[0]], shape[axes[1]]), pixel_map.channels
     if len(shape) == 5:
         return (shape[2], shape[3]), shape[4]
     if len(shape) == 3 and (grid := _map_of(net, end.value)) is not None:
@@ -321,8 +321,8 @@ def _single(net: Network) -> Iterator[Vote]:
         yield Vote("detection", NAMED, (text,), facts, whole=True)
     for end in net.ends:
         shape = end.shape or ()
-        found = net.map(end)
-        if found is not None and found.ratio <= 1 / 4 and end.is_a(CONVOLUTION):
+        pixel_map = net.map(end)
+        if pixel_map is not None and pixel_map.ratio <= 1 / 4 and end.is_a(CONVOLUTION):
             yield Vote("detection", FITS, (f"output {shown(end.value)}: boxes of each cell fit",), {"output": end.name})
         elif len(shape) == 3 and 5 in (*shape[1:], 6) and _grids(net, end):
             yield Vote("detection", FITS, (f"output {shown(end.value)}: rows of boxes fit",), {"output": end.name})
@@ -346,21 +346,21 @@ def segmentation(net: Network) -> Iterator[Vote]:
     for end in net.ends:
         if end.is_choice:
             yield from _labelled(net, end)
-        found = net.map(end)
-        if found is None or found.ratio > 1:
+        pixel_map = net.map(end)
+        if pixel_map is None or pixel_map.ratio > 1:
             continue
         named = words(end.name)
-        explained, facts = frozenset({end.name}), _facts(found)
-        size = f"output {shown(end.value)} has {_size(found.ratio)} of the image {shown(found.image.value)}"
-        many = isinstance(found.channels, int) and found.channels > 1
-        if end.is_softmax and end.axis == found.axis and many and not _is_points(found):
-            text = f"{size} and ends in {end.op} over its {found.channels} channels"
+        explained, facts = frozenset({end.name}), _facts(pixel_map)
+        size = f"output {shown(end.value)} has {_size(pixel_map.ratio)} of the image {shown(pixel_map.image.value)}"
+        many = isinstance(pixel_map.channels, int) and pixel_map.channels > 1
+        if end.is_softmax and end.axis == pixel_map.axis and many and not _is_points(pixel_map):
+            text = f"{size} and ends in {end.op} over its {pixel_map.channels} channels"
             yield Vote("segmentation", BUILT, (text,), facts, explained)
         elif named & MASKS and not named & HEATS:
             text = f"{size}, and {quoted(named & MASKS)} in its name"
             yield Vote("segmentation", NAMED, (text,), facts, explained)
-        elif end.is_a(RESAMPLES) and many and found.ratio == 1 and found.channels not in (3, _ins(found)):
-            text = f"{size}: {found.channels} channels, resized to the image at the end"
+        elif end.is_a(RESAMPLES) and many and pixel_map.ratio == 1 and pixel_map.channels not in (3, _ins(pixel_map)):
+            text = f"{size}: {pixel_map.channels} channels, resized to the image at the end"
             yield Vote("segmentation", BUILT, (text,), facts, explained)
         elif end.is_sigmoid or end.is_convolution or end.is_a(RESAMPLES):
             yield Vote("segmentation", FITS, (f"{size}: scores of classes for each pixel fit",), facts)
@@ -372,9 +372,9 @@ def _labelled(net: Network, end: End) -> Iterator[Vote]:
     if data is None or shape is None or len(shape) != 4 or end.axis not in (1, 3):
         return
     for image in net.images:
-        found = net.map(End(data, shape, end.node, end.op, end.axis, None, (0, 1, 2, 3)))
-        if found is not None and found.axis == end.axis and found.image is image:
-            facts = {**_facts(found), "output": end.name, "activation": "argmax"}
+        pixel_map = net.map(End(data, shape, end.node, end.op, end.axis, None, (0, 1, 2, 3)))
+        if pixel_map is not None and pixel_map.axis == end.axis and pixel_map.image is image:
+            facts = {**_facts(pixel_map), "output": end.name, "activation": "argmax"}
             text = f"output {shown(end.value)} is the ArgMax over the channels of {shown(data)}"
             yield Vote("segmentation", BUILT, (text,), facts, frozenset({end.name}))
 
@@ -383,15 +383,15 @@ def keypoints(net: Network) -> Iterator[Vote]:
     """Places in an image: one map for each, or coordinates."""
     yield from _by_axis(net)
     for end in net.ends:
-        shape, found, named = end.shape, net.map(end), words(end.name)
+        shape, pixel_map, named = end.shape, net.map(end), words(end.name)
         explained = frozenset({end.name})
         facts = {"output": end.name, "axis": 1}
-        if found is not None and found.ratio <= 1:
-            facts = {**_facts(found), "points": found.channels if isinstance(found.channels, int) else None}
+        if pixel_map is not None and pixel_map.ratio <= 1:
+            facts = {**_facts(pixel_map), "points": pixel_map.channels if isinstance(pixel_map.channels, int) else None}
             if named & HEATS:
                 text = f"output {shown(end.value)} is a map over the image, and {quoted(named & HEATS)} in its name"
                 yield Vote("keypoints", NAMED, (text,), facts, explained)
-            elif (end.is_sigmoid or end.is_a(CONVOLUTION, RECTIFIER)) and found.ratio < 1:
+            elif (end.is_sigmoid or end.is_a(CONVOLUTION, RECTIFIER)) and pixel_map.ratio < 1:
                 yield Vote("keypoints", FITS, (f"output {shown(end.value)}: a heatmap for each point fits",), facts)
         elif net.images and shape is not None and len(shape) in (2, 3) and isinstance(shape[-1], int):
             pairs = len(shape) == 3 and shape[-1] in (2, 3) or len(shape) == 2 and shape[-1] >= 4 and shape[-1] % 2 == 0
@@ -420,36 +420,36 @@ def _by_axis(net: Network) -> Iterator[Vote]:
 def image_to_image(net: Network) -> Iterator[Vote]:
     """An image of an image: larger, without noise, in another style."""
     for end in net.ends:
-        found = net.map(end)
-        if found is None:
+        pixel_map = net.map(end)
+        if pixel_map is None:
             continue
-        same = found.channels == _ins(found)
+        same = pixel_map.channels == _ins(pixel_map)
         explained = frozenset({end.name})
-        facts = {"output": end.name, "axis": found.axis, "scale": found.ratio.numerator}
-        size = f"output {shown(end.value)} has {_size(found.ratio)} of the image {shown(found.image.value)}"
+        facts = {"output": end.name, "axis": pixel_map.axis, "scale": pixel_map.ratio.numerator}
+        size = f"output {shown(end.value)} has {_size(pixel_map.ratio)} of the image {shown(pixel_map.image.value)}"
         named = words(end.name)
-        if found.ratio > 1 and found.channels in (1, 3) and same:
+        if pixel_map.ratio > 1 and pixel_map.channels in (1, 3) and same:
             how = next((op_of(node) for node in net.tail(end) if is_a(node, SHUFFLES)), "upsampling")
             yield Vote("image-to-image", BUILT, (f"{size}, and as many channels, by {how}",), facts, explained)
-        elif found.ratio == 1 and same and _has_step(net):
+        elif pixel_map.ratio == 1 and same and _has_step(net):
             text = f"{size}, and as many channels, and another input is the step of a diffusion"
             yield Vote("image-to-image", BUILT, (text,), facts, explained)
-        elif found.ratio == 1 and same and _is_residual(net, end, found.image):
+        elif pixel_map.ratio == 1 and same and _is_residual(net, end, pixel_map.image):
             yield Vote(
                 "image-to-image", BUILT, (f"{size}, and is added to it or subtracted from it",), facts, explained
             )
         elif (
-            found.ratio == 1
-            and found.channels in (3, *(1,) * same)
+            pixel_map.ratio == 1
+            and pixel_map.channels in (3, *(1,) * same)
             and end.layer is not None
             and (end.op == TANH or same and _is_range(end))
         ):
             yield Vote("image-to-image", BUILT, (f"{size}, and ends in {end.op}, as pixels do",), facts, explained)
-        elif found.ratio >= 1 and named & PICTURES:
+        elif pixel_map.ratio >= 1 and named & PICTURES:
             yield Vote(
                 "image-to-image", NAMED, (f"{size}, and {quoted(named & PICTURES)} in its name",), facts, explained
             )
-        elif found.ratio >= 1 and not end.is_softmax and (same or found.channels in (1, 3)):
+        elif pixel_map.ratio >= 1 and not end.is_softmax and (same or pixel_map.channels in (1, 3)):
             yield Vote("image-to-image", FITS, (f"{size}: an image fits",), facts)
 
 
@@ -473,23 +473,27 @@ def _is_range(end: End) -> bool:
     if node is None or op_of(node) != CLIP:
         return False
     limits = [node.attributes.get_float(name, None) for name in ("min", "max")]
-    given = [scalar(value) for value in node.inputs[1:3]]
-    return (given if node.inputs[1:] else limits) in ([0.0, 1.0], [0.0, 255.0], [-1.0, 1.0])
+    bounds = [scalar(value) for value in node.inputs[1:3]]
+    return (bounds if node.inputs[1:] else limits) in ([0.0, 1.0], [0.0, 255.0], [-1.0, 1.0])
 
 
-def _ins(found: Map) -> object:
-    return found.image.channels
+def _ins(pixel_map: Map) -> object:
+    return pixel_map.image.channels
 
 
-def _is_points(found: Map) -> bool:
+def _is_points(pixel_map: Map) -> bool:
     """Return True for the cells of SuperPoint (arXiv 1712.07629): 8 x 8 pixels and one for no point."""
-    return found.channels == 65 and found.ratio == Fraction(1, 8)
+    return pixel_map.channels == 65 and pixel_map.ratio == Fraction(1, 8)
 
 
-def _facts(found: Map) -> dict[str, object]:
-    facts: dict[str, object] = {"output": found.end.name, "axis": found.axis, "stride": found.ratio.denominator}
-    facts |= {"classes": found.channels} if isinstance(found.channels, int) else {}
-    return facts | {"activation": "sigmoid" if found.end.is_sigmoid else found.end.softmax}
+def _facts(pixel_map: Map) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "output": pixel_map.end.name,
+        "axis": pixel_map.axis,
+        "stride": pixel_map.ratio.denominator,
+    }
+    facts |= {"classes": pixel_map.channels} if isinstance(pixel_map.channels, int) else {}
+    return facts | {"activation": "sigmoid" if pixel_map.end.is_sigmoid else pixel_map.end.softmax}
 
 
 def _size(ratio: Fraction) -> str:

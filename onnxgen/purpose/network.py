@@ -111,21 +111,21 @@ class Network:
 
     def _is_state(self, value: ir.Value) -> bool:
         """Return True for an output that the next call takes: a cache, or the last state of a recurrent layer."""
-        found = words(value.name)
-        if "last" not in found and found & STATES:
-            return bool(found & {"past", "present", "cache"}) or any(
+        name_words = words(value.name)
+        if "last" not in name_words and name_words & STATES:
+            return bool(name_words & {"past", "present", "cache"}) or any(
                 info(v).shape == info(value).shape for v in self.inputs
             )
         waiting, steps = [value], 0
         while waiting and steps < _STEPS:
             steps += 1
-            made = behind(waiting.pop(), (), self.live)[0]
-            node = made.producer()
+            origin = behind(waiting.pop(), (), self.live)[0]
+            node = origin.producer()
             if node is None:
                 return False
             if is_a(node, JOINS):
                 waiting += [v for v in node.inputs if v is not None]
-            elif not is_a(node, RECURRENT) or node.outputs[0] is made:
+            elif not is_a(node, RECURRENT) or node.outputs[0] is origin:
                 return False
         return not waiting and steps > 0
 
@@ -181,13 +181,13 @@ class Network:
     @cached_property
     def tokens(self) -> list[Tokens]:
         """The inputs of whole numbers that are looked up in a stored table."""
-        found = []
+        tokens = []
         for value in self.inputs:
             dtype = info(value).dtype
             if dtype is not None and dtype.is_integer() and not called(value, *BESIDE_TOKENS):
                 rows = [self._rows(node) for node in self._first(value)]
-                found += [Tokens(value, max(rows))] if any(rows) else []
-        return found
+                tokens += [Tokens(value, max(rows))] if any(rows) else []
+        return tokens
 
     def _rows(self, node: ir.Node) -> int:
         table = node.inputs[0] if known(node).matrix == 0 else None
@@ -226,17 +226,17 @@ class Network:
 
     def tail(self, end: End) -> list[ir.Node]:
         """Return the nodes that an output is made of along the first live inputs, from the last on."""
-        found: list[ir.Node] = []
+        nodes: list[ir.Node] = []
         value: ir.Value | None = end.value
-        while value is not None and (node := value.producer()) is not None and len(found) < _STEPS:
-            found.append(node)
+        while value is not None and (node := value.producer()) is not None and len(nodes) < _STEPS:
+            nodes.append(node)
             value = first_live(node, self.live)
-        return found
+        return nodes
 
 
 def ratio(size: Dim, whole: Dim) -> Fraction | None:
     """Return one size divided by another, if that is the same for every size; else None."""
-    found = set()
+    ratios = set()
     for number in _SIZES:
         sizes = dict.fromkeys({*symbols(size), *symbols(whole)}, number)
         try:
@@ -245,8 +245,8 @@ def ratio(size: Dim, whole: Dim) -> Fraction | None:
             return None
         if a < 1 or b < 1:
             return None
-        found.add(Fraction(a, b))
-    return found.pop() if len(found) == 1 else None
+        ratios.add(Fraction(a, b))
+    return ratios.pop() if len(ratios) == 1 else None
 
 
 def called(value: ir.Value, *parts: str) -> bool:
@@ -285,8 +285,8 @@ def _is_spatial(node: ir.Node) -> bool:
     return is_a(node, RESAMPLES, SHUFFLES, POOL) or is_norm_of_channels(node) and not known(node).still
 
 
-def quoted(found: Iterable[str]) -> str:
-    return ", ".join(f"'{word}'" for word in sorted(found))
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{word}'" for word in sorted(names))
 
 
 def _words(text: str) -> frozenset[str]:

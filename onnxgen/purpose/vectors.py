@@ -66,12 +66,12 @@ def classification(net: Network) -> Iterator[Vote]:
     """Exactly one of several classes."""
     yield from _classical(net)
     for end in net.ends:
-        found = net.vector(end)
+        vector = net.vector(end)
         if end.is_choice:
             yield from _chosen(end)
-        if found is None or found[1] < 2 and not end.is_sigmoid and not end.is_linear:
+        if vector is None or vector[1] < 2 and not end.is_sigmoid and not end.is_linear:
             continue
-        axis, width = found
+        axis, width = vector
         facts = {"output": end.name, "axis": axis, "classes": width, "activation": end.softmax}
         named = words(end.name)
         if end.is_softmax and end.axis == axis and width > 1:
@@ -121,12 +121,12 @@ def _chosen(end: End) -> Iterator[Vote]:
 def multilabel(net: Network) -> Iterator[Vote]:
     """Several labels, each of which may be true."""
     for end in net.ends:
-        found = net.vector(end)
-        if end.is_sigmoid and end.shape is not None and len(end.shape) == 3 and found is None:
+        vector = net.vector(end)
+        if end.is_sigmoid and end.shape is not None and len(end.shape) == 3 and vector is None:
             yield Vote("multilabel", FITS, (f"output {shown(end.value)}: labels of each step fit",))
-        if found is None or not end.is_sigmoid or found[1] < 2:
+        if vector is None or not end.is_sigmoid or vector[1] < 2:
             continue
-        axis, width = found
+        axis, width = vector
         facts = {"output": end.name, "axis": axis, "classes": width, "activation": "sigmoid"}
         named = words(end.name)
         how = _ends(end, f"over {width} numbers")
@@ -146,18 +146,18 @@ def multilabel(net: Network) -> Iterator[Vote]:
 def regression(net: Network) -> Iterator[Vote]:
     """One or more numbers."""
     for end in net.ends:
-        found = net.vector(end)
-        if found is None and end.is_linear and end.shape is not None and len(end.shape) == 3 and not net.tokens:
+        vector = net.vector(end)
+        if vector is None and end.is_linear and end.shape is not None and len(end.shape) == 3 and not net.tokens:
             yield Vote("regression", FITS, (f"output {shown(end.value)}: values of each step fit",))
-        if found is None or end.is_softmax or end.is_choice:
+        if vector is None or end.is_softmax or end.is_choice:
             continue
-        axis, width = found
+        axis, width = vector
         facts = {"output": end.name, "axis": axis, "values": width}
         named = words(end.name)
-        said = named & (NUMBERS | VALUES if width == 1 else NUMBERS)
-        said |= named & {"action", "actions"} if end.op == TANH else set()
-        if said and not named & CLASSES:
-            text = f"output {shown(end.value)} has {quoted(said)} in its name"
+        name_words = named & (NUMBERS | VALUES if width == 1 else NUMBERS)
+        name_words |= named & {"action", "actions"} if end.op == TANH else set()
+        if name_words and not named & CLASSES:
+            text = f"output {shown(end.value)} has {quoted(name_words)} in its name"
             yield Vote("regression", NAMED, (text,), facts, frozenset({end.name}))
         elif _is_rescaled(net, end):
             text = f"output {shown(end.value)} is a {end.op} whose result is scaled by a stored number"
@@ -183,13 +183,13 @@ def embedding(net: Network) -> Iterator[Vote]:
     for end in net.ends:
         shape = end.shape
         wide = None if shape is None or len(shape) not in (2, 3) else shape[-1]
-        found = net.vector(end)
-        axis, width = found if found is not None else (len(shape or ()) - 1, wide)
+        vector = net.vector(end)
+        axis, width = vector if vector is not None else (len(shape or ()) - 1, wide)
         if not isinstance(width, int) or width < _NARROW:
             continue
-        facts = {"output": end.name, "axis": axis, "width": width, "positions": found is None}
+        facts = {"output": end.name, "axis": axis, "width": width, "positions": vector is None}
         facts["normalised"] = _is_normalised(net, end, axis)
-        yield from _embedding(net, end, facts, found is not None)
+        yield from _embedding(net, end, facts, vector is not None)
 
 
 def _embedding(net: Network, end: End, facts: dict[str, object], single: bool) -> Iterator[Vote]:
