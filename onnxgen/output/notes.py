@@ -44,11 +44,11 @@ def _folded_norms(model: ir.Model) -> list[str]:
         return [f"{counted(len(restored), 'BatchNorm')} put back as the identity: train them to get statistics"]
     if restored is not None:
         return ["--restore-batchnorm found no convolution to put a BatchNorm after"]
-    folded = len(folded_layers(model))
-    if not folded:
+    count = len(folded_layers(model))
+    if not count:
         return []
     return [
-        f"exported for inference: BatchNorm is folded into the weights of {counted(folded, 'layer')}; to train with it, "
+        f"exported for inference: BatchNorm is folded into the weights of {counted(count, 'layer')}; to train with it, "
         "export in training mode, or put it back with --restore-batchnorm"
     ]
 
