@@ -54,7 +54,7 @@ def purpose_of(model: ir.Model) -> Purpose:
         the purpose; with kind "" and candidates if unsure. It never raises for a model whose shapes were propagated.
     """
     net = Network(model)
-    stated = _stated(model)
+    stated = _TASKS.get(model.metadata_props.get("task", ""))
     votes = [vote for rule in RULES for vote in rule(net)]
     best, rivals = _best(votes)
     if not net.is_learned:
@@ -63,10 +63,16 @@ def purpose_of(model: ir.Model) -> Purpose:
         return _agreed(stated, votes)
     if best is None or rivals or stated is not None:
         return _unsure(votes, net)
-    loose = [end for end in net.ends if end.name not in _explained(best, votes) | net.derived]
+    return _sure(best, votes, net)
+
+
+def _sure(best: Vote, votes: Sequence[Vote], net: Network) -> Purpose:
+    """Return the kind that is voted for, if all outputs are explained."""
+    alike = [vote for vote in votes if vote.kind == best.kind and vote.weight >= NAMED]
+    explained = net.derived.union(*(vote.outputs for vote in alike))
+    loose = [end for end in net.ends if end.name not in explained]
     if loose and not best.whole:
         return _unsure(votes, net, f"nothing tells what {shown(loose[0].value)} is for, beside a likely {best.kind}")
-    alike = [vote for vote in votes if vote.kind == best.kind and vote.weight >= NAMED]
     evidence = dict.fromkeys(sentence for vote in alike for sentence in vote.evidence)
     return Purpose(best.kind, tuple(evidence)[:_MOST], (), best.facts)
 
@@ -76,36 +82,29 @@ def _best(votes: Sequence[Vote]) -> tuple[Vote | None, list[Vote]]:
     sure = [vote for vote in votes if vote.weight > FITS]
     if not sure:
         return None, []
-    beaten = {
-        b for a, b in INCLUDES if any(vote.kind == a and vote.weight == max(v.weight for v in sure) for vote in sure)
-    }
+    strongest = max(vote.weight for vote in sure)
+    likely = {vote.kind for vote in sure if vote.weight == strongest}
+    beaten = {part for whole, part in INCLUDES if whole in likely}
     left = [vote for vote in sure if vote.kind not in beaten] or sure
     best = max(left, key=lambda vote: vote.weight)  # the first of equals
     return best, [vote for vote in left if vote.kind != best.kind]
 
 
-def _explained(best: Vote, votes: Sequence[Vote]) -> frozenset[str]:
-    return frozenset().union(*(v.outputs for v in votes if v.kind == best.kind and v.weight >= NAMED))
-
-
 def _unsure(votes: Sequence[Vote], net: Network, why: str = "") -> Purpose:
     ranked = sorted(votes, key=lambda vote: -vote.weight)  # stable: then in the order of the rules
-    kinds = tuple(dict.fromkeys(vote.kind for vote in ranked))
+    strongest: dict[str, Vote] = {}
+    for vote in ranked:
+        strongest.setdefault(vote.kind, vote)
     evidence = [why] if why else []
-    for kind in kinds[:_MOST]:
-        evidence.append(next(vote for vote in ranked if vote.kind == kind).evidence[0])
+    evidence += [vote.evidence[0] for vote in strongest.values()][:_MOST]
     if not evidence and net.ends:
         evidence = [f"no rule knows an end like that of {shown(net.ends[0].value)}"]
-    return Purpose("", tuple(dict.fromkeys(evidence))[: _MOST + 1], kinds[:_MOST], {})
+    return Purpose("", tuple(dict.fromkeys(evidence))[: _MOST + 1], tuple(strongest)[:_MOST], {})
 
 
+# by the `task` that an exporter, such as Ultralytics', writes into the file's metadata
 _TASKS = {"detect": "detection", "obb": "detection", "segment": "detection", "pose": "detection",
           "classify": "classification"}  # fmt: skip
-
-
-def _stated(model: ir.Model) -> str | None:
-    """Return the kind that the exporter wrote into the file's metadata (`task`, as Ultralytics does), or None."""
-    return _TASKS.get(model.metadata_props.get("task", ""))
 
 
 def _agree(kind: str, best: Vote | None) -> bool:
@@ -114,9 +113,6 @@ def _agree(kind: str, best: Vote | None) -> bool:
 
 
 def _agreed(kind: str, votes: Sequence[Vote]) -> Purpose:
-    alike = [vote for vote in votes if vote.kind == kind]
-    best = max(alike, key=lambda vote: vote.weight, default=None)
     statement = f"the file's metadata says that its task is {kind}"
-    return Purpose(
-        kind, (statement, *(best.evidence if best is not None else ())), (), best.facts if best is not None else {}
-    )
+    best = max((vote for vote in votes if vote.kind == kind), key=lambda vote: vote.weight, default=None)
+    return Purpose(kind, (statement,)) if best is None else Purpose(kind, (statement, *best.evidence), (), best.facts)

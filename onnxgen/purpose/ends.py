@@ -119,6 +119,11 @@ class End:
         return self.value.name or ""
 
     @property
+    def dims(self) -> Shape:
+        """The shape, () if the rank is unknown."""
+        return self.shape or ()
+
+    @property
     def is_linear(self) -> bool:
         """Return True if the output is what a layer computes, without an activation."""
         return self.node is not None and self.node is self.layer
@@ -229,14 +234,14 @@ def _moved(node: ir.Node, data: ir.Value, value: ir.Value, axes: Axes) -> Axes:
     if op_of(node) == PERMUTES:
         order = node.attributes.get_ints("perm", None) or range(len(before))[::-1]
         return tuple(axes[list(order).index(i)] for i in range(len(before))) if len(order) == len(before) else ()
-    if len(before) == len(after) and before == after:
+    if before == after:
         return axes
-    same = 0
-    while same < min(len(before), len(after)) and before[same] == after[same]:
-        same += 1
-    moved: list[int | None] = [axes[i] if i < same else None for i in range(len(before))]
-    back = 1
-    while back <= min(len(before), len(after)) - same and before[-back] == after[-back]:
-        moved[-back] = axes[-back]
-        back += 1
-    return tuple(moved)
+    first = _equal_begin(before, after)
+    last = min(_equal_begin(before[::-1], after[::-1]), min(len(before), len(after)) - first)
+    between = (None,) * (len(before) - first - last)
+    return (*axes[:first], *between, *axes[len(axes) - last :])
+
+
+def _equal_begin(one: Shape, other: Shape) -> int:
+    """Return how many dims two shapes begin with alike."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

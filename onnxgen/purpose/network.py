@@ -18,6 +18,7 @@ from onnxgen.common.names import printable
 from onnxgen.graph.nodes import all_nodes, has_subgraphs
 from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, JOINS, POOL, RECURRENT, RESAMPLES, SHUFFLES, STRIDES, VIEW
+from onnxgen.purpose import names
 from onnxgen.purpose.ends import End, behind, end_of, first_live, is_convolution, is_norm_of_channels, op_of
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import Shape, info
@@ -112,7 +113,7 @@ class Network:
     def _is_state(self, value: ir.Value) -> bool:
         """Return True for an output that the next call takes: a cache, or the last state of a recurrent layer."""
         name_words = words(value.name)
-        if "last" not in name_words and name_words & STATES:
+        if "last" not in name_words and name_words & names.STATES:
             return bool(name_words & {"past", "present", "cache"}) or any(
                 info(v).shape == info(value).shape for v in self.inputs
             )
@@ -184,7 +185,7 @@ class Network:
         tokens = []
         for value in self.inputs:
             dtype = info(value).dtype
-            if dtype is not None and dtype.is_integer() and not called(value, *BESIDE_TOKENS):
+            if dtype is not None and dtype.is_integer() and not called(value, *names.BESIDE_TOKENS):
                 rows = [self._rows(node) for node in self._first(value)]
                 tokens += [Tokens(value, max(rows))] if any(rows) else []
         return tokens
@@ -255,6 +256,15 @@ def called(value: ir.Value, *parts: str) -> bool:
     return any(part in name for part in parts)
 
 
+def name_of(value: ir.Value | None) -> str:
+    return "" if value is None else value.name or ""
+
+
+def is_float(value: ir.Value) -> bool:
+    dtype = info(value).dtype
+    return dtype is not None and dtype.is_floating_point()
+
+
 def words(name: str | None) -> set[str]:
     """Return the words of a name in lower case: {"class", "scores"} of `classScores_1`."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name or "")}
@@ -289,45 +299,6 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{word}'" for word in sorted(names))
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-CLASSES = _words(
-    "logits class classes cls prob probs probability probabilities classification classifier classify category"
-    " categories"
-)
-LABELS = _words("label labels tag tags attribute attributes multilabel")
-NUMBERS = _words("regression regressor regress forecast continuous")  # one or many
-VALUES = _words("age price angle quality temperature speed steering")  # one number
-BOXES = _words("box boxes bbox bboxes loc locs detection detections dets")
-SCORES = _words("score scores conf confidence confidences cls class classes logits label labels")
-POINTS = _words("landmark landmarks keypoint keypoints kpt kpts kps joints")
-HEATS = POINTS | _words("heatmap heatmaps hm hms paf pafs")
-PLACES = POINTS | BOXES | _words("points pose coord coords offset offsets")
-VECTORS = _words(
-    "embedding embeddings embed embeds embs feature features feat feats pooler pooled descriptor descriptors hidden"
-    " token tokens xvector dvector"
-)
-PARTS = _words("start end attention attentions attn alignment alignments weights")  # what a Softmax may be over besides
-MASKS = _words("mask masks seg segmentation semantic sem saliency classes class logits")
-PICTURES = _words(
-    "denoised restored enhanced sr upscaled reconstruction reconstructed recon fake generated clean dehazed derained"
-    " stylized"
-)
-SOUND = _words("enhanced denoised clean denoise enhance")
-TAGS = _words("logits label labels tag tags ner pos token tokens entities emissions")
-CTC = _words("ctc logprobs")
-STATES = _words("past present state states hidden cell cache hn cn h c memory staten")  # of one call for the next
-
-# Parts of the names of inputs, in lower case.
-DECODER = ("decoder_input", "decoder_ids", "tgt", "target", "decoder_token")
-ENCODER = ("encoder_hidden", "encoder_out", "encoder_states", "encoder_last", "cross_attn_states", "memory", "src_enc")
-CACHE = ("past_key", "past_value", "past.", "past_0", "key_values", "cache")
-BESIDE_TOKENS = ("mask", "position", "token_type", "segment", "embeds", "use_cache", "step", "beam", "rotary", "bias")
-STEP = ("timestep", "timesteps", "t", "sigma", "noise_level")  # of a diffusion: the whole name
-
-
 # How strong a vote is.
 FITS, NAMED, BUILT = 1, 2, 3
 
@@ -351,3 +322,8 @@ class Vote:
     facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
     outputs: frozenset[str] = frozenset()
     whole: bool = False
+
+    @classmethod
+    def on(cls, end: End, kind: str, weight: int, facts: Mapping[str, Any], *evidence: str) -> Vote:
+        """Return a vote that explains one output."""
+        return cls(kind, weight, evidence, facts, frozenset({end.name}))

@@ -21,6 +21,7 @@ from onnxgen.graph.traits import (
     SCALES,
     SIGMOID,
 )
+from onnxgen.purpose import names
 from onnxgen.purpose.ends import (
     DIVIDES,
     TANH,
@@ -34,24 +35,7 @@ from onnxgen.purpose.ends import (
     picks,
     squares,
 )
-from onnxgen.purpose.network import (
-    BUILT,
-    CLASSES,
-    FITS,
-    LABELS,
-    NAMED,
-    NUMBERS,
-    PARTS,
-    PLACES,
-    VALUES,
-    VECTORS,
-    Network,
-    Vote,
-    count,
-    quoted,
-    shown,
-    words,
-)
+from onnxgen.purpose.network import BUILT, FITS, NAMED, Network, Vote, count, is_float, quoted, shown, words
 from onnxgen.shapes.info import info
 
 IMAGENET = (1000, 1001, 21841, 21843)  # numbers of its classes, with one for the background
@@ -59,6 +43,7 @@ _LENGTH = 10  # nodes that compute the length of a vector
 # coordinates of the points that networks for faces, hands and bodies find
 _LANDMARKS = {axes * points for axes in (2, 3) for points in (5, 17, 21, 33, 68, 98, 106, 194, 468, 478)}
 _CLASSICAL = {"Classifier": "classification", "Regressor": "regression"}  # by the end of operators' names
+_POOLS = (GLOBAL_POOL, AVERAGES, RECTIFIER)
 _NARROW, _USUAL = 8, 16  # fewer numbers are rather a place, a direction or a rotation
 
 
@@ -66,104 +51,119 @@ def classification(net: Network) -> Iterator[Vote]:
     """Exactly one of several classes."""
     yield from _classical(net)
     for end in net.ends:
-        vector = net.vector(end)
         if end.is_choice:
             yield from _chosen(end)
-        if vector is None or vector[1] < 2 and not end.is_sigmoid and not end.is_linear:
-            continue
-        axis, width = vector
-        facts = {"output": end.name, "axis": axis, "classes": width, "activation": end.softmax}
-        named = words(end.name)
-        if end.is_softmax and end.axis == axis and width > 1:
-            if named & PARTS or net.is_length(width):
-                yield Vote("classification", FITS, (_ends(end, f"over {width} positions or classes"),), facts)
-            else:
-                how = _ends(end, f"over {width} classes")
-                yield Vote("classification", BUILT, (how,), facts, frozenset({end.name}))
-        elif end.is_linear and width > 1 and named & CLASSES and not named & (PLACES | PARTS | VECTORS):
-            how = f"{_ends(end, f'with {width} rows')}, and {quoted(named & CLASSES)} in its name means classes"
-            same = "no Softmax follows: a network of independent labels looks the same"
-            yield Vote("classification", NAMED, (how, same), facts, frozenset({end.name}))
-        elif end.is_linear and width in IMAGENET and net.images:
-            how = f"{_ends(end, f'with {width} rows')}, as many as ImageNet has classes, and the input is an image"
-            yield Vote("classification", NAMED, (how,), facts, frozenset({end.name}))
-        elif end.is_linear or end.is_sigmoid and width == 1 or is_norm(end) or width > 1 and _is_pooled(end):
-            how = "one number might be the score of one of two classes" if width == 1 else "scores of classes fit"
-            yield Vote("classification", FITS, (f"output {shown(end.value)}: {how}",), facts)
+        vector = net.vector(end)
+        if vector is not None and (vector[1] > 1 or end.is_sigmoid or end.is_linear):
+            yield from _classes(net, end, *vector)
+
+
+def _classes(net: Network, end: End, axis: int, width: int) -> Iterator[Vote]:
+    facts = {"output": end.name, "axis": axis, "classes": width, "activation": end.softmax}
+    named, rows = _words_of_classes(end), _ends(end, f"with {width} rows")
+    if end.is_softmax and end.axis == axis and width > 1:
+        is_vague = words(end.name) & names.PARTS or net.is_length(width)
+        how = _ends(end, f"over {width} {'positions or classes' if is_vague else 'classes'}")
+        yield Vote.on(end, "classification", FITS if is_vague else BUILT, facts, how)
+    elif end.is_linear and width > 1 and named:
+        same = "no Softmax follows: a network of independent labels looks the same"
+        how = f"{rows}, and {quoted(named)} in its name means classes"
+        yield Vote.on(end, "classification", NAMED, facts, how, same)
+    elif end.is_linear and width in IMAGENET and net.images:
+        how = f"{rows}, as many as ImageNet has classes, and the input is an image"
+        yield Vote.on(end, "classification", NAMED, facts, how)
+    elif _may_be_scores(end, width):
+        how = "one number might be the score of one of two classes" if width == 1 else "scores of classes fit"
+        yield Vote.on(end, "classification", FITS, facts, f"output {shown(end.value)}: {how}")
+
+
+def _words_of_classes(end: End) -> set[str]:
+    own = words(end.name)
+    return own & names.CLASSES if own.isdisjoint(names.PLACES | names.PARTS | names.VECTORS) else set()
+
+
+def _may_be_scores(end: End, width: int) -> bool:
+    return end.is_linear or end.is_a(NORM) or end.is_a(*((SIGMOID,) if width == 1 else _POOLS))
 
 
 def _classical(net: Network) -> Iterator[Vote]:
     for ending, kind in _CLASSICAL.items():
         for node in net.nodes:
-            if not op_of(node).endswith(ending) or node.domain != "ai.onnx.ml":
+            if node.domain != "ai.onnx.ml" or not op_of(node).endswith(ending):
                 continue
-            if kind == "regression" and not any(end.node is node for end in net.ends):
-                continue
-            ranks = [info(v).rank for v in net.outputs if info(v).kind == "tensor"]
-            width = (info(node.outputs[-1]).shape or (None, None))[-1]
-            facts = {"classes": width} if kind == "classification" and isinstance(width, int) else {}
-            if kind == "regression" or 1 in ranks or None in ranks:
-                text = f"the node that makes {shown(node.outputs[0])} is a {op_of(node)}"
-                yield Vote(kind, BUILT, (text,), facts, whole=True)
+            text = f"the node that makes {shown(node.outputs[0])} is a {op_of(node)}"
+            if kind == "classification" and _has_labels(net):
+                width = (info(node.outputs[-1]).shape or (None, None))[-1]
+                yield Vote(kind, BUILT, (text,), {"classes": width} if isinstance(width, int) else {}, whole=True)
+            elif kind == "regression" and any(end.node is node for end in net.ends):
+                yield Vote(kind, BUILT, (text,), whole=True)
+
+
+def _has_labels(net: Network) -> bool:
+    """Return True if an output may have one number for each sample."""
+    ranks = {info(v).rank for v in net.outputs if info(v).kind == "tensor"}
+    return not ranks.isdisjoint((1, None))
 
 
 def _chosen(end: End) -> Iterator[Vote]:
     """The number of the largest of several values, for each sample."""
-    data = None if end.node is None else info(end.node.inputs[0])
-    if data is None or data.shape is None or len(data.shape) != 2 or end.axis != 1:
+    data = None if end.node is None else end.node.inputs[0]
+    shape = info(data).shape or ()
+    if len(shape) != 2 or end.axis != 1:
         return
     facts = {"output": end.name, "axis": 1, "activation": "argmax"}
-    facts |= {"classes": data.shape[1]} if isinstance(data.shape[1], int) else {}
-    text = f"output {shown(end.value)} is the ArgMax over axis 1 of {shown(end.node.inputs[0] if end.node else None)}"
-    yield Vote("classification", BUILT, (text,), facts, frozenset({end.name}))
+    facts |= {"classes": shape[1]} if isinstance(shape[1], int) else {}
+    text = f"output {shown(end.value)} is the ArgMax over axis 1 of {shown(data)}"
+    yield Vote.on(end, "classification", BUILT, facts, text)
 
 
 def multilabel(net: Network) -> Iterator[Vote]:
     """Several labels, each of which may be true."""
-    for end in net.ends:
+    for end in (end for end in net.ends if end.is_sigmoid):
         vector = net.vector(end)
-        if end.is_sigmoid and end.shape is not None and len(end.shape) == 3 and vector is None:
+        if vector is None and len(end.dims) == 3:
             yield Vote("multilabel", FITS, (f"output {shown(end.value)}: labels of each step fit",))
-        if vector is None or not end.is_sigmoid or vector[1] < 2:
-            continue
-        axis, width = vector
-        facts = {"output": end.name, "axis": axis, "classes": width, "activation": "sigmoid"}
-        named = words(end.name)
-        how = _ends(end, f"over {width} numbers")
-        sizes = [number for v in net.inputs if (number := count(info(v).shape)) is not None]
-        large = bool(net.images or net.tokens) and not any(number <= 2 * width for number in sizes)
-        places = PLACES | VALUES | NUMBERS | VECTORS
-        if named & (CLASSES | LABELS) and not named & (PLACES | VECTORS):
-            text = f"{how}, and {quoted(named & (CLASSES | LABELS))} in its name means labels"
-            yield Vote("multilabel", NAMED, (text,), facts, frozenset({end.name}))
-        elif large and width > 4 and width not in _LANDMARKS and not named & places:
-            text = f"{how}, each between 0 and 1, of a much larger input"
-            yield Vote("multilabel", BUILT, (text,), facts, frozenset({end.name}))
-        else:
-            yield Vote("multilabel", FITS, (f"{how}: labels, or values between 0 and 1",), facts)
+        if vector is not None and vector[1] > 1:
+            yield _independent(net, end, *vector)
+
+
+def _independent(net: Network, end: End, axis: int, width: int) -> Vote:
+    facts = {"output": end.name, "axis": axis, "classes": width, "activation": "sigmoid"}
+    named, how = words(end.name), _ends(end, f"over {width} numbers")
+    if named & (names.CLASSES | names.LABELS) and not named & (names.PLACES | names.VECTORS):
+        text = f"{how}, and {quoted(named & (names.CLASSES | names.LABELS))} in its name means labels"
+        return Vote.on(end, "multilabel", NAMED, facts, text)
+    sizes = [number for v in net.inputs if (number := count(info(v).shape)) is not None]
+    is_large = bool(net.images or net.tokens) and not any(number <= 2 * width for number in sizes)
+    places = names.PLACES | names.VALUES | names.NUMBERS | names.VECTORS
+    if is_large and width > 4 and width not in _LANDMARKS and not named & places:
+        return Vote.on(end, "multilabel", BUILT, facts, f"{how}, each between 0 and 1, of a much larger input")
+    return Vote.on(end, "multilabel", FITS, facts, f"{how}: labels, or values between 0 and 1")
 
 
 def regression(net: Network) -> Iterator[Vote]:
     """One or more numbers."""
     for end in net.ends:
         vector = net.vector(end)
-        if vector is None and end.is_linear and end.shape is not None and len(end.shape) == 3 and not net.tokens:
+        if vector is None and end.is_linear and len(end.dims) == 3 and not net.tokens:
             yield Vote("regression", FITS, (f"output {shown(end.value)}: values of each step fit",))
-        if vector is None or end.is_softmax or end.is_choice:
-            continue
-        axis, width = vector
-        facts = {"output": end.name, "axis": axis, "values": width}
-        named = words(end.name)
-        name_words = named & (NUMBERS | VALUES if width == 1 else NUMBERS)
-        name_words |= named & {"action", "actions"} if end.op == TANH else set()
-        if name_words and not named & CLASSES:
-            text = f"output {shown(end.value)} has {quoted(name_words)} in its name"
-            yield Vote("regression", NAMED, (text,), facts, frozenset({end.name}))
-        elif _is_rescaled(net, end):
-            text = f"output {shown(end.value)} is a {end.op} whose result is scaled by a stored number"
-            yield Vote("regression", BUILT, (text,), facts, frozenset({end.name}))
-        elif end.is_linear or is_norm(end) or _is_valued(end):
-            yield Vote("regression", FITS, (_ends(end, f"and has {counted(width, 'value')}: any fit"),), facts)
+        if vector is not None and not end.is_softmax and not end.is_choice:
+            yield from _values(net, end, *vector)
+
+
+def _values(net: Network, end: End, axis: int, width: int) -> Iterator[Vote]:
+    facts = {"output": end.name, "axis": axis, "values": width}
+    telling = (
+        names.NUMBERS | (names.VALUES if width == 1 else set()) | ({"action", "actions"} if end.op == TANH else set())
+    )
+    named = words(end.name) & telling
+    if named and not words(end.name) & names.CLASSES:
+        yield Vote.on(end, "regression", NAMED, facts, f"output {shown(end.value)} has {quoted(named)} in its name")
+    elif _is_rescaled(net, end):
+        text = f"output {shown(end.value)} is a {end.op} whose result is scaled by a stored number"
+        yield Vote.on(end, "regression", BUILT, facts, text)
+    elif end.is_linear or end.is_a(NORM) or _is_valued(end):
+        yield Vote.on(end, "regression", FITS, facts, _ends(end, f"and has {counted(width, 'value')}: any fit"))
 
 
 def _is_rescaled(net: Network, end: End) -> bool:
@@ -181,36 +181,30 @@ def _is_rescaled(net: Network, end: End) -> bool:
 def embedding(net: Network) -> Iterator[Vote]:
     """A vector for each sample, or for each position, that says what it is like."""
     for end in net.ends:
-        shape = end.shape
-        wide = None if shape is None or len(shape) not in (2, 3) else shape[-1]
         vector = net.vector(end)
-        axis, width = vector if vector is not None else (len(shape or ()) - 1, wide)
-        if not isinstance(width, int) or width < _NARROW:
-            continue
-        facts = {"output": end.name, "axis": axis, "width": width, "positions": vector is None}
-        facts["normalised"] = _is_normalised(net, end, axis)
-        yield from _embedding(net, end, facts, vector is not None)
+        axis, width = vector or (len(end.dims) - 1, end.dims[-1] if len(end.dims) in (2, 3) else None)
+        if isinstance(width, int) and width >= _NARROW:
+            facts = {"output": end.name, "axis": axis, "width": width, "positions": vector is None}
+            facts["normalised"] = _is_normalised(net, end, axis)
+            yield from _embedding(net, end, facts, width, vector is not None)
 
 
-def _embedding(net: Network, end: End, facts: dict[str, object], single: bool) -> Iterator[Vote]:
-    width, named = facts["width"], words(end.name)
-    explained = frozenset({end.name})
+def _embedding(net: Network, end: End, facts: dict[str, object], width: int, single: bool) -> Iterator[Vote]:
+    named = words(end.name)
     if facts["normalised"] and (single or net.tokens):
         text = f"output {shown(end.value)} ends in an L2 normalisation over {width} numbers"
-        yield Vote("embedding", BUILT, (text,), facts, explained)
-    elif named & VECTORS or {"last", "hidden", "state"} <= named:
-        text = f"output {shown(end.value)} has {quoted(named & (VECTORS | {'hidden'}))} in its name"
-        yield Vote("embedding", NAMED, (text,), facts, explained)
+        yield Vote.on(end, "embedding", BUILT, facts, text)
+    elif named & names.VECTORS or {"last", "hidden", "state"} <= named:
+        text = f"output {shown(end.value)} has {quoted(named & (names.VECTORS | {'hidden'}))} in its name"
+        yield Vote.on(end, "embedding", NAMED, facts, text)
     elif net.tokens and (norm := headless(net, end)):
         text = f"no layer follows the last norm, {shown(norm.outputs[0])}: {shown(end.value)} is what the encoder says"
-        yield Vote("embedding", BUILT, (text,), facts, explained)
-    elif net.images and single and _ends_in_channels(end) and isinstance(width, int) and width % 64 == 0:
+        yield Vote.on(end, "embedding", BUILT, facts, text)
+    elif single and _is_face(net, end, width):
         text = f"output {shown(end.value)} ends in a {end.op} over {width} numbers, as embeddings of faces do"
-        yield Vote("embedding", BUILT, (text,), facts, explained)
-    elif (
-        facts["normalised"] or isinstance(width, int) and width >= _USUAL and (single or end.is_linear or is_norm(end))
-    ):
-        yield Vote("embedding", FITS, (f"output {shown(end.value)}: a vector of {width} numbers fits",), facts)
+        yield Vote.on(end, "embedding", BUILT, facts, text)
+    elif facts["normalised"] or width >= _USUAL and (single or end.is_linear or end.is_a(NORM)):
+        yield Vote.on(end, "embedding", FITS, facts, f"output {shown(end.value)}: a vector of {width} numbers fits")
 
 
 def _is_normalised(net: Network, end: End, axis: int) -> bool:
@@ -242,20 +236,12 @@ def headless(net: Network, end: End) -> ir.Node | None:
 
 def _is_valued(end: End) -> bool:
     """Return True if the last operator makes numbers of any meaning."""
-    dtype = info(end.value).dtype
-    return end.op in UNIT or dtype is not None and dtype.is_floating_point() and end.is_a(ELEMENTWISE, JOINS)
+    return end.op in UNIT or is_float(end.value) and end.is_a(ELEMENTWISE, JOINS)
 
 
-def _ends_in_channels(end: End) -> bool:
-    return end.node is not None and is_norm_of_channels(end.node)
-
-
-def is_norm(end: End) -> bool:
-    return end.is_a(NORM)
-
-
-def _is_pooled(end: End) -> bool:
-    return end.is_a(GLOBAL_POOL, AVERAGES, RECTIFIER)
+def _is_face(net: Network, end: End, width: int) -> bool:
+    """Return True if the numbers end in a norm of channels, as embeddings of faces do."""
+    return bool(net.images) and width % 64 == 0 and end.node is not None and is_norm_of_channels(end.node)
 
 
 def _ends(end: End, what: str) -> str:
