@@ -343,8 +343,11 @@ class Expressions:
                 return UNDEFINED
         if name == "range" and all(type(a) is int for a in args):
             return range(*args)
-        if name not in ON_LISTS or not args or (name != "zip" and len(args) > 1):
-            return UNDEFINED
+        if name in ON_LISTS and args and (name == "zip" or len(args) == 1):
+            return self._on_lists(name, args)
+        return UNDEFINED
+
+    def _on_lists(self, name: str, args: list[Value]) -> Value:
         if name == "len" and isinstance(args[0], Once):
             raise Unreadable("how long is a generator")
         known = [items for items in map(self.iterate, args) if items is not None]

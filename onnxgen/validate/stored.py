@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from onnxgen.graph.nodes import FLOATS, NAMED, all_nodes
 from onnxgen.graph.operators import everywhere, is_a, known
 from onnxgen.graph.traits import BROADCASTS, PRODUCT, RECURRENT, STRIDES
 from onnxgen.options import Options
+from onnxgen.weights.provenance import Source
 from onnxgen.weights.stored import is_uniform, peaks_in_order
 from onnxgen.weights.stored import stored as tensor_of
 
@@ -63,12 +64,14 @@ def stored_by(graph: ir.Graph) -> Stored:
     constants = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
     tensors = {v: v.const_value for v in (*graph.initializers.values(), *constants)}
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
-    reached = _reached(graph)
-    own = {v: tensor for v, tensor in floats.items() if v.producer() is None}
-    weights = (v.name or "" for v, tensor in own.items() if v in reached and _is_weight(v, tensor, reached))
-    perhaps = _perhaps_learned(floats)
-    fixed = (v.name or "" for v, t in floats.items() if _is_measured(v) or _is_constant(v, t) and v not in perhaps)
-    return Stored(frozenset(weights), frozenset(fixed), frozenset(v.name or "" for v in floats))
+    reached, learned = _reached(graph), _perhaps_learned(floats)
+    weights = [v for v in floats.keys() & reached if _is_weight(v, floats[v], reached)]
+    fixed = [v for v, t in floats.items() if _is_measured(v) or _is_constant(v, t) and v not in learned]
+    return Stored(_names(weights), _names(fixed), _names(floats))
+
+
+def _names(values: Iterable[ir.Value]) -> frozenset[str]:
+    return frozenset(value.name or "" for value in values)
 
 
 def _reached(graph: ir.Graph) -> set[ir.Value]:
@@ -111,24 +114,35 @@ def _taken(node: ir.Node) -> list[ir.Graph]:
 
 
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value]) -> bool:
-    if value.metadata_props.get(KIND) in ("BUFFER", "CONSTANT_TENSOR") or _is_computed(value):
+    name = value.name or ""
+    if _is_no_parameter(value) or _is_kernel(name, tensor):
         return False
-    if (value.name or "").endswith("_buffer"):  # so its author called it
-        return False
-    if 4 <= tensor.size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(tensor.size)):
-        return False  # such a kernel computes a mean
-    if len(tensor.shape) > 2 and peaks_in_order(tensor):
-        return False  # it computes a spectrum
-    if len(tensor.shape) > 2 and "weight" not in (value.name or "").rpartition(".")[2] and _is_paired(tensor):
-        return False  # a window or a sinc, which may be a buffer
-    if re.search(r"\w\.(weight|bias)$", value.name or ""):
+    if re.search(r"\w\.(weight|bias)$", name):
         return True
-    uses = [use for use in value.uses() if len(tensor.shape) > 1 and _weighs(use.node, use.idx)]
-    uses = [use for use in uses if use.node.domain in DOMAINS and not reached.isdisjoint(use.node.outputs)]
-    if any(use.node.op_type != "MatMul" for use in uses):
+    layers = [use.node for use in value.uses() if len(tensor.shape) > 1 and _weighs(use.node, use.idx)]
+    layers = [node for node in layers if node.domain in DOMAINS and not reached.isdisjoint(node.outputs)]
+    if {node.op_type for node in layers} - {"MatMul"}:
         return True
-    multiplies = bool(uses) and len(tensor.shape) == 2
+    multiplies = bool(layers) and len(tensor.shape) == 2
     return (multiplies or _is_packed(value, reached)) and _is_irregular(tensor)
+
+
+def _is_no_parameter(value: ir.Value) -> bool:
+    """Return True if a node makes the tensor, or if the exporter or the name says that it is no parameter."""
+    if value.producer() is not None or (value.name or "").endswith("_buffer"):
+        return True
+    return value.metadata_props.get(KIND) in ("BUFFER", "CONSTANT_TENSOR") or _is_computed(value)
+
+
+def _is_kernel(name: str, tensor: ir.TensorProtocol) -> bool:
+    """Return True for a kernel that nobody trains, as its numbers say."""
+    size = tensor.size
+    if 4 <= size == max(tensor.shape.numpy()) and np.array_equal(tensor.numpy().ravel(), np.arange(size)):
+        return True  # it computes a mean
+    if len(tensor.shape) < 3:
+        return False
+    # a spectrum; a window or a sinc, which may be a buffer
+    return peaks_in_order(tensor) or "weight" not in name.rpartition(".")[2] and _is_paired(tensor)
 
 
 def _weighs(node: ir.Node, place: int) -> bool:
@@ -165,16 +179,23 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     """Return True for a number or mask that only elementwise operators use and that has no parameter's name."""
     if not NAMELESS.match(value.name or "") or value.metadata_props.get(KIND) == "PARAMETER":
         return False
-    uses = list(value.uses())
-    makers = [v.producer() for use in uses for v in use.node.inputs if v is not None and v is not value]
-    if any(not is_a(use.node, BROADCASTS) or use.node.domain not in DOMAINS for use in uses):
+    users = {use.node for use in value.uses()}
+    if any(not is_a(user, BROADCASTS) or user.domain not in DOMAINS for user in users):
         return False
-    if any(maker is not None and maker.op_type in ("MatMul", "Identity") for maker in makers):
-        return False  # a vector may be a bias
-    numbers = np.unique(tensor.numpy())  # a tensor with one distinct number is a mask, or a layer's initial value
-    return tensor.size == 1 or bool(
-        numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all() and len(tensor.shape) > 1
-    )
+    if any(_is_biased(user, value) for user in users):
+        return False
+    return tensor.size == 1 or _is_mask(tensor)
+
+
+def _is_biased(node: ir.Node, value: ir.Value) -> bool:
+    """Return True if another operand is a product, so that a vector may be its bias."""
+    makers = [v.producer() for v in node.inputs if v is not None and v is not value]
+    return any(maker.op_type in ("MatMul", "Identity") for maker in makers if maker is not None)
+
+
+def _is_mask(tensor: ir.TensorProtocol) -> bool:
+    numbers = np.unique(tensor.numpy())  # a single one may be a layer's initial value
+    return bool(len(tensor.shape) > 1 and numbers.size > 1 and np.isin(numbers, (0, 1, -np.inf)).all())
 
 
 def _perhaps_learned(floats: Mapping[ir.Value, ir.TensorProtocol]) -> set[ir.Value]:
@@ -230,33 +251,60 @@ def hold(
     Raises:
         WrongTranslation: a tensor is lost, or a flag is wrong.
     """
-    trained, frozen, several, others = set[str](), set[str](), set[str](), list[str]()
-    for member in module.members:
-        for key, source in member.keys.items():
-            is_trained = key not in member.frozen and member.kind != "buffer"
-            if is_trained and (source.dtype not in FLOATS or options.dtype and source.dtype != NAMED[options.dtype]):
-                raise WrongTranslation(f"{member.state_key(key)} is trained, and is {source.dtype.name}")
-            verdicts = {decisions[name] for name in source.names if name in decisions}
-            if verdicts and is_trained not in verdicts:
-                others.append(f"{member.state_key(key)} is {'' if is_trained else 'not '}trained")
-            (trained if is_trained else frozen).update(source.names)
-            several.update(piece.name for piece in source.pieces if is_uniform(piece.tensor))
-    asked = {name for name in stored.floats if options.trainable and re.search(options.trainable, name)}
-    barred = {name for name in stored.floats if options.frozen and re.search(options.frozen, name)} | {*options.const}
-    is_frozen = frozenset(frozen)
-    frozen -= trained | barred
+    flags = [
+        _Flag(member.state_key(key), source, key not in member.frozen and member.kind != "buffer")
+        for member in module.members
+        for key, source in member.keys.items()
+    ]
+    _hold_types(flags, options)
+    trained, frozen = _names_in(flags, True), _names_in(flags, False)
+    asked, barred = _matching(options.trainable, stored), _matching(options.frozen, stored) | {*options.const}
     weights = stored.weights if module.own == OwnCode() else frozenset[str]()  # a plugin may leave any weight untrained
     # an exporter stores equal vectors of several layers once, and one of these may be frozen
-    if lost := barred & trained - (several & is_frozen):
+    several = {piece.name for flag in flags for piece in flag.source.pieces if is_uniform(piece.tensor)}
+    if lost := barred & trained - (several & frozen):
         raise WrongTranslation(f"--frozen is not obeyed: {min(lost)!r} is trained")
     if lost := trained & stored.fixed - asked:
         raise WrongTranslation(f"{min(lost)!r} is a constant or a statistic, and is trained")
-    if lost := frozen & (asked | weights):
+    if lost := (frozen - trained - barred) & (asked | weights):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not trained")
-    if others:
-        raise WrongTranslation(f"{others[0]}, which was decided otherwise")
+    _hold_decisions(flags, decisions)
     if options.quantized == "keep" and (lost := set(weights.difference(way_back, barred))):
         raise WrongTranslation(f"{min(lost)!r} is a weight, and is not written back")
+
+
+@dataclass(frozen=True)
+class _Flag:
+    """One tensor of the state dict, and whether it is trained."""
+
+    key: str
+    source: Source
+    is_trained: bool
+
+
+def _names_in(flags: Sequence[_Flag], is_trained: bool) -> set[str]:
+    return {name for flag in flags if flag.is_trained is is_trained for name in flag.source.names}
+
+
+def _hold_types(flags: Sequence[_Flag], options: Options) -> None:
+    """Check that only floats are trained, of the type that an option gives the network."""
+    types = {NAMED[options.dtype]} if options.dtype else FLOATS
+    for flag in flags:
+        if flag.is_trained and flag.source.dtype not in types:
+            raise WrongTranslation(f"{flag.key} is trained, and is {flag.source.dtype.name}")
+
+
+def _matching(pattern: str | None, stored: Stored) -> set[str]:
+    return {name for name in stored.floats if pattern and re.search(pattern, name)}
+
+
+def _hold_decisions(flags: Sequence[_Flag], decisions: Mapping[str, bool]) -> None:
+    """Check that what is trained is what the passes decided."""
+    for flag in flags:
+        verdicts = {decisions[name] for name in flag.source.names if name in decisions}
+        if verdicts and flag.is_trained not in verdicts:
+            what = f"{flag.key} is {'' if flag.is_trained else 'not '}trained"
+            raise WrongTranslation(f"{what}, which was decided otherwise")
 
 
 Shapes = dict[str, tuple[int, ...]]

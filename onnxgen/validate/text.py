@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import Counter
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from typing import Any, TypeGuard
@@ -28,6 +27,7 @@ from onnxgen.validate.flat import Specification
 from onnxgen.validate.statements import Statements
 from onnxgen.validate.values import (
     FileClass,
+    Graph,
     Holder,
     Leaf,
     LocalVariables,
@@ -51,23 +51,14 @@ def module_names(tree: ast.Module) -> frozenset[str]:
     needed: set[str] = set()
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names += [alias.asname or alias.name for alias in node.names]
-            if any(FRAME.get(a.asname or a.name, _source(node, a)) != _source(node, a) for a in node.names):
-                raise Unreadable("an import under the name of something else")
+            names += _imported(node)
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.append(node.name)
-            original = _helper_code(node.name)
-            if original is not None and _code(node) != original:
-                raise Unreadable(f"{node.name} is not the helper of that name")
-            if original is not None:
-                needed |= _helper_needs(node.name)
-            else:
-                parts = [node] if isinstance(node, ast.FunctionDef) else _not_followed(node)
-                needed.update(*map(_needs, parts))
+            needed |= _needs_of(node)
         elif is_alias(node):
             needed |= {"Model", "from_pretrained"}
         elif isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+            names += map(dotted, node.targets)
         elif not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             raise Unreadable(f"a file with a {type(node).__name__}")
     if len(set(names)) < len(names) or not PYTHONS.isdisjoint(names):
@@ -75,6 +66,29 @@ def module_names(tree: ast.Module) -> frozenset[str]:
     if missing := needed.difference(names):
         raise Unreadable(f"the file does not define {min(missing)}")
     return frozenset(names)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the names that a statement imports. None may be known as something else."""
+    for alias in node.names:
+        origin = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        if FRAME.get(alias.asname or alias.name, origin) != origin:
+            raise Unreadable("an import under the name of something else")
+    return [alias.asname or alias.name for alias in node.names]
+
+
+def _needs_of(node: ast.FunctionDef | ast.ClassDef) -> frozenset[str]:
+    """Return the names that a definition reads, but for what is executed on symbols."""
+    original = _helper_code(node.name)
+    if original is not None:
+        if _code(node) != original:
+            raise Unreadable(f"{node.name} is not the helper of that name")
+        return _helper_needs(node.name)
+    if isinstance(node, ast.FunctionDef):
+        return _needs(node)
+    methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
+    annotations = [t for m in methods for t in (*(a.annotation for a in m.args.args), m.returns) if t is not None]
+    return _needs(ast.Tuple(annotations, ast.Load()))
 
 
 @cache
@@ -98,17 +112,6 @@ def _needs(tree: ast.AST) -> frozenset[str]:
     return frozenset(read - own - PYTHONS - {"__file__"})
 
 
-def _not_followed(node: ast.ClassDef) -> Iterator[ast.AST]:
-    """Yield the parts of a network's class that are not executed on symbols: annotations."""
-    for method in node.body:
-        if isinstance(method, ast.FunctionDef):
-            yield ast.Tuple(_method_annotations(method), ast.Load())
-
-
-def _method_annotations(method: ast.FunctionDef) -> list[ast.expr]:
-    return [tree for tree in (*(a.annotation for a in method.args.args), method.returns) if tree is not None]
-
-
 def check_variables(definition: ast.ClassDef, taken: frozenset[str]) -> None:
     """Check that no method assigns a name that the file defines: the name would be unbound before the assignment."""
     for method in definition.body:
@@ -123,10 +126,6 @@ def _code(definition: ast.stmt) -> str:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return ast.dump(definition)
-
-
-def _source(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    return f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
 
 
 def check_body(definition: ast.ClassDef, stubs: set[str]) -> None:
@@ -175,9 +174,7 @@ class Text(Statements):
         self.leaves: dict[str, Leaf] = {}
         self.depth = 0
         self.began = 0
-        unpacked = {node.key[1:4:2] for node in self.graph.since(0) if node.key[0] == "part" and divides(node.key[1])}
-        several = Counter(whole for whole, _ in unpacked)
-        self.parts = {whole: count for whole, count in unpacked if several[whole] == 1}
+        self.parts = _unpacked(self.graph)
         self.containers = {self.graph.dotted(f"nn.{name}"): name for name in CONTAINERS}
         # calls of these make a layer; calls of other functions make a tensor or another value
         self.makers = {self.make("name", name) for name in defined} | {self.graph.dotted("nn.Parameter")}
@@ -249,21 +246,19 @@ class Text(Statements):
     ) -> LocalVariables:
         """Return the variables of a method: its arguments."""
         parameters = method.args
-        if (
-            parameters.vararg
-            or parameters.kwarg
-            or parameters.kwonlyargs
-            or parameters.posonlyargs
-            or method.decorator_list
-        ):
+        if any((parameters.vararg, parameters.kwarg, parameters.kwonlyargs, parameters.posonlyargs)):
+            raise Unreadable(f"{method.name} takes its arguments in another way")
+        if method.decorator_list:
             raise Unreadable(f"{method.name} takes its arguments in another way")
         names = [a.arg for a in parameters.args][1:]
         defaults = dict(zip(reversed(names), reversed(parameters.defaults)))
         values = dict(zip(names, args))
-        if len(args) > len(names) or set(kwargs) & set(values) or not set(kwargs) <= set(names):
+        if len(args) > len(names) or kwargs.keys() & values.keys() or not kwargs.keys() <= set(names):
             raise Unreadable(f"arguments that {method.name} does not take")
         values |= kwargs
-        for name in (name for name in names if name not in values):
+        for name in names:
+            if name in values:
+                continue
             if name not in defaults:
                 raise Unreadable(f"{method.name} lacks an argument")
             if not is_fixed(defaults[name]):
@@ -281,12 +276,10 @@ class Text(Statements):
 
     def _register(self, holder: Value, name: str, value: Value, kind: str = "") -> None:
         """Execute `holder.name = value`, or the registration of a buffer."""
-        if isinstance(value, (Leaf, Holder)) and kind:
-            value = value.build if isinstance(value, Leaf) else value
-        if isinstance(value, Node):
-            value = Leaf(value, kind)
-        elif kind:
-            value = Leaf(self.node(value), kind)
+        if kind:
+            value = Leaf(self.node(value.build if isinstance(value, Leaf) else value), kind)
+        elif isinstance(value, Node):
+            value = Leaf(value)
         if not isinstance(holder, (Holder, Leaf)) or not name.isidentifier() and not name.isdigit():
             raise Unreadable("an attribute of what is no module")
         if name in MODULE_ATTRIBUTES or name.startswith("__"):
@@ -340,15 +333,8 @@ class Text(Statements):
             if not self.building:
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
-        if isinstance(function, tuple) and self._defines(*function):
-            return self._forward(function[0], args, kwargs, function[1])
         if isinstance(function, tuple) and isinstance(function[0], (Holder, Leaf)):
-            if len(args) != (function[1] == "get_submodule") or kwargs:
-                raise Unreadable(f"{function[1]} with other arguments")
-            children = function[0].children
-            if args and isinstance(child := children[args[0]], Leaf) and (child.kind or self._is_parameter(child)):
-                raise Unreadable(f"get_submodule({args[0]!r}) of what is no module")
-            return children[args[0]] if args else list(children.values())
+            return self._method_result(*function, args, kwargs)
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
@@ -356,6 +342,19 @@ class Text(Statements):
         result = super().call(function, args, kwargs)
         layer = function.key[:2] == ("attribute", self.modules) and function.key[2][:1].isupper()
         return Leaf(result) if layer or function in self.makers else result
+
+    def _method_result(self, owner: Holder | Leaf, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Return what a method of the file's class returns, or a child or the children of a module."""
+        if isinstance(owner, Holder) and self._defines(owner, name):
+            return self._forward(owner, args, kwargs, name)
+        if len(args) != (name == "get_submodule") or kwargs:
+            raise Unreadable(f"{name} with other arguments")
+        if not args:
+            return list(owner.children.values())
+        child = owner.children[args[0]]
+        if isinstance(child, Leaf) and (child.kind or self._is_parameter(child)):
+            raise Unreadable(f"get_submodule({args[0]!r}) of what is no module")
+        return child
 
     def _is_parameter(self, leaf: Leaf) -> bool:
         return leaf.build.key[:2] == ("call", self.graph.dotted("nn.Parameter"))
@@ -518,6 +517,13 @@ def _input_annotations(root: Holder) -> list[str]:
     if parameters.defaults:
         raise Unreadable("an argument of the network that may be left out")
     return [ast.unparse(a.annotation) if a.annotation else "" for a in parameters.args[1:]]
+
+
+def _unpacked(graph: Graph) -> dict[Node, int]:
+    """Return the results that are unpacked, each with the number of its parts, if that is always the same."""
+    unpacked = {node.key[1:4:2] for node in graph.since(0) if node.key[0] == "part" and divides(node.key[1])}
+    several = Counter(whole for whole, _ in unpacked)
+    return {whole: count for whole, count in unpacked if several[whole] == 1}
 
 
 def _is_super(tree: ast.expr) -> bool:
