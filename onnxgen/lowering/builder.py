@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -411,17 +411,12 @@ class Builder:
         it is unknown. `fills`: a constant of equal elements is a number, too, if another operand has the shape of the
         result.
         """
-        ranks = [a.rank for a in args]
-        best = max((r or 0 for a, r in zip(args, ranks) if a.number is None), default=-1)
-        kept = None
-        if best < 0 and None not in ranks:  # all are numbers: one of the highest rank stays a tensor
-            best = max(r for r in ranks if r is not None)
-            kept = min((i for i, r in enumerate(ranks) if r == best), key=lambda i: not args[i].is_sized)
+        highest, kept = _highest_rank(args)
         shape = self.out().shape
         is_whole = fills and shape is not None and any(a.shape == shape and a.uniform is None for a in args)
         operands: list[Any] = []
-        for i, (arg, rank) in enumerate(zip(args, ranks)):
-            number = arg.beside if rank is not None and rank <= best and i != kept else None
+        for i, arg in enumerate(args):
+            number = arg.beside if arg.rank is not None and arg.rank <= highest and i != kept else None
             if number is None and is_whole and arg.uniform:  # zeros are what steps begin with, and stay a tensor
                 number = literal(arg.uniform)
             operands.append(arg if number is None else number)
@@ -439,6 +434,16 @@ class Builder:
     def problem(self, what: str, help: str = "") -> Problem:
         domain = f"{self.node.domain}." if self.node.domain else ""
         return Problem(sentence(what), told(self.node), printable(domain + self.node.op_type), self.opset, help)
+
+
+def _highest_rank(args: Sequence[Arg]) -> tuple[int, int | None]:
+    """Return the rank of the operands that are tensors, and which operand stays one if all are numbers."""
+    highest = max((arg.rank or 0 for arg in args if arg.number is None), default=-1)
+    ranks = [arg.rank for arg in args if arg.rank is not None]
+    if highest >= 0 or len(ranks) < len(args):
+        return highest, None
+    highest = max(ranks)
+    return highest, min((i for i, rank in enumerate(ranks) if rank == highest), key=lambda i: not args[i].is_sized)
 
 
 WHAT_TO_RETURN = 'return b("..."), a list of such for several outputs, or b.unpack(...)'

@@ -157,27 +157,30 @@ class _Fills:
 
         A module may be converted to another type of floats. A buffer would be converted with it.
         """
-        (dtype, shape), infos, build = self.constants[id(member)], self.infos, member.build
+        (dtype, shape), build = self.constants[id(member)], member.build
         assert isinstance(build, ast.Call)
         if not dtype.is_floating_point():
             cpu = [k.value for k in build.keywords if k.arg == "device"]
             on_same_device: ast.expr = rewrite(build, lambda node: DeviceOf() if node in cpu else None)
             return on_same_device
-        operands = [name for tree in own_expressions(statement) for name in refs(tree)]
-        if not operands and not self._scope(statement):
-            operands = before[:-NEAR:-1]
-        alike = [n for n in operands if infos[n].kind == "tensor" and infos[n].dtype == dtype]
+        alike = self._operands(statement, before, dtype)
         if not alike:
             return None
-        kind = function_of(build)
-        args = build.args
+        kind, args = function_of(build), build.args
         differ = len(self.numbers[statement.scope, self.constants[id(member)]]) > 1
         if differ and self._scope(statement) and kind != "torch.full":
             kind, args = "torch.full", [literal(tuple(shape)), _number(build)]
-        name = next((n for n in alike if infos[n].shape == shape), None)
+        name = next((n for n in alike if self.infos[n].shape == shape), None)
         if name is not None:
             return call(f"{kind}_like", Ref(name), *args[1:] if kind == "torch.full" else ())
         return ast.Call(quote(FILLS[kind], x=Ref(alike[0])), args, [])
+
+    def _operands(self, statement: Statement, before: list[str], dtype: ir.DataType) -> list[str]:
+        """Return the tensors of a type that a statement takes; if it takes none, those before it."""
+        operands = [name for tree in own_expressions(statement) for name in refs(tree)]
+        if not operands and not self._scope(statement):
+            operands = before[:-NEAR:-1]
+        return [n for n in operands if self.infos[n].kind == "tensor" and self.infos[n].dtype == dtype]
 
 
 def _number(build: ast.expr) -> ast.expr:

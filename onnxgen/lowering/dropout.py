@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
 
 from onnxgen.code.module_def import Assign, Member, ModuleDef, Statement, blocks, change_own, expressions, used
-from onnxgen.code.quote import MemberRef, Ref, call, put, quote, refs, rewrite, unless, walk
+from onnxgen.code.quote import Change, MemberRef, Ref, call, put, quote, refs, rewrite, unless, walk
 from onnxgen.common.names import MAX_LISTED_PATHS, ModulePath, matches, module_part, printable
 from onnxgen.errors import Problems
 
@@ -92,48 +92,44 @@ class _Adding:
             what = f"--dropout: {printable('.'.join(path))} is never called for a value"
             self.problems.add(what, help="name another module")
             return
-        following = (*path[:-1], str(int(path[-1]) + 1)) if path[-1].isdigit() else path
-        if path[:-1] in self.lists and following not in self.taken:  # its place in the original nn.Sequential
-            member = self._register(following, p)
-        else:
-            member = self._register_in(path[:-1], p)
-
-        def wrapped(node: ast.AST) -> ast.expr | None:
-            if isinstance(node, ast.Subscript) and _is_call(node.value, leaf):  # attention returns several values
-                part = ast.Subscript(called(node.value), node.slice, node.ctx)
-                is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
-                return quote("d(x)", d=MemberRef(member), x=part) if is_first else part
-            return quote("d(x)", d=MemberRef(member), x=called(node)) if _is_call(node, leaf) else None
-
-        def called(node: ast.AST) -> ast.expr:
-            assert isinstance(node, ast.Call)
-            return ast.Call(node.func, [rewrite(a, wrapped) for a in node.args], node.keywords)
-
+        drop = self._register_behind(path, p)
+        wrapped = _wrapping(leaf, drop)
         for block, statement in [(b, s) for b in _blocks(self.module.body) for s in b]:
             if isinstance(statement, Assign) and statement.targets and _is_call(statement.value, leaf):
                 # a recurrent layer returns several values, the first is the sequence
-                self._insert(block, statement, statement.targets[0], member, [])
+                self._insert(block, statement, statement.targets[0], drop, [])
             else:
                 change_own(statement, wrapped)
         self.module.outputs = [rewrite(o, wrapped) for o in self.module.outputs]
 
+    def _register_behind(self, path: ModulePath, p: float) -> Member:
+        """Register a layer behind another, in the original nn.Sequential if its place there is free."""
+        following = (*path[:-1], str(int(path[-1]) + 1)) if path[-1].isdigit() else path
+        if path[:-1] in self.lists and following not in self.taken:
+            return self._register(following, p)
+        return self._register_in(path[:-1], p)
+
     def after_scope(self, path: ModulePath, p: float) -> None:
         """Add a layer after the statements of a module that has modules."""
-        body = self.module.body
+        body, name = self.module.body, printable(".".join(path))
         inside = [s for s in body if tuple(map(module_part, s.scope))[: len(path)] == path]
-        inner = {id(s) for s in inside}
-        wanted = {r for o in self.module.outputs for r in refs(o)}
-        wanted.update(name for s in body if id(s) not in inner for name in used(s))
-        results = [(s, name) for s in inside for name in s.targets if name in wanted]
+        wanted = self._wanted_outside(inside)
+        results = [(s, value) for s in inside for value in s.targets if value in wanted]
         if len(results) == 1 and isinstance(maker := results[0][0], Assign):
             self._insert(body, maker, results[0][1], self._register_in(path, p), inside)
         elif results:
-            values = ", ".join(self.module.hint(name).printable() for _, name in results[:MAX_LISTED_PATHS])
+            values = ", ".join(self.module.hint(value).printable() for _, value in results[:MAX_LISTED_PATHS])
             what = f"returns {len(results)} values ({values}), but Dropout needs one"
-            self.problems.add(f"--dropout: {printable('.'.join(path))} {what}", help=_INSIDE)
+            self.problems.add(f"--dropout: {name} {what}", help=_INSIDE)
         else:
             what = "it runs inside a branch or a loop, or no other module uses its values"
-            self.problems.add(f"--dropout: the result of {printable('.'.join(path))} is unknown: {what}", help=_INSIDE)
+            self.problems.add(f"--dropout: the result of {name} is unknown: {what}", help=_INSIDE)
+
+    def _wanted_outside(self, inside: list[Statement]) -> set[str]:
+        """Return the values that other statements, and the caller, use."""
+        inner = {id(s) for s in inside}
+        wanted = {r for o in self.module.outputs for r in refs(o)}
+        return wanted.union(name for s in self.module.body if id(s) not in inner for name in used(s))
 
     def _insert(
         self, block: list[Statement], maker: Assign, name: str, member: Member, inside: list[Statement]
@@ -148,6 +144,23 @@ class _Adding:
             change_own(statement, put({name: before}))
         drop = Assign((name,), quote("d(x)", d=MemberRef(member), x=Ref(before)), member.path[:-1], maker.nodes)
         block.insert(next(i for i, s in enumerate(block) if s is maker) + 1, drop)
+
+
+def _wrapping(leaf: Member, drop: Member) -> Change:
+    """Return what puts a layer around the calls of another."""
+
+    def wrapped(node: ast.AST) -> ast.expr | None:
+        if isinstance(node, ast.Subscript) and _is_call(node.value, leaf):  # attention returns several values
+            part = ast.Subscript(called(node.value), node.slice, node.ctx)
+            is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
+            return quote("d(x)", d=MemberRef(drop), x=part) if is_first else part
+        return quote("d(x)", d=MemberRef(drop), x=called(node)) if _is_call(node, leaf) else None
+
+    def called(node: ast.AST) -> ast.expr:
+        assert isinstance(node, ast.Call)
+        return ast.Call(node.func, [rewrite(a, wrapped) for a in node.args], node.keywords)
+
+    return wrapped
 
 
 def _unused(name: str, is_taken: Callable[[str], bool]) -> str:

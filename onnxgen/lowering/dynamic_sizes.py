@@ -99,21 +99,18 @@ class _Rows:
         """Return the expression of a statement without the example's number of rows, if that is certain."""
         target, value = statement.targets[0], statement.value
         name, operands = called(value)
+        sizes = _sizes_of(value) if name == "expand" or name in FILLS else []
         rows = self._rows(target)
-        is_fill = name in FILLS
-        if not rows or rows == 1 or not isinstance(value, ast.Call) or (name != "expand" and not is_fill):
-            return value
-        sizes = value.args[0].elts if value.args and isinstance(value.args[0], ast.Tuple) else value.args
-        if not sizes or not isinstance(sizes[0], ast.Constant) or sizes[0].value != rows:
+        if rows < 2 or not sizes or not isinstance(sizes[0], ast.Constant) or sizes[0].value != rows:
             return value
         partner = next(self._partners(target, at, statement.scope, MAX_STEPS_BACK), "")
         if not partner:
             return value
-        alike = self.infos[partner].shape == self.infos[target].shape
-        if alike and is_fill and name in LIKE and self.infos[partner].dtype == self.infos[target].dtype:
-            return call(LIKE[name], Ref(partner))
-        if alike and not is_fill and all(_number(size) == -1 for size in sizes[1:]):
-            return quote("x.expand_as(y)", x=operands[0], y=Ref(partner))
+        if self.infos[partner].shape == self.infos[target].shape:
+            if name in LIKE and self.infos[partner].dtype == self.infos[target].dtype:
+                return call(LIKE[name], Ref(partner))
+            if name == "expand" and all(_number(size) == -1 for size in sizes[1:]):
+                return quote("x.expand_as(y)", x=operands[0], y=Ref(partner))
         first = sizes[0]
         freed: ast.expr = rewrite(value, lambda n: quote("x.shape[0]", x=Ref(partner)) if n is first else None)
         return freed
@@ -174,19 +171,20 @@ class _Rows:
         """Return the operands of a statement that have a row for each row of its result."""
         if statement is None or len(statement.targets) != 1:
             return []
-        target, value = statement.targets[0], statement.value
-        function, operands = called(value)
-        rows, rank = self._rows(target), self.infos.get(target, Info()).rank
-        if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
-            operands_by_row = [side for side in (value.left, value.right) if self._rank(side) == rank]
-        elif isinstance(value, ast.Call) and isinstance(value.func, MemberRef):
-            operands_by_row = value.args[:1] if self._by_rows(value.func.member.layer, value.args) else []
-        elif function in ROW_FUNCTIONS or (operands and _keeps_rows(function, operands[1:], self._rank(operands[0]))):
-            operands_by_row = operands[:1]
-        else:
-            operands_by_row = self._joined(value)
-        names = [tree.value for tree in operands_by_row if isinstance(tree, Ref)]
+        rows, rank = self._rows(statement.targets[0]), self.infos.get(statement.targets[0], Info()).rank
+        names = [tree.value for tree in self._by_row(statement.value, rank) if isinstance(tree, Ref)]
         return [name for name in names if rows and self._rows(name) == rows]
+
+    def _by_row(self, value: ast.expr, rank: int | None) -> list[ast.expr]:
+        """Return the operands of which an expression of some rank computes row by row."""
+        function, operands = called(value)
+        if isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
+            return [side for side in (value.left, value.right) if self._rank(side) == rank]
+        if isinstance(value, ast.Call) and isinstance(value.func, MemberRef):
+            return value.args[:1] if self._by_rows(value.func.member.layer, value.args) else []
+        if function in ROW_FUNCTIONS or (operands and _keeps_rows(function, operands[1:], self._rank(operands[0]))):
+            return operands[:1]
+        return self._joined(value)
 
     def _rank(self, tree: ast.expr) -> int:
         return (self.infos.get(tree.value, Info()).rank or 0) if isinstance(tree, Ref) else 0
@@ -197,6 +195,12 @@ class _Rows:
         if layer in CONVOLUTIONS | TRANSPOSED:
             return rank == int(layer[-2]) + 2
         return rank > 1 and layer in ROW_LAYERS
+
+
+def _sizes_of(value: ast.expr) -> list[ast.expr]:
+    """Return the sizes that a call of `expand`, or of a fill, is given one by one or as a tuple."""
+    args = value.args if isinstance(value, ast.Call) else []
+    return args[0].elts if args and isinstance(args[0], ast.Tuple) else args
 
 
 def _number(tree: ast.expr) -> int | None:
@@ -236,18 +240,25 @@ class Resize:
     size: ast.keyword
     to: str
 
+    def __post_init__(self) -> None:
+        assert isinstance(self.statement.value, ast.Call)
+        self.call = self.statement.value
+
     @property
     def text(self) -> str:
         dims = [str(node.dim) for node in walk(self.size.value) if isinstance(node, SizeOf)]
         return f"{self.size.arg} {ast.dump(self.size.value)} {dims}"
 
+    @property
+    def others(self) -> list[str]:
+        """The other keywords."""
+        return [f"{k.arg} {ast.dump(k.value)}" for k in self.call.keywords if k is not self.size]
+
     def change(self) -> None:
         """Resize to the size of `to`."""
-        value = self.statement.value
-        assert isinstance(value, ast.Call)
         size = ast.keyword("size", quote("x.shape[n:]", x=Ref(self.to), n=FIRST))
-        keywords = [size if keyword is self.size else keyword for keyword in value.keywords]
-        self.statement.value = ast.Call(value.func, value.args, keywords)
+        keywords = [size if keyword is self.size else keyword for keyword in self.call.keywords]
+        self.statement.value = ast.Call(self.call.func, self.call.args, keywords)
 
 
 def resize_as_joined(block: list[Statement], infos: Mapping[str, Info], inputs: Iterable[str]) -> None:
@@ -265,16 +276,19 @@ def resize_as_joined(block: list[Statement], infos: Mapping[str, Info], inputs: 
         size = _size(statement)
         if isinstance(statement, Assign) and size is not None:
             way, joined = _joined(statement, uses, infos)
-            earlier = [name for name in joined if place.get(name, i) < i]
-            if earlier:
-                others = [k for k in statement.value.keywords if k is not size]  # type: ignore[attr-defined]
-                key = (*(f"{k.arg} {ast.dump(k.value)}" for k in others), *way)
-                alike[key].append(Resize(statement, size, min(earlier, key=lambda name: place[name])))
+            if earlier := [name for name in joined if place.get(name, i) < i]:
+                resize = Resize(statement, size, min(earlier, key=lambda name: place[name]))
+                alike[(*resize.others, *way)].append(resize)
     for resizes in alike.values():
-        differ = len({one.text for one in resizes}) > 1
-        for one in resizes:
-            if differ or _is_literal(one.size):
-                one.change()
+        _change(resizes)
+
+
+def _change(resizes: list[Resize]) -> None:
+    """Change resizes that are alike, if they differ in the size, and those to a size in numbers in any case."""
+    differ = len({resize.text for resize in resizes}) > 1
+    for resize in resizes:
+        if differ or _is_literal(resize.size):
+            resize.change()
 
 
 def _size(statement: Statement) -> ast.keyword | None:

@@ -115,27 +115,29 @@ def as_float(arg: Arg, to: ir.DataType) -> Sized | None:
 
 def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] | None:
     """Return the outputs of a node that only moves elements which are computed from sizes; None for other nodes."""
-    if not is_a(node, MOVES) or is_a(node, FILLS) or not any(arg is not None and arg.is_sized for arg in args):
+    if not is_a(node, MOVES) or is_a(node, FILLS) or not any(arg.is_sized for arg in filter(None, args)):
         return None
     rule = operation_of(card("", node.op_type)) if node.domain == "" else None
-    operands = [None if arg is None else arg.sized for arg in args]
     data = known(node).data
-    if rule is None or any(s is None or s.elements is None for i, s in enumerate(operands) if i in data):
+    operands = list(filter(None, (_operand(arg, i in data) for i, arg in enumerate(args))))
+    if rule is None or len(operands) < len(args):
         return None
-    if any(arg is not None and arg.info.data is None for i, arg in enumerate(args) if i not in data):
-        return None
-    facts = NodeFacts(node, opset, [None if arg is None else arg.info for arg in args], Symbols({}))
-    facts.inferred = [info(output) for output in node.outputs]
-    arrays = [
-        s.elements if s is not None and i in data else None if arg is None else arg.info.data
-        for i, (arg, s) in enumerate(zip(args, operands))
-    ]
+    facts = NodeFacts(node, opset, [arg and arg.info for arg in args], Symbols({}))
+    facts.inferred = [*map(info, node.outputs)]
     try:
-        outputs = rule(facts, *arrays)
+        outputs = rule(facts, *(operand.elements for operand in operands))
     except NONSENSE:
         return None
-    exact = all(s.exact for i, s in enumerate(operands) if s is not None and i in data)
+    exact = all(operand.exact for operand in operands)
     return [Sized(_boxed(array), exact) for array in outputs]
+
+
+def _operand(arg: Arg | None, is_data: bool) -> Sized | None:
+    """Return the elements of an input, none for one that is left out; None if they are not known."""
+    if arg is None:
+        return None if is_data else Sized(None)
+    operand = arg.sized if is_data else Sized(arg.info.data)
+    return None if operand is None or operand.elements is None else operand
 
 
 def each(function: Any, *arrays: NDArray[Any]) -> NDArray[Any]:

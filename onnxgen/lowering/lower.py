@@ -74,10 +74,11 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     outputs = [state.result(value) for value in graph.outputs]
     state.problems.raise_if_any()
     where = shown(inputs, state.block, state.infos)
-    body = live(state.block, [*(r for o in outputs for r in refs(o)), *makers(outputs, where)], where)
-    write_fills(body, state.members.written, state.infos, state.fresh, [argument.value for argument in inputs])
-    resize_as_joined(body, state.infos, [argument.value for argument in inputs])
-    free_rows(body, state.infos, [argument.value for argument in inputs], [r for o in outputs for r in refs(o)])
+    given, returned = [argument.value for argument in inputs], [r for o in outputs for r in refs(o)]
+    body = live(state.block, [*returned, *makers(outputs, where)], where)
+    write_fills(body, state.members.written, state.infos, state.fresh, given)
+    resize_as_joined(body, state.infos, given)
+    free_rows(body, state.infos, given, returned)
     state.members.share(body)
     outputs = state.members.read_inside(body, outputs)
     find_roles(body, state.infos, state.roles, outputs)
@@ -257,31 +258,32 @@ class Lowering:
             self.define(output)
 
     def _assign(self, b: Builder, result: Any) -> None:
-        node = b.node
         if isinstance(result, Unpack) and result.count == 1:
             result = quote("x[0]", x=result.value)
         if isinstance(result, Unpack):
-            targets = [self.define(o) if o.name else self.fresh("unused") for o in node.outputs[: result.count]]
+            targets = [self.define(o) if o.name else self.fresh("unused") for o in b.node.outputs[: result.count]]
             targets += [self.fresh("unused") for _ in range(result.count - len(targets))]
             b.emit(Assign(tuple(targets), result.value, b.scope, b.nodes, result.form))
             return
-        values = result if isinstance(result, list) else [result]
-        if any(map(_is_used, node.outputs[len(values) :])):  # a branch or a body may have fewer than its node
-            raise b.error(f"the node has {counted(len(node.outputs), 'output')}, but {len(values)} are computed", BUG)
-        for output, value in zip(node.outputs, values):
-            if value is None or not output.name:
-                continue
-            if isinstance(value, Sized):
-                self.sized[output] = value
-                if shown_dims(output):  # the rank of a tensor may be used as a size
-                    made_tensor = self.tensor(Arg(b, info(output), output))
-                    b.emit(Assign((self.define(output),), made_tensor, b.scope, b.nodes))
-            elif isinstance(value, (Ref, MemberRef)):  # the output is that value: no assignment
-                self._exprs[output] = value
-                if isinstance(value, Ref):
-                    self._adopt(value.value, output)
-            else:
-                b.emit(Assign((self.define(output),), value, b.scope, b.nodes))
+        values, outputs = result if isinstance(result, list) else [result], b.node.outputs
+        if any(map(_is_used, outputs[len(values) :])):  # a branch or a body may have fewer than its node
+            raise b.error(f"the node has {counted(len(outputs), 'output')}, but {len(values)} are computed", BUG)
+        for output, value in zip(outputs, values):
+            if value is not None and output.name:
+                self._assign_one(b, output, value)
+
+    def _assign_one(self, b: Builder, output: ir.Value, value: ast.expr | Sized) -> None:
+        if isinstance(value, Sized):
+            self.sized[output] = value
+            if not shown_dims(output):  # else the rank of a tensor may be used as a size
+                return
+            value = self.tensor(Arg(b, info(output), output))
+        elif isinstance(value, (Ref, MemberRef)):  # the output is that value: no assignment
+            self._exprs[output] = value
+            if isinstance(value, Ref):
+                self._adopt(value.value, output)
+            return
+        b.emit(Assign((self.define(output),), value, b.scope, b.nodes))
 
     def _adopt(self, name: str, output: ir.Value) -> None:
         """Give the output's facts and name to a value that an operator's function named."""
@@ -397,16 +399,10 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
     """Return the positional and keyword arguments for calling the operator's function for this node."""
     parameters = operator.parameters
     bound = _bind_inputs(builder, operator)
-    attributes = {k: plain(a.value) for k, a in builder.node.attributes.items()}
-    for name, default in _defaults(operator.domain, operator.name, builder.opset).items():
-        attributes.setdefault(name, plain(default))
     rest = next((p.name for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     others: dict[str, Any] = {}  # for the **attributes of a plugin's function
-    for name, value in attributes.items():
-        name = operator.renames.get(name, name)
+    for name, value in _attributes(builder, operator).items():
         parameter = parameters.get(name)
-        if name in IGNORED_ATTRIBUTES:
-            continue
         if rest is not None and (parameter is None or name == rest):
             others[name] = value
         elif parameter is None:
@@ -420,6 +416,15 @@ def bind(builder: Builder, operator: Operator) -> tuple[list[Any], dict[str, Any
             raise builder.error(f"input {name!r} is not handled", BUG)
     positional, keywords = _arguments(builder, parameters, bound)
     return positional, {**keywords, **others}
+
+
+def _attributes(builder: Builder, operator: Operator) -> dict[str, Any]:
+    """Return a node's attributes, with the defaults of the schema, by the names of the function's parameters."""
+    defaults = _defaults(operator.domain, operator.name, builder.opset)
+    attributes = {k: plain(a.value) for k, a in builder.node.attributes.items()}
+    attributes |= {k: plain(default) for k, default in defaults.items() if k not in attributes}
+    renamed = {operator.renames.get(name, name): value for name, value in attributes.items()}
+    return {name: value for name, value in renamed.items() if name not in IGNORED_ATTRIBUTES}
 
 
 def _refuse_unknown(builder: Builder, operator: Operator, name: str, value: Any) -> None:

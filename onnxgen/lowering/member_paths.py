@@ -51,11 +51,15 @@ def settle(members: list[Member]) -> None:
         member.path = places.near(member)
         places.take(member)
     modules = {m.path for m in members if m.named and m.kind == "module"}
-    unnamed = [m for m in members if not m.named]
+    _settle_roles([m for m in members if not m.named], modules, places)
+
+
+def _settle_roles(unnamed: list[Member], modules: set[ModulePath], places: Places) -> None:
+    """Number the members that have a role instead of a name. `modules`: those named by the file."""
     for member in unnamed:
-        while any(member.path[:n] in modules for n in range(1, len(member.path))):
+        while not modules.isdisjoint(_around(member.path)):
             member.path = (*member.path[:-2], member.path[-1])
-    places.inner |= {m.path[:n] for m in unnamed for n in range(1, len(m.path))}
+    places.inner.update(path for m in unnamed for path in _around(m.path))
     counts = Counter(m.path for m in unnamed)
     turn: Counter[ModulePath] = Counter()
     for member in unnamed:
@@ -64,6 +68,11 @@ def settle(members: list[Member]) -> None:
             turn[base] += 1
             member.path = (*places.clear(base[:-1]), f"{base[-1]}{turn[base]}")
         places.take(member)
+
+
+def _around(path: ModulePath) -> list[ModulePath]:
+    """Return the modules that a path lies in, without the root."""
+    return [path[:n] for n in range(1, len(path))]
 
 
 class Places:
@@ -85,7 +94,7 @@ class Places:
         self.tensors.update(tensors)
         if member.kind == "module":
             self.modules[member.path] = attributes_of(member)
-        self.inner.update(p[:n] for p in (member.path, *tensors) for n in range(1, len(p)))
+        self.inner.update(around for path in (member.path, *tensors) for around in _around(path))
 
     def is_free(self, member: Member, path: ModulePath) -> bool:
         """Return True if a member can have this path."""

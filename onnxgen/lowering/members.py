@@ -94,13 +94,7 @@ class Members:
         own = {key: s for key, s in sources.items() if not is_rounding(key)}
         is_layer = bool(own) or not sources  # otherwise it only quantises a layer's input or result
         home, elsewhere = self._home(scope, own) if known_home is None else (known_home or None, False)
-        labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
-        # untrained norms are all equal, and several modules may share a weight, each with its own name
-        apart = all(len(s.shape) < 2 for s in sources.values()) or (
-            home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
-        )
-        kind = role.rpartition("_")[2]  # in one table, ids of several kinds may be looked up
-        identity = (kind, ast.dump(build), labels, scope if apart else ())
+        identity = self._identity(scope, role, build, sources, home)
         # a layer without tensors has a scope of its own if it is a module, which may be called several times
         is_one = bool(sources) or (bool(scope) and not self._paths.crowd.get(scope))
         known = self._known(self._modules.setdefault(identity, []), scope, own.values()) if is_one else None
@@ -108,16 +102,25 @@ class Members:
             return _used(known, users)
         if elsewhere:
             return None
-        shared = any(n in self._paths.shared for s in sources.values() for n in s.names)
-        if home is not None and (shared or is_alias(scope, home)):
-            home = self._own_scope(scope, home)
+        home = None if home is None else self._own_scope(scope, home, sources.values())
         path, named = self._module_path(scope, role, home, is_layer)
-        frozen = {k for k, s in sources.items() if all(n in self._frozen for n in s.names)}
+        frozen = {key for key, s in sources.items() if self._frozen.issuperset(s.names)}
         member = self._register(Member(path, build, "module", dict(sources), frozen, named))
         member.scope = scope
         if is_one:
             self._modules[identity].append((scope, member))
         return _used(member, users)
+
+    def _identity(
+        self, scope: ModulePath, role: str, build: ast.expr, sources: dict[str, Source], home: ModulePath | None
+    ) -> tuple[Any, ...]:
+        """Return what is equal for calls that may be of one module."""
+        labels = tuple((key, source, source.label) for key, source in sorted(sources.items(), key=lambda i: i[0]))
+        # untrained norms are all equal, and several modules may share a weight, each with its own name
+        is_alone = home is not None and is_alias(scope, home) and self._paths.is_alone(scope)
+        apart = is_alone or all(len(s.shape) < 2 for s in sources.values())
+        kind = role.rpartition("_")[2]  # in one table, ids of several kinds may be looked up
+        return kind, ast.dump(build), labels, scope if apart else ()
 
     def _home(self, scope: ModulePath, sources: dict[str, Source]) -> tuple[ModulePath | None, bool]:
         """Return the module path in the tensors' names, and whether a name contradicts being this module's.
@@ -125,23 +128,27 @@ class Members:
         A weight `fc.weight` makes it `fc`. `attn.in_proj_weight` cannot be a module's `weight`, so it stays a parameter
         of that name. If the names disagree the first tensor's counts, since exporters share equal biases.
         """
-        paths = {key: self._paths.source_path(source, scope) for key, source in sources.items()}
-        first = next(iter(paths), None)
-        decisive = paths[first] if first is not None else None
-        if decisive is not None and first is not None and _ends(decisive, first):
-            # its other tensors may have any name: dynamo names a folded norm's bias `x.weight_bias`
-            return (decisive[: -len(first.split("."))] or None), False
-        paths = {key: path for key, path in paths.items() if not self._paths.is_vague(sources[key])}
-        if any(path is not None and not _ends(path, key) for key, path in paths.items()):
-            return None, True
-        homes = [path[: -len(key.split("."))] for key, path in paths.items() if path is not None]
-        homes = [home for home in homes if home]
-        return (homes[0] if homes else None), False
+        homes: list[ModulePath] = []
+        is_elsewhere = False
+        for i, (key, source) in enumerate(sources.items()):
+            path = self._paths.source_path(source, scope)
+            if path is None:
+                continue
+            home = path[: -1 - key.count(".")]
+            if i == 0 and _ends(path, key):
+                # its other tensors may have any name: dynamo names a folded norm's bias `x.weight_bias`
+                return home or None, False
+            if not self._paths.is_vague(source):
+                is_elsewhere |= not _ends(path, key)
+                homes += [home] if home else []
+        return (None, True) if is_elsewhere else (next(iter(homes), None), False)
 
-    def _own_scope(self, scope: ModulePath, home: ModulePath) -> ModulePath:
-        """Return the path of another user of a tied weight, whose name the first user has: the scope of its node."""
-        clean = _cleaned(scope)
-        return scope if scope != home and scope and self._paths.is_alone(scope) and clean not in self._by_path else home
+    def _own_scope(self, scope: ModulePath, home: ModulePath, sources: Iterable[Source]) -> ModulePath:
+        """Return the path of a user of a tied weight: the first has its name, another the scope of its node."""
+        if self._paths.shared.isdisjoint(name for s in sources for name in s.names) and not is_alias(scope, home):
+            return home
+        is_free = bool(scope) and self._paths.is_alone(scope) and _cleaned(scope) not in self._by_path
+        return scope if is_free else home
 
     def _module_path(
         self, scope: ModulePath, role: str, home: ModulePath | None, is_layer: bool
@@ -168,43 +175,67 @@ class Members:
             transposed: the exporter folded a transposition of the parameter.
             shape: its shape before the exporter folded axes of size 1 in.
         """
-        b, value = arg.builder, arg.value
-        name, label = value.name or "weight", label or viewed_from(value)
-        if name in self._weights and not transposed:
-            member, key = self._weights[name]
-            path, own = self._paths.path(name, label, b.scope), (*member.path, key)
-            if path is None or path == own or not (label or siblings(path, own)):
-                return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
+        node, value = arg.builder.node, arg.value
+        label = label or viewed_from(value)
+        if not transposed and (of_layer := self._of_layer(arg, label)) is not None:
+            return of_layer
         tensor = stored(value)
         assert tensor is not None
         dims = tuple(tensor.shape.numpy())
-        axes = None if transposed or shape is not None else vector(b.node, value, dims)
+        axes = None if transposed or shape is not None else vector(node, value, dims)
         shape = axes or shape
         rows = dims[0] if shape is None and not transposed and is_repeated(value) else 1
-        is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
-        candidates = self._parameters.setdefault((value, transposed, shape, label, b.scope if is_merged else ()), [])
-        known = self._known(candidates, b.scope, [Source.of(tensor, name)])
-        if known is None:
-            known_as = "/" if rows > 1 else name  # an exporter calls what it has expanded after the function
-            path, named = self._parameter_path(b.scope, known_as, label, role(b.node, value), is_merged)
-            source = replace(Source.of(tensor, name), label=label)
-            source = source.transpose() if transposed else source
-            source = source.reshape(shape) if shape is not None else source
-            if rows > 1:
-                source = source.slice(0, 0, 1)
-                note_copy(value, [Copied(name, row * math.prod(dims[1:])) for row in range(1, rows)])
-            if named and self._is_no_class(path[:-1]) and is_table(path, source, b.node):
-                build = quote("nn.Embedding(n, d)", n=source.shape[0], d=source.shape[1])
-                table = self._register(Member(path[:-1], build, "module", {path[-1]: source}, set(), True))
-                return ast.Attribute(_used(table, {path[-1]: _user(arg)}), path[-1], ast.Load())
-            build = initial(source, b.node, value)
-            known = self._register(Member(path, build, "parameter", {"": source}, set(), named))
-            known.scope = b.scope
-            candidates.append((b.scope, known))
-        reference = _used(known, {"": _user(arg)})
-        if rows > 1 and not broadcasts_itself(b.node, value):
+        reference = self._own_parameter(arg, label, transposed, shape, rows)
+        if rows > 1 and not broadcasts_itself(node, value):
             return call(quote("p.expand", p=reference), rows, *[-1] * (len(dims) - 1))
-        return reference if axes is None else call(quote("p.view", p=reference), *(d if d == 1 else -1 for d in dims))
+        return reference if axes is None else _viewed(reference, dims)
+
+    def _own_parameter(
+        self, arg: Any, label: str, transposed: bool, shape: tuple[int, ...] | None, rows: int
+    ) -> ast.expr:
+        """Return a parameter as it is stored; `rows`: how many equal rows the file has of it."""
+        scope, value, tensor = arg.builder.scope, arg.value, stored(arg.value)
+        assert tensor is not None
+        source = Source.of(tensor, value.name or "weight")
+        is_merged = is_uniform(tensor) and not self._paths.is_exact(label)
+        identity = (value, transposed, shape, label, scope if is_merged else ())
+        candidates = self._parameters.setdefault(identity, [])
+        member = self._known(candidates, scope, [source])
+        if member is None:
+            source = replace(source.transpose() if transposed else source, label=label)
+            source = source.reshape(shape) if shape is not None else source
+            member, key = self._new_parameter(arg, source, rows, is_merged)
+            if key:
+                return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
+            candidates.append((scope, member))
+        return _used(member, {"": _user(arg)})
+
+    def _of_layer(self, arg: Any, label: str) -> ast.expr | None:
+        """Return a tensor as that of a layer which has it, unless its name is another's."""
+        member, key = self._weights.get(arg.value.name or "weight", (None, ""))
+        if member is None:
+            return None
+        path, own = self._paths.path(arg.value.name or "weight", label, arg.builder.scope), (*member.path, key)
+        if path is not None and path != own and (label or siblings(path, own)):
+            return None
+        return ast.Attribute(_used(member, {key: _user(arg)}), key, ast.Load())
+
+    def _new_parameter(self, arg: Any, source: Source, rows: int, is_merged: bool) -> tuple[Member, str]:
+        """Register a parameter, or the embedding whose weight it is. Returns the member and its key."""
+        b, (name,) = arg.builder, source.names
+        known_as = "/" if rows > 1 else name  # an exporter calls what it has expanded after the function
+        path, named = self._parameter_path(b.scope, known_as, source.label, role(b.node, arg.value), is_merged)
+        if rows > 1:
+            count = math.prod(source.shape[1:])
+            source = source.slice(0, 0, 1)
+            note_copy(arg.value, [Copied(name, row * count) for row in range(1, rows)])
+        if named and self._is_no_class(path[:-1]) and is_table(path, source, b.node):
+            build = quote("nn.Embedding(n, d)", n=source.shape[0], d=source.shape[1])
+            return self._register(Member(path[:-1], build, "module", {path[-1]: source}, set(), True)), path[-1]
+        build = initial(source, b.node, arg.value)
+        member = self._register(Member(path, build, "parameter", {"": source}, set(), named))
+        member.scope = b.scope
+        return member, ""
 
     def _is_no_class(self, path: ModulePath) -> bool:
         """Return True if the exporter recorded classes but none here, so that nothing was computed in this module."""
@@ -266,8 +297,8 @@ class Members:
         """
         scope, value = arg.builder.scope, arg.value
         candidates = self._parameters.setdefault((value,), [])
-        known = self._known(candidates, scope)
-        if known is None:
+        member = self._known(candidates, scope)
+        if member is None:
             tensor, name = stored(value), value.name or ""
             assert tensor is not None
             source, told_path = Source.of(tensor, name), self._paths.path(name, "", scope)
@@ -275,14 +306,13 @@ class Members:
             if known_as := role_in_integers(value):
                 begin = "torch.ones" if known_as == "scale" else "torch.zeros"
                 build = call(begin, *(source.shape or ((),)), dtype=unless(source.dtype, ir.DataType.FLOAT))
-            if KEPT.get(value):  # its name is one of the root's, or the last word of a path that is none
-                words = [part for part in name.split(".") if not part.isdigit()]
-                known_as = (words or ["constant"])[-1] if "." in name else ""
+            if KEPT.get(value):
+                known_as = _last_word(name)
             path = _cleaned(told_path or ((*scope, known_as) if known_as else (name,)))
             named = (told_path is not None or not known_as) and path not in self._by_path
-            known = self._register(Member(path, build, "buffer", {"": source}, set(), named))
-            candidates.append((scope, known))
-        return _used(known, {"": _user(arg)})
+            member = self._register(Member(path, build, "buffer", {"": source}, set(), named))
+            candidates.append((scope, member))
+        return _used(member, {"": _user(arg)})
 
     def _known(
         self, candidates: list[tuple[ModulePath, Member]], scope: ModulePath, sources: Iterable[Source] = ()
@@ -361,9 +391,20 @@ class Members:
         return self._sharing.notes()
 
 
+def _last_word(name: str) -> str:
+    """Return the last word of a path that is none of a module, "" for the name of one of the root's buffers."""
+    words = [part for part in name.split(".") if not part.isdigit()]
+    return (words or ["constant"])[-1] if "." in name else ""
+
+
 def _ends(path: ModulePath, key: str) -> bool:
     """Return True if a path ends with a key of a layer, which may have dots."""
     return path[-1 - key.count(".") :] == tuple(key.split("."))
+
+
+def _viewed(tensor: ast.expr, dims: tuple[int, ...]) -> ast.expr:
+    """Return a vector with its axes of size 1."""
+    return call(quote("p.view", p=tensor), *(d if d == 1 else -1 for d in dims))
 
 
 def _used(member: Member, users: Mapping[str, User]) -> MemberRef:

@@ -33,6 +33,7 @@ from onnxgen.weights.stored import folded_from, stored, view_of, viewed_from
 NEWEST_OPSET = 1 << 30
 INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)  # of quantised weights
 _LAYER_SCALE = re.compile(r"(layer_?scale|ls)_?\d*")
+_ROLES = {"mask": "position_bias", "attn_mask": "position_bias", "q": "query", "query": "query"}  # by input; as in Swin
 MAX_ROWS = 64  # of equal rows that are stored once
 _EXPANDED = re.compile(r"(expand(_as)?|repeat|tile)(_\d+)?")
 _RESHAPED = re.compile(r"(_?(unsafe_)?view|reshape|unsqueeze)(_\d+)?")
@@ -42,17 +43,16 @@ def role(node: ir.Node, value: ir.Value) -> str:
     """Return a name for a parameter without a name in the file."""
     if node.op_type == "Standardize" and value is not node.inputs[0]:
         return "gain" if value is node.inputs[1] else "bias"
-    if _is_layer_scale(node) or (any(d != 1 for d in info(value).shape or ()) and _scales_branch(node)):
+    shape, name = info(value).shape or (), _input_name(node, value)
+    if _is_layer_scale(node) or (set(shape) - {1} and _scales_branch(node)):
         return "gamma"
-    if (name := _input_name(node, value)) in ("mask", "attn_mask"):
-        return "position_bias"  # a mask that is trained, as in Swin
-    if name in ("q", "query"):
-        return "query"
-    if node.op_type == "Concat" and value is node.inputs[0] and (info(value).shape or ())[1:-1] == (1,):
-        return "cls_token"
-    if is_a(node, ADDS) and _has_positions(node, value):
-        return "pos_embed"
-    return "bias" if is_a(node, ADDS) else "scale" if node.op_type == "Mul" else "weight"
+    if name in _ROLES:
+        return _ROLES[name]
+    if is_a(node, ADDS):
+        return "pos_embed" if _has_positions(node, value) else "bias"
+    if node.op_type == "Concat":
+        return "cls_token" if value is node.inputs[0] and shape[1:-1] == (1,) else "weight"
+    return "scale" if node.op_type == "Mul" else "weight"
 
 
 def _has_positions(node: ir.Node, value: ir.Value) -> bool:
@@ -143,22 +143,21 @@ def initial(source: Source, node: ir.Node, value: ir.Value) -> ast.expr:
     """Return a parameter's initial value: ones for factors and zeros for summands that are vectors, ones for single
     numbers, else numbers that are drawn (see `drawn_shape`).
     """
+    # torch.onnx stores equal tensors once, with Identity nodes for the others
     while node.op_type == "Identity" and len(takers := list(node.outputs[0].consumers())) == 1:
-        value, node = (
-            node.outputs[0],
-            takers[0],
-        )  # torch.onnx stores equal tensors once, with Identity nodes for the others
-    shape = source.shape
+        value, node = node.outputs[0], takers[0]
+    shape, place = source.shape, _place(node, value)
     dtype = {} if source.dtype == ir.DataType.FLOAT else {"dtype": source.dtype}
-    place = _place(node, value)
-    is_vector = len([d for d in shape if d != 1]) <= 1
+    is_vector = sum(size != 1 for size in shape) <= 1
     if is_vector and (is_a(node, SCALES) or place == "scale"):
-        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
-    if is_vector and (is_a(node, ADDS) or place == "bias"):
-        return quote("nn.Parameter(x)", x=call("torch.zeros", *(shape or [()]), **dtype))
-    if all(size == 1 for size in shape):
-        return quote("nn.Parameter(x)", x=call("torch.ones", *(shape or [()]), **dtype))
-    return quote("nn.Parameter(x)", x=call("torch.normal", 0.0, 0.02, shape, **dtype))
+        fill = "torch.ones"
+    elif is_vector and (is_a(node, ADDS) or place == "bias"):
+        fill = "torch.zeros"
+    elif all(size == 1 for size in shape):
+        fill = "torch.ones"
+    else:
+        return quote("nn.Parameter(x)", x=call("torch.normal", 0.0, 0.02, shape, **dtype))
+    return quote("nn.Parameter(x)", x=call(fill, *(shape or [()]), **dtype))
 
 
 def drawn_shape(build: ast.expr) -> ast.Tuple | None:

@@ -166,28 +166,31 @@ class _Roles:
 
     def _made(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
-            if _recurrent(statement.value):
-                for target, state in zip(statement.targets[not _is_cell(statement.value) :], STATE_ROLES):
-                    self._give(target, state)
-            return
-        target = statement.targets[0]
-        facts = self.infos.get(target, Info())
+            states = statement.targets[not _is_cell(statement.value) :] if _recurrent(statement.value) else ()
+            for target, state in zip(states, STATE_ROLES):
+                self._give(target, state)
+        else:
+            self._give(statement.targets[0], self._role_of_result(statement))
+
+    def _role_of_result(self, statement: Assign) -> str:
+        """Return the role that an operation gives to its one result, or ""."""
         base = seen_through(statement.value)
         name, operands = called(base)
         if _is_cell(statement.value):
-            self._give(target, STATE_ROLES[0])
-        elif name in ("stack", "cat") and (state := self._state(self.operands[id(statement)])):
-            self._give(target, state)
-        elif name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
-            self._give(target, ROLE_OF_FUNCTION[name])
-        elif self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):
-            role = self.roles.get(self._id(base))
-            if role in SIDE_INPUT_ROLES:
-                self._give(target, role)
-        else:
-            says = facts.kind == "tensor" and facts.dtype == ir.DataType.BOOL and bool(facts.rank)
-            if says or (name in ("triu", "tril") and not self.operands[id(statement)]):
-                self._give(target, "mask")
+            return STATE_ROLES[0]
+        if name in ("stack", "cat") and (state := self._state(self.operands[id(statement)])):
+            return state
+        if name in ROLE_OF_FUNCTION and (name not in PAIR or self._has_both(operands)):
+            return ROLE_OF_FUNCTION[name]
+        if self._id(base) and not any(isinstance(n, ast.Slice) for n in walk(statement.value)):
+            role = self.roles.get(self._id(base), "")
+            return role if role in SIDE_INPUT_ROLES else ""
+        is_triangle = name in ("triu", "tril") and not self.operands[id(statement)]
+        return "mask" if is_triangle or self._is_mask(statement.targets[0]) else ""
+
+    def _is_mask(self, name: str) -> bool:
+        facts = self.infos.get(name, Info())
+        return facts.kind == "tensor" and facts.dtype == ir.DataType.BOOL and bool(facts.rank)
 
     def _has_both(self, operands: list[ast.expr]) -> bool:
         """True if an angle has its sine and its cosine. Other sines are activations."""
@@ -310,24 +313,25 @@ class _Roles:
     def _from_uses(self, name: str, inside: dict[str, str]) -> None:
         if self.roles.get(name, "x") != "x" or name not in self.uses:
             return
-        roles: dict[str, None] = {}
+        roles, uses = set[str](), list[Assign]()
         for use in self.uses[name]:
             role = "" if use is None else self._role_of(use, inside)
             if use is None or not role or not self._goes_back(use):
                 return
-            roles[role] = None
-        if set(roles) == {"q", "k", "v"}:
+            roles.add(role)
+            uses.append(use)
+        if roles == {"q", "k", "v"}:
             self.roles[name] = "qkv"
-        if len(roles) != 1:
-            return
-        role, uses = next(iter(roles)), self.uses[name]
-        others = [o for o in self.operands[id(uses[0])] if o != name and o not in self.roles]
-        first = uses[0].targets if uses[0] is not None else ()
-        whole = all(self.roles.get(t) == role for t in first) or (role == "qkv" and len(first) == 3)
-        if len(uses) > 1 or (whole and not others):
-            self.roles[name] = role
-        else:
-            inside[name] = role
+        if len(roles) == 1:
+            (role,) = roles
+            is_whole = len(uses) > 1 or self._is_whole(name, role, uses[0])
+            (self.roles if is_whole else inside)[name] = role
+
+    def _is_whole(self, name: str, role: str, use: Assign) -> bool:
+        """Return True if a value is all that a result with a role, or its three parts, are made of."""
+        if any(other != name and other not in self.roles for other in self.operands[id(use)]):
+            return False
+        return all(self.roles.get(t) == role for t in use.targets) or (role == "qkv" and len(use.targets) == 3)
 
     def _role_of(self, use: Assign, inside: dict[str, str]) -> str:
         """Return the role of a statement's result if it is a backward role. Of q, k and v together it is `qkv`."""

@@ -219,12 +219,10 @@ class Sharing:
         if a.path == b.path:
             return not plain
         are_siblings = siblings(a.path, b.path)
-        start = next((n for n, (x, y) in enumerate(zip(a.path, b.path)) if x != y), 0) + 1
-        sizes = range(len(a.path), start - 1, -1) if are_siblings else ()
         verdicts = []
-        for one, other in [(a.path[:n], b.path[:n]) for n in sizes] or [(a.path, b.path)]:
+        for one, other in _around_both(a.path, b.path) if are_siblings else [(a.path, b.path)]:
             verdicts.append(self._verdict(one, other))
-            if len(verdicts) == 1 and verdicts[0] == "drawn anew":
+            if verdicts == ["drawn anew"]:
                 self._guesses.update(dict.fromkeys(() if plain else b.source.names))
                 return False
             if verdicts[-1] in ("same", "copied"):
@@ -268,11 +266,12 @@ class Sharing:
         for answer, verdict in ((False, "copied"), (True, "same")):
             if (answer, False) in answers:
                 return verdict
-        is_apart = (False, True) in answers
-        if differ or all(plain for _, plain in answers):
-            return ("drawn anew" if is_apart else "differ") if differ else ""
-        fresh = any(plain for _, plain in answers) and self._merged()
-        return "fresh" if fresh or is_apart else "equal"
+        is_apart, plains = (False, True) in answers, {plain for _, plain in answers}
+        if differ:
+            return "drawn anew" if is_apart else "differ"
+        if False not in plains:
+            return ""
+        return "fresh" if is_apart or (True in plains and self._merged()) else "equal"
 
     def _original(self, place: Place) -> Source:
         return self._copies.original(place.source) or place.source
@@ -375,6 +374,12 @@ def _names_at(names: Mapping[ModulePath, frozenset[str]], path: ModulePath) -> f
 def _equal(a: Source, b: Source) -> bool:
     """True if two tensors seem to have the same elements, by their ends."""
     return a.shape == b.shape and a.dtype == b.dtype and look(a) == look(b)
+
+
+def _around_both(a: ModulePath, b: ModulePath) -> list[tuple[ModulePath, ModulePath]]:
+    """Return two modules, and those around them up to the part in which their paths differ."""
+    start = next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), 0) + 1
+    return [(a[:n], b[:n]) for n in range(len(a), start - 1, -1)] or [(a, b)]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ELEMENTWISE, RESHAPE, STRIDES, VIEW
+from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 
 
@@ -43,11 +44,15 @@ def _keeps_rows(node: ir.Node, before: ir.Value, after: ir.Value) -> bool:
         return moved == sorted(moved)
     if len(new) > len(old):  # indices of any rank copy; more axes by broadcasting do not
         return known(node).matrix is not None
-    if len(new) == len(old):
-        changed = [axis for axis, (a, b) in enumerate(zip(old, new)) if a != b]
-        is_cut = all(isinstance(a, int) and isinstance(b, int) and b < a for a, b in zip(old, new) if a != b)
-        return is_cut and _is_dense(node) and all(size == 1 for size in old[: max(changed, default=0)])
-    return all(size == 1 for size in old[: node.attributes.get_int("axis", 0) % len(old)])
+    if len(new) < len(old):
+        return all(size == 1 for size in old[: node.attributes.get_int("axis", 0) % len(old)])
+    changed = [axis for axis, (a, b) in enumerate(zip(old, new)) if a != b]
+    is_cut = all(_is_less(new[axis], old[axis]) for axis in changed)
+    return is_cut and _is_dense(node) and set(old[: max(changed, default=0)]) <= {1}
+
+
+def _is_less(a: Dim, b: Dim) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a < b
 
 
 def _is_dense(node: ir.Node) -> bool:

@@ -7,7 +7,7 @@ overrides it in a subclass. Nodes that call it in the same way share it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from onnxgen.common.names import MODULE_ATTRIBUTES, RESERVED, Namer, identifier,
 from onnxgen.errors import Problem
 from onnxgen.graph.nodes import plain, told
 from onnxgen.lowering.builder import Arg, Builder
-from onnxgen.shapes.info import Info, info
+from onnxgen.shapes.info import Info
 from onnxgen.weights.dtypes import TORCH_DTYPES
 
 UNSUPPORTED = "the operator is not supported"
@@ -29,6 +29,7 @@ WAYS_OUT = "write a plugin for it (docs/EXTENDING.md), leave it open with --allo
 TAKEN = {"tie_weights", "from_pretrained", "dropout"}
 SCALARS = {ir.AttributeType.INT: "int", ir.AttributeType.FLOAT: "float", ir.AttributeType.STRING: "str"}
 LISTS = {ir.AttributeType.INTS: "int", ir.AttributeType.FLOATS: "float", ir.AttributeType.STRINGS: "str"}
+Keyword = tuple[str, str, str, ast.expr]  # of an attribute: its name in the file and in Python, annotation, value
 
 
 @dataclass
@@ -59,22 +60,12 @@ class Open:
         Raises:
             OnnxgenError: an attribute is a graph, which cannot be an argument.
         """
-        inputs = [None if v is None else Arg(b, info(v), v, i) for i, v in enumerate(b.node.inputs)]
-        keywords = _keywords(b)
+        inputs, keywords = b.inputs(), _keywords(b)
         kinds = tuple("Tensor | None" if arg is None else argument_annotation(arg.info) for arg in inputs)
-        outputs = [argument_annotation(b.out(i)) for i in range(len(b.node.outputs))]
-        about = printable(f"{b.node.domain or 'ai.onnx'}.{b.node.op_type}-{b.opset}")
-        key = (b.node.domain, b.node.op_type, b.opset, kinds, tuple(k[:2] for k in keywords), tuple(outputs))
+        outputs = tuple(argument_annotation(b.out(i)) for i in range(len(b.node.outputs)))
+        key = (b.node.domain, b.node.op_type, b.opset, kinds, tuple(k[:2] for k in keywords), outputs)
         if key not in self.stubs:
-            names = _argument_names(inputs, [k[1] for k in keywords])
-            self.stubs[key] = Stub(
-                identifier(b.node.op_type, "operator"),
-                [ast.arg(name, annotation_tree(kind)) for name, kind in zip(names, kinds)],
-                [ast.arg(k[1], annotation_tree(k[2])) for k in keywords],
-                outputs[0] if len(outputs) == 1 else f"tuple[{', '.join(outputs)}]",
-                about,
-                _doc(b, names, inputs, keywords),
-            )
+            self.stubs[key] = _stub(b, inputs, kinds, keywords, outputs)
         stub = self.stubs[key]
         stub.nodes.append(told(b.node))
         method = ast.Attribute(ast.Name("self", ast.Load()), stub.name, ast.Load())
@@ -94,7 +85,21 @@ class Open:
         return list(self.stubs.values())
 
 
-def _keywords(b: Builder) -> list[tuple[str, str, str, ast.expr]]:
+def _stub(
+    b: Builder, inputs: list[Arg | None], kinds: Sequence[str], keywords: list[Keyword], outputs: Sequence[str]
+) -> Stub:
+    names = _argument_names(inputs, [k[1] for k in keywords])
+    return Stub(
+        identifier(b.node.op_type, "operator"),
+        [ast.arg(name, annotation_tree(kind)) for name, kind in zip(names, kinds)],
+        [ast.arg(k[1], annotation_tree(k[2])) for k in keywords],
+        outputs[0] if len(outputs) == 1 else f"tuple[{', '.join(outputs)}]",
+        printable(f"{b.node.domain or 'ai.onnx'}.{b.node.op_type}-{b.opset}"),
+        _doc(b, names, inputs, keywords),
+    )
+
+
+def _keywords(b: Builder) -> list[Keyword]:
     """Return for each attribute its name in the file, its name in Python, its annotation and its value."""
     keywords, namer = [], Namer({"self"})
     for name, attribute in sorted(b.node.attributes.items()):
@@ -125,9 +130,7 @@ def _argument_names(inputs: list[Arg | None], taken: list[str]) -> list[str]:
     ]
 
 
-def _doc(
-    b: Builder, names: list[str], inputs: list[Arg | None], keywords: list[tuple[str, str, str, ast.expr]]
-) -> list[str]:
+def _doc(b: Builder, names: list[str], inputs: list[Arg | None], keywords: list[Keyword]) -> list[str]:
     """Describe the inputs and outputs of the first node that calls it, and attributes that are renamed."""
     lines = [f"{name}: {_facts(arg.info)}" for name, arg in zip(names, inputs) if arg is not None]
     lines += [f"{python}: the attribute {printable(name)}" for name, python, _, _ in keywords if python != name]
