@@ -13,7 +13,7 @@ modules are made in the same order.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -21,7 +21,7 @@ from string import ascii_lowercase
 
 from onnxgen.code.allowed import BUILTINS
 from onnxgen.code.class_tree import ClassTree
-from onnxgen.code.printer import GLANCE, INDENT
+from onnxgen.code.printer import GLANCE, INDENT, target
 from onnxgen.code.quote import call, quote, rewrite, walk
 from onnxgen.code.torch_api import SIGNATURES, dotted
 
@@ -106,8 +106,9 @@ class Lists:
         varying = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
         if not 0 < len(varying) <= MAX_COLUMNS:
             return None
+        places = [columns.index(column) for column in varying]
         wanted = [name for _, name in self.leaves(items[0])]
-        names = dict(zip(varying, self._names([wanted[columns.index(column)] for column in varying])))
+        names = dict(zip(varying, self._names([wanted[place] for place in places])))
         at = iter(columns)
 
         def named(tree: ast.expr, _: str) -> ast.expr:
@@ -115,21 +116,16 @@ class Lists:
             return ast.Name(names[column], ast.Load()) if column in names else tree
 
         element = self.rebuilt(items[0], "", named)
-        places = [columns.index(column) for column in varying]
-        rows = [[own[place] for place in places] for own in values]
-        singles = [row[0] if len(row) == 1 else ast.Tuple(row, ast.Load()) for row in rows]
-        source = _progression(singles) or ast.Tuple(singles, ast.Load())
-        targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names.values()]
-        target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
-        return _starred(element, [ast.comprehension(target, source, [], 0)])
+        rows = [_tuple_of([own[place] for place in places]) for own in values]
+        source = _progression(rows) or ast.Tuple(rows, ast.Load())
+        return _starred(element, [ast.comprehension(target([*names.values()]), source, [], 0)])
 
     def _indexed(self, first: ast.expr, values: list[list[ast.expr]]) -> ast.expr | None:
         """Return `[layer(widths[i], widths[i + 1]) for i in range(3)]` for entries of a table that move on."""
         name = "i" if "i" not in self.taken else "index"
         varies = [len({*map(ast.dump, column)}) > 1 for column in zip(*values)]
         varying = [[leaf for leaf, other in zip(own, varies) if other] for own in values]
-        places = [[entry(node) for leaf in own for node in ast.walk(leaf)] for own in varying]
-        begins = [min((place for place in own if place is not None), default=0) for own in places]
+        begins = [_first_entry(own) for own in varying]
         steps = {b - a for a, b in pairwise(begins)}
         moved = {tuple(ast.dump(_moved(leaf, name, begin)) for leaf in own) for own, begin in zip(varying, begins)}
         if steps not in ({1}, {-1}) or len(moved) > 1:
@@ -193,9 +189,10 @@ class Lists:
         i = 0
         while i < len(items):
             group, step, saved = items[i], 1, 0
-            for period, count in _repeats(texts, i):
+            for period in range(2, MAX_PERIOD + 1):
+                count = repeats(texts, i, period)
                 after = i + period * count
-                if not has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]:
+                if count < 2 or (not has_arguments(items[i]) and texts[after : after + 1] == texts[i : i + 1]):
                     continue  # a group does not begin with the activation of the layer before it
                 other = self._repeated(items[i : i + period], count)
                 then = count * sum(height(item, column) for item in items[i : i + period])
@@ -236,6 +233,11 @@ def _starred(element: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
     return ast.Starred(ast.ListComp(element, loops), ast.Load())
 
 
+def _tuple_of(items: list[ast.expr]) -> ast.expr:
+    """Return a tuple, or the only item."""
+    return items[0] if len(items) == 1 else ast.Tuple(items, ast.Load())
+
+
 def _progression(values: list[ast.expr]) -> ast.expr | None:
     """Return `range(64, 257, 32)` for numbers that grow by the same step, if they are many."""
     numbers = [value.value for value in values if isinstance(value, ast.Constant) and type(value.value) is int]
@@ -248,14 +250,12 @@ def _progression(values: list[ast.expr]) -> ast.expr | None:
     return call("range", first, last + 1, *[step] * (step > 1))
 
 
-def _repeats(texts: list[str], start: int) -> Iterator[tuple[int, int]]:
-    """Yield how long a group of items that begins here is, and how often it follows itself."""
-    for period in range(2, MAX_PERIOD + 1):
-        end = start + period
-        while end < len(texts) and texts[end] == texts[end - period]:
-            end += 1
-        if (count := (end - start) // period) > 1:
-            yield period, count
+def repeats(texts: list[str], start: int, period: int) -> int:
+    """Return how often a group of items that begins here follows itself, itself included."""
+    end = start + period
+    while end < len(texts) and texts[end] == texts[end - period]:
+        end += 1
+    return (end - start) // period
 
 
 def has_arguments(item: ast.expr) -> bool:
@@ -267,6 +267,11 @@ def entry(tree: ast.AST) -> int | None:
     if not isinstance(tree, ast.Subscript) or not isinstance(tree.value, ast.Name):
         return None
     return tree.slice.value if isinstance(tree.slice, ast.Constant) and type(tree.slice.value) is int else None
+
+
+def _first_entry(trees: list[ast.expr]) -> int:
+    places = [entry(node) for tree in trees for node in ast.walk(tree)]
+    return min((place for place in places if place is not None), default=0)
 
 
 def _moved(tree: ast.expr, name: str, begin: int) -> ast.expr:

@@ -10,7 +10,7 @@ import ast
 import builtins
 import keyword
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import Any, TypeGuard
 
@@ -61,9 +61,11 @@ def is_identifier(name: str, in_ascii: bool = True) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
-def _function(function: ast.expr, called: Set[str]) -> None:
-    if isinstance(function, ast.Name) and function.id not in called:
-        raise Refused(f"it calls {function.id!a}")
+def _call(node: ast.Call, called: Set[str], exempt: Set[int]) -> None:
+    if isinstance(node.func, ast.Name) and node.func.id not in called and id(node.func) not in exempt:
+        raise Refused(f"it calls {node.func.id!a}")
+    if wrong := misfit(node):
+        raise Refused(f"it calls {wrong}")
 
 
 def _operation(node: ast.BinOp) -> None:
@@ -85,35 +87,38 @@ def check(tree: ast.AST, known: Set[str], called: Set[str], taken: Set[str] | No
         Refused: it does anything else.
     """
     nodes = list(walk(tree))
-    own = {name for node in nodes if node is not tree for name in bound(node)}
+    own = {name for node in nodes[1:] for name in bound(node)}
     check_names(own)
     if taken is not None:
         check_bound(own, taken)
-    layers = frozenset(_looped(nodes))
-    by_number = {id(node.func) for node in nodes if is_digit_attribute(node)}
-    inner: set[int] = set()
+    called = called | frozenset(_looped(nodes))
+    exempt = _exempt(nodes)
     for node in nodes:
         if type(node) not in SYNTAX:
             raise Refused(f"it has syntax that is not allowed, {type(node).__name__}")
         if isinstance(node, ast.Name):
-            if id(node) not in by_number:
+            if id(node) not in exempt:
                 _name(node.id, known, own)
         elif isinstance(node, ast.Attribute):
-            if node.attr.endswith("_norm") and dotted(node) in PARAMETRISATIONS:
-                inner.update(map(id, walk(node)))  # the only use of `nn.utils`
-            elif id(node) not in inner:
+            if id(node) not in exempt:
                 _attribute(node)
         elif isinstance(node, ast.Call):
-            if id(node.func) not in by_number:
-                _function(node.func, called | layers)
-            if wrong := misfit(node):
-                raise Refused(f"it calls {wrong}")
+            _call(node, called, exempt)
         elif isinstance(node, ast.BinOp):
             _operation(node)
         elif isinstance(node, ast.keyword):
             check_names(() if node.arg is None else (node.arg,))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             _import(node)
+
+
+def _exempt(nodes: Sequence[ast.AST]) -> set[int]:
+    """Return the nodes that have rules of their own: the name `getattr`, and the only use of `nn.utils`."""
+    exempt = {id(node.func) for node in nodes if is_digit_attribute(node)}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr.endswith("_norm") and dotted(node) in PARAMETRISATIONS:
+            exempt.update(id(inner) for inner in walk(node) if isinstance(inner, ast.Attribute))
+    return exempt
 
 
 def check_bound(names: Iterable[str], taken: Set[str]) -> None:
@@ -175,9 +180,8 @@ def _name(name: str, known: Set[str], own: Set[str]) -> None:
 
 def _attribute(node: ast.Attribute) -> None:
     name = node.attr
-    if not is_identifier(name) or (name.startswith("__") and name not in DUNDERS | {"__name__"}):
-        raise Refused(f"it uses the attribute {name!a}")
-    if name in FORBIDDEN_ATTRIBUTES and not of_self(node):
+    is_private = name.startswith("__") and name not in DUNDERS | {"__name__"}
+    if not is_identifier(name) or is_private or (name in FORBIDDEN_ATTRIBUTES and not of_self(node)):
         raise Refused(f"it uses the attribute {name!a}")
 
 

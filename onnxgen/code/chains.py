@@ -37,12 +37,13 @@ from onnxgen.code.alike import (
     has_arguments,
     height,
     items_of,
+    repeats,
     written_once,
 )
 from onnxgen.code.class_tree import ClassTree, length
-from onnxgen.code.printer import GLANCE, INDENT, LINE_LENGTH
+from onnxgen.code.printer import GLANCE, INDENT, LINE_LENGTH, target
 from onnxgen.code.quote import call, quote, rewrite, walk
-from onnxgen.code.torch_api import SIGNATURES, dotted
+from onnxgen.code.torch_api import SIGNATURES, dotted, function_of
 from onnxgen.common.names import UNUSED
 
 LAYERS, DIMS, DEPTH = "layers", "dims", "depth"
@@ -144,17 +145,14 @@ class _Chains(Lists):
         wholes = [_counted(item) for item in items]
         begins = {sum(map(len, wholes[:i])): i for i in range(len(wholes) + 1)}
         items = self._full([item for whole in wholes for item in whole])
-        outlines = [self.outline(item) for item in items]
+        outlines = [*map(self.outline, items)]
         for period in range(1, min(MAX_PERIOD, len(items) // 2) + 1):
             for start in range(len(items) - 2 * period + 1):
                 if not isinstance(items[start], ast.Call) or not has_arguments(items[start]):
                     continue  # a group does not begin with the activation of the layer before it
-                end = start + period
-                while end < len(items) and outlines[end] == outlines[end - period]:
-                    end += 1
-                groups = [items[i : i + period] for i in range(start, end - period + 1, period)]
-                end = start + period * len(groups)
-                if len(groups) > 1 and begins.keys() >= {start, end}:
+                end = start + period * repeats(outlines, start, period)
+                if end - start > period and begins.keys() >= {start, end}:
+                    groups = [items[i : i + period] for i in range(start, end, period)]
                     leaves = [[leaf for item in group for leaf in self.leaves(item)] for group in groups]
                     yield _Run(begins[start], begins[end], groups[0], leaves)
 
@@ -191,68 +189,68 @@ class _Chains(Lists):
             return []
         if run.rest:
             return self._over_rows(statement, begin, behind, run)
-        loop = ast.For(_target([UNUSED]), call("range", len(run.leaves)), self._appended(run, {}), [])
+        loop = ast.For(target([UNUSED]), call("range", len(run.leaves)), self._appended(run, {}), [])
         return [_list_of(begin), loop, _made_of(statement, behind)] if len(run.group) > 1 else []
 
     def _over_sizes(
         self, statement: ast.stmt, begin: list[ast.expr], behind: list[ast.expr], run: _Run, is_many: bool
     ) -> list[ast.stmt]:
         """A run that goes through sizes: all of a table, perhaps behind another size, or others if they are many."""
-        trees = [run.tree(run.before, 0), *(run.tree(run.after, i) for i in range(len(run.leaves)))]
-        sizes = [*map(ast.unparse, trees)]
-        is_plain = is_many and len({*zip(run.before, run.after)}) == len(run.leaves)  # else equal items are repeated
-        if len(run.group) == 1 and any(entry(node) is not None for tree in trees for node in walk(tree)):
-            is_plain = False  # `Block(c1, c2)` reads as well as a list of entries
-        dims: ast.expr | None = ast.List(trees, ast.Load()) if is_plain else None
-        for table, count in self._tables():
-            whole = [f"{table}[{i}]" for i in range(count)]
-            if whole in (sizes, sizes[1:]) and self._is_free(table, count, statement):
-                self.opened[table] = count
-                dims = quote(table) if sizes == whole else quote("[n, *dims]", n=trees[0], dims=quote(table))
+        dims = self._dims(statement, run, is_many)
         if dims is None:
             return []
         first = [] if isinstance(dims, ast.Name) else [_assigned(DIMS, dims)]
         source = quote("zip(dims, dims[1:])", dims=quote(DIMS) if first else dims)
         names = dict(zip((run.before, run.after), (letter for letter in ascii_lowercase if letter not in self.taken)))
-        target = _target([*names.values()])
+        variables = target([*names.values()])
         if len(run.group) > 1:
-            loop = ast.For(target, source, self._appended(run, names), [])
+            loop = ast.For(variables, source, self._appended(run, names), [])
             return [*first, _list_of(begin), loop, _made_of(statement, behind)]
         (item,) = self._made(run, names)
-        row = ast.ListComp(item, [ast.comprehension(target, source, [], 0)])
+        row = ast.ListComp(item, [ast.comprehension(variables, source, [], 0)])
         return [*first, _made_of(statement, [*begin, ast.Starred(row, ast.Load()), *behind], [])]
+
+    def _dims(self, statement: ast.stmt, run: _Run, is_many: bool) -> ast.expr | None:
+        """Return the sizes that a run goes through: a table, or a list; None if that is not worth it."""
+        trees = [run.tree(run.before, 0), *(run.tree(run.after, i) for i in range(len(run.leaves)))]
+        sizes = [*map(ast.unparse, trees)]
+        dims: ast.expr | None = None
+        is_repeated = len({*zip(run.before, run.after)}) < len(run.leaves)  # equal items are in a loop anyway
+        # `Block(c1, c2)` reads as well as a list of entries
+        has_entries = any(entry(node) is not None for tree in trees for node in walk(tree))
+        if is_many and not is_repeated and not (len(run.group) == 1 and has_entries):
+            dims = ast.List(trees, ast.Load())
+        for table, count in self._tables():
+            whole = [f"{table}[{i}]" for i in range(count)]
+            if whole in (sizes, sizes[1:]) and self._is_free(table, count, statement):
+                self.opened[table] = count
+                dims = quote(table) if sizes == whole else quote("[n, *dims]", n=trees[0], dims=quote(table))
+        return dims
 
     def _over_rows(
         self, statement: ast.stmt, begin: list[ast.expr], behind: list[ast.expr], run: _Run
     ) -> list[ast.stmt]:
         """All items of a class that also differ in other numbers: a row has these, and how many items it makes."""
-        names, others = (
-            self._names_of(run),
-            {dotted(one.func) for one in (*begin, *behind) if isinstance(one, ast.Call)},
-        )
-        if names is None or len(run.group) > 1 or dotted(run.group[0].func) in others:  # type: ignore[attr-defined]
+        names = self._names_of(run)
+        others = {function_of(item) for item in (*begin, *behind)}
+        if names is None or len(run.group) > 1 or function_of(run.group[0]) in others:
             return []
         once, stages = min(((column, run.stages(column)) for column in (NONE, *run.rest)), key=lambda one: len(one[1]))
         is_deep = DEEP * len(stages) <= len(run.leaves) and {DEPTH, "i"}.isdisjoint({*self.taken, *names.values()})
         if not is_deep:
             once, stages = NONE, [[i] for i in range(len(run.leaves))]
         rows: list[ast.expr] = []
-        for first, *more in stages:
-            width, *rest = (run.tree(column, first) for column in (run.after, *run.rest))
-            depth = [ast.Constant(1 + len(more))] if is_deep else []
-            rows.append(ast.Tuple([width, *depth, *rest], ast.Load()))
+        for turns in stages:
+            width, *rest = (run.tree(column, turns[0]) for column in (run.after, *run.rest))
+            rows.append(ast.Tuple([width, *[ast.Constant(len(turns))] * is_deep, *rest], ast.Load()))
         walked = _assigned(names[run.before], ast.Name(names[run.after], ast.Load()))
         body: list[ast.stmt] = [*self._appended(run, names, once), walked]
         if is_deep:
-            body = [ast.For(_target(["i" if once else UNUSED]), call("range", ast.Name(DEPTH, ast.Load())), body, [])]
-        target = _target([names[run.after], *[DEPTH] * is_deep, *(names[column] for column in run.rest)])
-        loop = ast.For(target, ast.Tuple(rows, ast.Load()), body, [])
-        return [
-            _list_of(begin),
-            _assigned(names[run.before], run.tree(run.before, 0)),
-            loop,
-            _made_of(statement, behind),
-        ]
+            body = [ast.For(target(["i" if once else UNUSED]), call("range", ast.Name(DEPTH, ast.Load())), body, [])]
+        row = target([names[run.after], *[DEPTH] * is_deep, *(names[column] for column in run.rest)])
+        first = _assigned(names[run.before], run.tree(run.before, 0))
+        loop = ast.For(row, ast.Tuple(rows, ast.Load()), body, [])
+        return [_list_of(begin), first, loop, _made_of(statement, behind)]
 
     def _with_last(self, statement: ast.stmt) -> ast.stmt:
         """Return a statement with `widths[-1]` for the last entry of a table that may have any length."""
@@ -280,11 +278,14 @@ class _Chains(Lists):
         if not {*read} <= {0, count - 1} or len(read) < sum(isinstance(n, ast.Name) and n.id == table for n in nodes):
             return False
         assert isinstance(statement, ast.Assign)
-        container, name = dotted(statement.value.func), dotted(statement.targets[0])  # type: ignore[attr-defined]
+        is_row = function_of(statement.value) == SEQUENTIAL
+        return is_row and self._is_called(dotted(statement.targets[0])) and not self.tree.ties
+
+    def _is_called(self, name: str) -> bool:
+        """True if a layer is always called as a whole."""
         inside = [node for part in (*self.tree.body, *self.tree.own) for node in walk(part)]
-        calls = sum(isinstance(node, ast.Call) and dotted(node.func) == name for node in inside)
         places = sum(isinstance(node, ast.Attribute) and dotted(node) == name for node in inside)
-        return container == SEQUENTIAL and calls == places and not self.tree.ties
+        return sum(function_of(node) == name for node in inside) == places
 
     def _names_of(self, run: _Run) -> dict[Column, str] | None:
         """Return the names of the variables of a loop over rows; None if a width has none."""
@@ -349,11 +350,6 @@ def _made_of(statement: ast.stmt, items: list[ast.expr], before: Sequence[str] =
     return ast.Assign(statement.targets, filled(statement.value, [*lists, *items]))
 
 
-def _target(names: list[str]) -> ast.expr:
-    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
-    return targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
-
-
 def _counted(item: ast.expr) -> list[ast.expr]:
     """Return the items that `*[layer for _ in range(3)]` makes, or the item alone."""
     comprehension = item.value if isinstance(item, ast.Starred) else None
@@ -402,21 +398,20 @@ def written_short(classes: Sequence[ClassTree], reserved: frozenset[str]) -> lis
 
 def _taken_apart(tree: ClassTree, reserved: frozenset[str]) -> ClassTree | None:
     """Return a class that takes a table apart; None if that is not worth a line."""
-    default = next((p.default for p in tree.parameters if p.name == TABLE and p.default), None)
-    names = [f"c{i + 1}" for i, _ in enumerate(ast.literal_eval(default) if default else ())]
-    taken = {node.id for part in tree.setup for node in walk(part) if isinstance(node, ast.Name)}
+    default = next((p.default for p in tree.parameters if p.name == TABLE and p.default), "()")
+    names = [f"c{i + 1}" for i in range(len(ast.literal_eval(default)))]
     uses = Counter(map(entry, _of_table(tree)))
     if len(names) < LEAST_ENTRIES or sum(uses.values()) < OFTEN * len(names) or tree.items:
         return None
-    if not {*names}.isdisjoint(taken | {parameter.name for parameter in tree.parameters} | reserved):
+    taken = {dotted(node) for part in tree.setup for node in walk(part)}
+    if not {*names}.isdisjoint((*taken, *(parameter.name for parameter in tree.parameters), *reserved)):
         return None
 
     def named(node: ast.AST) -> ast.expr | None:
         place = entry(node) if _is_of_table(node) else None
         return None if place is None else ast.Name(names[place], ast.Load())
 
-    targets: list[ast.expr] = [ast.Name(name if i in uses else UNUSED, ast.Store()) for i, name in enumerate(names)]
-    apart = ast.Assign([ast.Tuple(targets, ast.Store())], ast.Name(TABLE, ast.Load()))
+    apart = ast.Assign([target([n if i in uses else UNUSED for i, n in enumerate(names)])], quote(TABLE))
     return replace(tree, setup=[apart, *(rewrite(part, named) for part in tree.setup)])
 
 

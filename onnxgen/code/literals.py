@@ -314,14 +314,19 @@ def _multiples(array: NDArray[Any], step: float, form: Form) -> Iterator[tuple[i
         if abs(whole) > 1 and abs(whole * one - 1) < 1e-5:
             ways.append((f"({template}) / s", numbers / kind(whole), whole))
         for way, values, s in ways:
-            offset = float(array[0]) - float(values[0])
-            for c in {0.0, *_rounded(offset, kind)} if abs(offset) > abs(step) / 1000 else {0.0}:
-                if same_bits(values + kind(c) if c else values, array):
-                    number = s if isinstance(s, int) else form.number(kind(s))
-                    text = way if c == 0 else f"{way} + c" if c > 0 else f"{way} - c"
-                    expression = quote(text, x=counts, s=number, c=form.number(kind(abs(c))))
-                    usual = 4 if s == array.size and isinstance(s, int) else 0  # the centres of as many pixels
-                    yield _cost(s, *([c, 0.0] if c else []), first) - usual, expression
+            for c in _offsets(array, values, step):
+                number = s if isinstance(s, int) else form.number(kind(s))
+                text = way if c == 0 else f"{way} + c" if c > 0 else f"{way} - c"
+                expression = quote(text, x=counts, s=number, c=form.number(kind(abs(c))))
+                usual = 4 if s == array.size and isinstance(s, int) else 0  # the centres of as many pixels
+                yield _cost(s, *([c, 0.0] if c else []), first) - usual, expression
+
+
+def _offsets(array: NDArray[Any], values: NDArray[Any], step: float) -> list[float]:
+    """Return the numbers that make values an array bit for bit when they are added."""
+    kind, offset = array.dtype.type, float(array[0]) - float(values[0])
+    candidates = {0.0, *_rounded(offset, kind)} if abs(offset) > abs(step) / 1000 else {0.0}
+    return [c for c in candidates if same_bits(values + kind(c) if c else values, array)]
 
 
 def same_bits(computed: NDArray[Any], array: NDArray[Any]) -> bool:
@@ -411,13 +416,9 @@ def grids(slow: Array, fast: Array) -> list[tuple[Array, Array]] | None:
 
 def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
     flip = ".flip(-1)" if flips else ""
-    if form.dtype == ir.DataType.FLOAT and flips and not form.is_loaded and (scaling := _scale(u, v)) is not None:
-        offset, divides, scale = scaling
-        number = form.number(scale) if scale != int(scale) else int(scale)
-        stride = OMIT if divides or scale == 1 else number
-        grid = call("make_grid", len(u), len(v), stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
-        return quote("x / s", x=grid, s=number) if divides else grid
     if form.dtype == ir.DataType.FLOAT:
+        if flips and not form.is_loaded and (scaling := _scale(u, v)) is not None:
+            return _centres(len(u), len(v), *scaling, form)
         sides = [form.call("torch.arange", len(side), implied=ir.DataType.FLOAT) for side in (u, v)]
         grid = quote(f"torch.cartesian_prod(a, b){flip}", a=sides[0], b=sides[1])
         scaled = _scaled(u, v, grid, form)
@@ -425,6 +426,14 @@ def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
             return scaled
     a, b = listed(u, form), listed(v, form)
     return None if a is None or b is None else quote(f"torch.cartesian_prod(a, b){flip}", a=a, b=b)
+
+
+def _centres(height: int, width: int, offset: float, divides: bool, scale: Any, form: Form) -> ast.expr:
+    """`make_grid(h, w, stride)`, a helper."""
+    number = form.number(scale) if scale != int(scale) else int(scale)
+    stride = OMIT if divides or scale == 1 else number
+    grid = call("make_grid", height, width, stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
+    return quote("x / s", x=grid, s=number) if divides else grid
 
 
 def _scaled(u: Array, v: Array, grid: ast.expr, form: Form) -> ast.expr | None:
@@ -482,22 +491,31 @@ def combined(array: Array, form: Form) -> ast.expr | None:
     """`torch.arange(h)[:, None] - torch.arange(w)`: vectors along the axes, added, or multiplied if there are two."""
     if form.dtype not in TABLE_TYPES or array.size <= FEW or not 2 <= array.ndim <= 4 or not np.isfinite(array).all():
         return None
-    if form.dtype == ir.DataType.FLOAT and not bool((array == np.rint(array)).all() and np.abs(array).max() < 1 << 22):
+    lines = _summands(array) if form.dtype != ir.DataType.FLOAT or _is_exact(array) else None
+    if lines is None:
         return _product(array, form) if array.ndim == 2 else None
-    lines = [np.moveaxis(array, axis, -1).reshape(-1, n)[0] for axis, n in enumerate(array.shape)]
-    lines = [line - line[0] if axis else line for axis, line in enumerate(lines)]
-    shaped = [line.reshape((-1,) + (1,) * (array.ndim - 1 - axis)) for axis, line in enumerate(lines)]
-    if not np.array_equal(reduce(np.add, shaped), array):
-        return _product(array, form) if array.ndim == 2 else None
-    falls = [bool(line.size > 1 and line[-1] < line[0] and axis) for axis, line in enumerate(lines)]
     whole: ast.expr | None = None
     for axis, line in enumerate(lines):
-        term = listed(-line if falls[axis] else line, form)
+        falls = bool(axis and line[-1] < line[0])
+        term = listed(-line if falls else line, form)
         if term is None:
             return None
         term = _upright(term, array.ndim - 1 - axis)
-        whole = term if whole is None else quote("x - y" if falls[axis] else "x + y", x=whole, y=term)
+        whole = term if whole is None else quote("x - y" if falls else "x + y", x=whole, y=term)
     return whole
+
+
+def _summands(array: Array) -> list[Array] | None:
+    """Return the vectors along the axes whose sum an array is, or None."""
+    lines = [np.moveaxis(array, axis, -1).reshape(-1, n)[0] for axis, n in enumerate(array.shape)]
+    lines = [line - line[0] if axis else line for axis, line in enumerate(lines)]
+    shaped = [line.reshape((-1,) + (1,) * (array.ndim - 1 - axis)) for axis, line in enumerate(lines)]
+    return lines if np.array_equal(reduce(np.add, shaped), array) else None
+
+
+def _is_exact(array: Array) -> bool:
+    """Return True for whole numbers whose sums are exact in float32."""
+    return bool((array == np.rint(array)).all() and np.abs(array).max() < 1 << 22)
 
 
 def _product(array: Array, form: Form) -> ast.expr | None:

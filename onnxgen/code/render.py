@@ -293,16 +293,23 @@ def _imports(frame: Frame, text: str, own: list[str], own_imports: Mapping[str, 
         wanted |= {"safe_open": ("safetensors", "safe_open")}
     if frame.sharded:
         wanted |= {"json": ("json", ""), "SafetensorError": ("safetensors", "SafetensorError")}
-    whole = sorted(
-        f"import {m}" + ("" if m == name else f" as {name}") for name, (m, part) in wanted.items() if not part
-    )
+    lines = _import_lines(wanted)
+    standard = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
+    return {"stdlib": standard, "packages": [line for line in lines if line not in standard]}
+
+
+def _import_lines(wanted: Mapping[str, Import]) -> list[str]:
+    """Return the statements that import something by its name in the file: modules, then names from modules."""
+    wholes = [f"import {_renamed(module, name)}" for name, (module, part) in wanted.items() if not part]
     parts: dict[str, list[str]] = {}
     for name, (module, part) in wanted.items():
         if part:
-            parts.setdefault(module, []).append(part if part == name else f"{part} as {name}")
-    lines = whole + [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(parts.items())]
-    standard = [line for line in lines if line.split()[1].split(".")[0] in sys.stdlib_module_names]
-    return {"stdlib": standard, "packages": [line for line in lines if line not in standard]}
+            parts.setdefault(module, []).append(_renamed(part, name))
+    return sorted(wholes) + [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(parts.items())]
+
+
+def _renamed(name: str, local: str) -> str:
+    return name if name == local else f"{name} as {local}"
 
 
 def aligned(rows: Mapping[str, list[tuple[str, str, str]]]) -> list[str]:

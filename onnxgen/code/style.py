@@ -271,10 +271,8 @@ class _Sizes:
         if not isinstance(tree, ast.Call):
             return ""
         if isinstance(tree.func, ast.Attribute) and tree.func.attr == "chunk":
-            is_last = [(k.arg, ast.unparse(k.value)) for k in tree.keywords] == [("dim", "-1")]
-            argument = tree.args[0] if len(tree.args) == 1 and is_last else None
-            count = argument.value if isinstance(argument, ast.Constant) else 0
-            return self._like(tree.func.value, parts * count) if isinstance(count, int) and count else ""
+            count = _chunks(tree)
+            return self._like(tree.func.value, parts * count) if count else ""
         layer = self.layers.get(ast.unparse(tree.func))
         if layer is None or len(tree.args) != 1 or tree.keywords:
             return ""
@@ -294,6 +292,13 @@ class _Sizes:
             return HEADED
         is_turned = tree.func.attr == "transpose" and _text(tree.args) == "(1, 2)"
         return MERGED if is_turned and self._attended(tree.func.value) == HEADED else ""
+
+
+def _chunks(call: ast.Call) -> int:
+    """Return the number of parts of `x.chunk(3, dim=-1)`, 0 if they are of another axis or not known."""
+    is_last = [(k.arg, ast.unparse(k.value)) for k in call.keywords] == [("dim", "-1")]
+    count = call.args[0] if len(call.args) == 1 and is_last else None
+    return count.value if isinstance(count, ast.Constant) and isinstance(count.value, int) else 0
 
 
 def _text(trees: Sequence[ast.expr]) -> str:

@@ -163,12 +163,12 @@ def misfit(call: ast.Call) -> str:
     parameters = SIGNATURES.get(name)
     if parameters is None:
         return ""
-    starred = any(isinstance(argument, ast.Starred) for argument in call.args)
-    left = parameters if starred else parameters[len(call.args) :]
-    if not starred and len(call.args) > len(parameters):
-        return f"{name} with {len(call.args)} arguments"
-    wrong = [f"{k.arg}=" for k in call.keywords if k.arg is not None and k.arg not in left]
-    return f"{name} with {wrong[0]}" if wrong else ""
+    if not any(isinstance(argument, ast.Starred) for argument in call.args):
+        if len(call.args) > len(parameters):
+            return f"{name} with {len(call.args)} arguments"
+        parameters = parameters[len(call.args) :]
+    wrong = next((k.arg for k in call.keywords if k.arg not in (None, *parameters)), None)
+    return f"{name} with {wrong}=" if wrong else ""
 
 
 def is_none(tree: ast.expr) -> bool:
