@@ -61,18 +61,20 @@ def raw_values(graph: ir.Graph) -> list[ir.Value]:
 def is_layer(node: ir.Node) -> bool:
     """Return True for a layer with trained weights, or a trained bias or scale of its channels."""
     trained = [index for index, value in enumerate(node.inputs) if value is not None and _is_trained(value)]
-    if any(index in known(node).weights for index in trained) or (trained and is_a(node, NORM)):
+    if any(index in known(node).weights or is_a(node, NORM) for index in trained):
         return True
     if not is_a(node, ADDS, SCALES) or len(node.inputs) != 2 or len(trained) != 1:
         return False
     tensor, data = stored(node.inputs[trained[0]]), node.inputs[1 - trained[0]]
     producer = None if data is None else data.producer()
-    if tensor is None or producer is None:
-        return False
-    shape = tensor.shape.numpy()
-    if producer.op_type == "MatMul":
+    return tensor is not None and producer is not None and _is_of_channels(tensor.shape.numpy(), producer)
+
+
+def _is_of_channels(shape: Sequence[int], layer: ir.Node) -> bool:
+    """Return True if a bias or scale has an element for each channel of a layer's result."""
+    if layer.op_type == "MatMul":
         return len(shape) == 1
-    return is_layer(producer) and len(shape) >= 3 and tuple(shape[-2:]) == (1, 1)
+    return is_layer(layer) and len(shape) >= 3 and tuple(shape[-2:]) == (1, 1)
 
 
 def _is_trained(value: ir.Value) -> bool:
@@ -176,19 +178,15 @@ def undecoded(maps: Maps, probe: Probe) -> Reading | None:
             continue
         tail = _tail_of_boxes(maps, levels, "", 1)
         raw = corners(replace(tail, kind="distances"), drawn)
+        centres = np.concatenate([(cells_of(level) + 0.5) * level.stride for level in levels])
+        far = np.concatenate([np.full((count, 1), level.stride) for count, level in zip(grid.counts, levels)])
         for value in probe.seen(grid.counts):
             for order in grid.orders():
                 table = value.drawn[order][:, :4]  # YOLOX has objects and classes behind them
-                low = [(cells_of(level) + 0.5) * level.stride for level in levels]
-                far = np.concatenate([np.full(len(cells), level.stride) for cells, level in zip(low, levels)])[:, None]
-                centres = np.concatenate(low)
-                if table.shape[1] == 4 and np.allclose(
-                    raw,
-                    np.concatenate((centres - table[:, :2] * far, centres + table[:, 2:] * far), 1),
-                    ACCURACY,
-                    10 * ACCURACY,
-                ):
-                    return Reading(replace(tail, decoded=""), order, series)
+                if table.shape[1] == 4:
+                    moved = np.concatenate((centres - table[:, :2] * far, centres + table[:, 2:] * far), 1)
+                    if np.allclose(raw, moved, ACCURACY, 10 * ACCURACY):
+                        return Reading(replace(tail, decoded=""), order, series)
     return None
 
 
@@ -198,21 +196,23 @@ def splits(maps: Maps) -> Iterator[tuple[tuple[int, ...], Grid, list[Channels], 
         counts = [maps.channels[index] for index in series]
         if all(count % 4 == 0 for count in counts):
             if len(set(counts)) == 1:
-                yield (
-                    series,
-                    Grid(maps.sizes, (1,) * len(series)),
-                    [Channels(i, 0, counts[0], counts[0]) for i in series],
-                    counts[0] // 4,
-                )
+                grid = Grid(maps.sizes, (1,) * len(series))
+                yield series, grid, [Channels(i, 0, counts[0], counts[0]) for i in series], counts[0] // 4
             if max(counts) > 4:
                 anchors = tuple(count // 4 for count in counts)
                 yield series, Grid(maps.sizes, anchors), [Channels(i, 0, 4, 4) for i in series], 1
-        for anchors_of_all in range(1, counts[0] // 5 + 1) if len(set(counts)) == 1 else ():
-            step, rest = divmod(counts[0], anchors_of_all)
-            if not rest:
-                grid = Grid(maps.sizes, (anchors_of_all,) * len(series))
-                for bins in (1, *range(2, (step - 1) // 4 + 1)) if anchors_of_all == 1 else (1,):
-                    yield series, grid, [Channels(i, 0, 4 * bins, step) for i in series], bins
+        if len(set(counts)) == 1:
+            yield from _splits_with_classes(maps, series, counts[0])
+
+
+def _splits_with_classes(
+    maps: Maps, series: tuple[int, ...], count: int
+) -> Iterator[tuple[tuple[int, ...], Grid, list[Channels], int]]:
+    """Yield the ways in which maps of `count` channels may hold boxes and their classes."""
+    for anchors in (n for n in range(1, count // 5 + 1) if count % n == 0):
+        step, grid = count // anchors, Grid(maps.sizes, (anchors,) * len(series))
+        for bins in (1, *range(2, (step - 1) // 4 + 1)) if anchors == 1 else (1,):
+            yield series, grid, [Channels(i, 0, 4 * bins, step) for i in series], bins
 
 
 def _readings(maps: Maps, grid: Grid, channels: list[Channels], bins: int, value: Seen) -> Iterator[Tail]:
@@ -344,27 +344,33 @@ def _comes_before(tail: Tail, maps: Sequence[Array], tables: list[Array]) -> boo
 def _options(maps: Maps, reading: Reading) -> Iterator[Tail]:
     """Yield the tail with every choice of channels for its classes and its objectness."""
     levels = reading.tail.levels
-    anchors = [len(level.anchors) for level in levels]
     step, first = levels[0].boxes.step, levels[0].boxes.count
     if step > first + 1 and reading.tail.kind not in NO_OBJECTS:
         objects = [Channels(level.boxes.map, first, 1, step) for level in levels]
         classes = [Channels(level.boxes.map, first + 1, step - first - 1, step) for level in levels]
         yield _tail_with(reading, classes, objects)
     if step > first:
-        yield from _activated(
-            _tail_with(reading, [Channels(level.boxes.map, first, step - first, step) for level in levels])
-        )
-    parts = {}
+        classes = [Channels(level.boxes.map, first, step - first, step) for level in levels]
+        yield from _activated(_tail_with(reading, classes))
+    parts = _other_maps(maps, reading)
+    for classes in parts:
+        for objects in parts:
+            if objects is not classes and objects[0].count == 1:
+                yield _tail_with(reading, classes, objects)
+    for classes in parts:
+        yield from _activated(_tail_with(reading, classes))
+
+
+def _other_maps(maps: Maps, reading: Reading) -> list[list[Channels]]:
+    """Return the channels of the other series of maps, by level, where all have as many for each anchor."""
+    parts = []
     for series in maps.series:
-        divided = [divmod(maps.channels[index], count) for index, count in zip(series, anchors)]
-        if series != reading.series and len(set(divided)) == 1 and not divided[0][1]:
-            parts[series] = [Channels(index, 0, divided[0][0], divided[0][0]) for index in series]
-    for series, channels in parts.items():
-        for other, objects in parts.items():
-            if other != series and objects[0].count == 1:
-                yield _tail_with(reading, channels, objects)
-    for channels in parts.values():
-        yield from _activated(_tail_with(reading, channels))
+        pairs = zip(series, reading.tail.levels)
+        divided = {divmod(maps.channels[index], len(level.anchors)) for index, level in pairs}
+        if series != reading.series and len(divided) == 1:
+            ((count, rest),) = divided
+            parts += [] if rest else [[Channels(index, 0, count, count) for index in series]]
+    return parts
 
 
 def _activated(tail: Tail) -> Iterator[Tail]:
@@ -438,19 +444,22 @@ def find_tail(model: ir.Model) -> Tail:
     maps = _maps(model, spatial)
     probe = Probe(Response(model, raw, behind(raw, model.graph)))
     hints = [_hint(value) for value in spatial]
-    reading = boxes(maps, probe)
-    if reading is not None:
+    if (reading := boxes(maps, probe)) is not None:
         tail = with_classes(maps, probe, reading, hints)
-        if tail is None:
-            raise OnnxgenError(f"boxes are decoded from {_told(spatial)}, but no map has their classes", help=CUT)
+        what = f"boxes are decoded from {_told(spatial)}, but no map has their classes"
     else:
-        reading = undecoded(maps, probe)
-        tail = None if reading is None else with_classes(maps, probe, reading, hints)
-        tail = None if tail is None else published(tail)
-        if tail is None:
-            what = f"the layers end in {_told(raw)}, and nothing behind them decodes boxes in a known way"
-            raise OnnxgenError(what, help=CUT)
+        tail = _published_tail(maps, probe, hints)
+        what = f"the layers end in {_told(raw)}, and nothing behind them decodes boxes in a known way"
+    if tail is None:
+        raise OnnxgenError(what, help=CUT)
     return _used(tail, [str(value.name) for value in raw])
+
+
+def _published_tail(maps: Maps, probe: Probe, hints: Sequence[str]) -> Tail | None:
+    """Return the tail of a head that the published program decodes."""
+    reading = undecoded(maps, probe)
+    tail = None if reading is None else with_classes(maps, probe, reading, hints)
+    return None if tail is None else published(tail)
 
 
 def _maps(model: ir.Model, spatial: Sequence[ir.Value]) -> Maps:

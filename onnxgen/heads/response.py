@@ -45,21 +45,13 @@ class Response:
 
     def __init__(self, model: ir.Model, raw: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> None:
         self.shapes = {str(value.name): sizes(value) for value in raw}
-        left, computed = list[ir.Node](), set[ir.Value](raw)
-        late = set[ir.Value]()
-        for node in nodes:
-            operands = [value for value in node.inputs if value is not None]
-            if is_a(node, SELECTS) or not late.isdisjoint(operands) or any(True for _ in subgraphs(node)):
-                late.update(node.outputs)
-                continue
-            left.append(node)
-            computed.update(node.outputs)
-        beside = {v for node in left for v in node.inputs if v is not None} - computed
+        early = _before_choices(nodes)
+        ends = [value for node in early for value in node.outputs]
+        beside = {value for node in early for value in node.inputs if value is not None} - {*raw, *ends}
         self.beside = {str(v.name): sizes(v) for v in beside if v.const_value is None and v.name}
-        ends = [v for node in left for v in node.outputs if v.name]
-        self.names = [str(v.name) for v in ends]
-        stored = [v for v in beside if v.const_value is not None]
-        self.evaluator = _evaluator(model, left, stored, [*self.shapes, *self.beside], self.names)
+        self.names = [str(value.name) for value in ends if value.name]
+        stored = [value for value in beside if value.const_value is not None]
+        self.evaluator = _evaluator(model, early, stored, [*self.shapes, *self.beside], self.names)
 
     def __call__(self, maps: Mapping[str, Array]) -> dict[str, Array]:
         """Return the float values behind the raw maps of these names."""
@@ -72,22 +64,30 @@ class Response:
         return {name: value for name, value in zip(self.names, outputs) if getattr(value, "dtype", None) == np.float32}
 
 
+def _before_choices(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """Return the nodes that are computed before anything is chosen, without those that run graphs."""
+    early, late = list[ir.Node](), set[ir.Value | None]()
+    for node in nodes:
+        if is_a(node, SELECTS) or not late.isdisjoint(node.inputs) or any(True for _ in subgraphs(node)):
+            late.update(node.outputs)
+        else:
+            early.append(node)
+    return early
+
+
 def sizes(value: ir.Value) -> tuple[int, ...]:
     """Return the sizes of a value. An open first axis counts as 1.
 
     Raises:
         OnnxgenError: another axis is open.
     """
-    shape = info(value).shape
-    dims = (
-        None
-        if shape is None
-        else tuple(1 if not axis and not isinstance(d, int) else d for axis, d in enumerate(shape))
-    )
-    if dims is None or not all(isinstance(size, int) for size in dims):
+    dims = info(value).shape
+    if dims and not isinstance(dims[0], int):
+        dims = (1, *dims[1:])
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
         what = f"the sizes of {printable(value.name or '')} are not fixed"
         raise OnnxgenError(what, help=FIX_SHAPE)
-    return tuple(int(size) for size in dims)  # type: ignore[arg-type]
+    return tuple(int(dim) for dim in dims)  # type: ignore[arg-type]
 
 
 def _evaluator(
@@ -177,14 +177,16 @@ class Probe:
 
     def seen(self, counts: Sequence[int]) -> list[Seen]:
         """Return what has a row for each point of levels with so many points. Array of the whole graph come last."""
-        joined, whole = list[Seen](), [self._one(name, sum(counts)) for name in self.names]
-        if len(counts) > 1:
-            each = [[one for name in self.names if (one := self._one(name, count)) is not None] for count in counts]
-            for parts in zip(*each) if len(set(counts)) == len(counts) and len({len(e) for e in each}) == 1 else ():
-                if len({part.drawn.shape[1] for part in parts}) == 1:
-                    tables = (np.concatenate([getattr(p, kind) for p in parts]) for kind in ("zeros", "ones", "drawn"))
-                    joined.append(Seen(parts[0].name, *tables))
-        return joined + [one for one in whole if one is not None]
+        joined: list[Seen] = []
+        if len(set(counts)) == len(counts) > 1:
+            each = [self._with_points(count) for count in counts]
+            if len(set(map(len, each))) == 1:
+                joined = [_joined(parts) for parts in zip(*each) if len({part.drawn.shape[1] for part in parts}) == 1]
+        return joined + self._with_points(sum(counts))
+
+    def _with_points(self, points: int) -> list[Seen]:
+        """Return the values that have a row for each of some points."""
+        return [one for name in self.names if (one := self._one(name, points)) is not None]
 
     def _one(self, name: str, points: int) -> Seen | None:
         tables = [_table(value[name], points) for value in self.values]
@@ -198,6 +200,12 @@ def _table(value: Array, points: int) -> Array | None:
     if table.ndim != 2 or table.shape[0] == table.shape[1] or points not in table.shape:
         return None
     return (table if table.shape[0] == points else table.T).astype(np.float64)
+
+
+def _joined(parts: Sequence[Seen]) -> Seen:
+    """Return the values of all levels as one."""
+    tables = (np.concatenate([getattr(part, kind) for part in parts]) for kind in ("zeros", "ones", "drawn"))
+    return Seen(parts[0].name, *tables)
 
 
 def corners(tail: Tail, maps: Sequence[Array]) -> Array:

@@ -226,19 +226,28 @@ def _freed_batch(model: ir.Model) -> dict[str, str]:
 
 def _tensors(module: ModuleDef, model: ir.Model, options: Options) -> tuple[Tensors, dict[str, Any]]:
     """Return the sidecar's tensors, and how to rebuild the ONNX tensors (not those that a pass made, or `--const`)."""
-    restored, stored = RESTORED.get(model) or [], model.graph.initializers.values()
-    tied = {tie.names[1] for tie in module.ties}
+    tied = _tied(module)
     sources = {key: s for member in module.members for key, s in member.state_keys() if key not in tied}
     copies = [(tie.names[0], tie.copy) for tie in module.ties if tie.copy is not None]
-    copies += twins(sources, stored)
+    copies += twins(sources, model.graph.initializers.values())
     tensors: Tensors = dict(sources)
     for member in module.members:
         tensors.update({member.state_key(key): array for key, array in member.extra.items()})
     tensors.update(module.constants)
-    not_stored = frozenset(options.const).union(name for norm in restored for name in norm.made)
+    not_stored = _of_passes(model).union(options.const)
     not_stored |= {p.name for s in sources.values() for p in s.pieces if isinstance(p.tensor, UnpackedTensor)}
     known = {key: source for key, source in sources.items() if not not_stored.issuperset(source.names)}
-    return tensors, way_back(known, copies, folds(restored, sources))
+    return tensors, way_back(known, copies, folds(RESTORED.get(model) or [], sources))
+
+
+def _tied(module: ModuleDef) -> set[str]:
+    """Return the keys of the state dict that are another's parameter."""
+    return {tie.names[1] for tie in module.ties}
+
+
+def _of_passes(model: ir.Model) -> frozenset[str]:
+    """Return the names of tensors that passes made."""
+    return frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
 
 
 def _floats(tensors: Tensors, module: ModuleDef) -> str:
@@ -264,24 +273,29 @@ def _fingerprint(digest: str, tensors: Tensors, options: Options) -> str:
 
 
 def _fill(report: Report, model: ir.Model, module: ModuleDef, classes: list[ClassTree]) -> None:
-    report.classes, report.parameters = len(classes), 0
-    tied = {tie.names[1] for tie in module.ties}
-    for member in (member for member in module.members if member.kind != "buffer"):
-        for key, source in member.keys.items():
-            if member.state_key(key) not in tied and not key.startswith("running_") and key not in member.frozen:
-                report.parameters += int(np.prod(source.shape, dtype=np.int64))
+    report.classes, report.parameters = len(classes), _count_trained(module)
     layers = [m.layer for m in module.members if m.kind == "module" and m.layer.startswith("nn.")]
     report.recognised = dict(sorted(Counter(layers).items()))
     report.notes.extend(module.notes)
     taken: set[ir.Value] = set()
     add_used(model.graph, taken)
-    of_passes = frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
+    of_passes = _of_passes(model)
     for value in stored_values(model.graph):
         if TRAINABLE.has(value) and value.name not in of_passes:
             trained, reason = TRAINABLE.get(value)
             if trained and value not in taken:
                 trained, reason = False, "only a branch that never runs uses it"
             report.trainable[value.name or ""] = (trained, reason)
+
+
+def _count_trained(module: ModuleDef) -> int:
+    """Return the number of trained elements, those of tied tensors once."""
+    tied, total = _tied(module), 0
+    for member in (member for member in module.members if member.kind != "buffer"):
+        for key, source in member.keys.items():
+            if member.state_key(key) not in tied and not key.startswith("running_") and key not in member.frozen:
+                total += int(np.prod(source.shape, dtype=np.int64))
+    return total
 
 
 def _frame(model: ir.Model, module: ModuleDef, path: Path, out: Path, weights: Path | None, report: Report) -> Frame:

@@ -159,26 +159,30 @@ class Output:
         if status == "fresh":
             self._sign(generated)
         if status in ("stale", "merged", "lost"):
-            obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
-            text = None if status == "merged" and standing.text == self.text() else standing.text or None
-            generated.report.wrote = write_pair(
-                self.out,
-                text,
-                None if self.options.embed else generated.weights,
-                generated.tensors,
-                generated.metadata,
-                self.options.shard_size,
-                force,
-                standing.before,
-            )
-            for path in obsolete:
-                with suppress(OSError):
-                    path.unlink()
+            self._write_pair(generated, standing, force)
         if status in ("stale", "merged"):
             self._forget_new(force)
         elif status != "lost":
             for folder in {self.out.parent, generated.weights.parent}:
                 tidy(folder)
+
+    def _write_pair(self, generated: Generated, standing: Standing, force: bool) -> None:
+        """Write the module if its text is another, and its weights."""
+        obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
+        is_same = standing.status == "merged" and standing.text == self.text()
+        generated.report.wrote = write_pair(
+            self.out,
+            None if is_same else standing.text or None,
+            None if self.options.embed else generated.weights,
+            generated.tensors,
+            generated.metadata,
+            self.options.shard_size,
+            force,
+            standing.before,
+        )
+        for path in obsolete:
+            with suppress(OSError):
+                path.unlink()
 
     def _write_beside(self, text: str) -> str:
         """Write the `.new` file, and return its name. An existing one may have edits, too, so it is not overwritten
@@ -227,6 +231,11 @@ class Output:
                 return Standing("lost")
             if self._has_other_tensors(generated):
                 return Standing("edited", generated.source, None, _WEIGHTS)
+        return self._merged(generated, text, before, edited)
+
+    def _merged(self, generated: Generated, text: str, before: bytes | None, edited: bool) -> Standing:
+        """Merge a module, which may be edited, into what was generated."""
+        same = self._same_source(text, generated)
         base = self._base(text, generated) or (generated.source if same else None)
         if base is None or "\ufffd" in text:
             why = f"{_BOTH}; {'it is not UTF-8' if base else 'its weights lack the text that it was generated as'}"
