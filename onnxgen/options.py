@@ -162,20 +162,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS), ("style", STYLES)):
-            if (setting := getattr(self, name)) is not None and setting not in known:
-                raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {setting!r}")
-        for name in ("trainable", "frozen", "tied", "untied"):
-            pattern = getattr(self, name)
-            try:
-                re.compile(pattern or "")
-            except (re.error, OverflowError, RecursionError) as error:
-                raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
-        for name in ("plugins", "inputs", "outputs"):
-            if isinstance(setting := getattr(self, name), (str, os.PathLike)):
-                raise OnnxgenError(f"{name} must be a list: [{os.fspath(setting)!r}]")
-        if self.nchwc_block not in (None, 8, 16):
-            raise OnnxgenError(f"--nchwc-block must be 8 or 16, not {self.nchwc_block}")
+        _hold_values(self)
         if self.task and (self.inputs or self.outputs):
             raise OnnxgenError(f"--task {self.task} finds the outputs itself", help="leave out --inputs and --outputs")
         if self.batch_axes and not self.dynamic_batch:
@@ -189,10 +176,32 @@ class Options:
             raise OnnxgenError(f"{what}; leave one out")
         if self.weights is not None and not Path(self.weights).name:
             raise OnnxgenError("--weights needs the name of a file")
-        if self.class_name is not None and not is_class_name(self.class_name):
-            is_name = self.class_name.isidentifier()
-            why = "has another meaning in a generated file" if is_name else "is not a Python identifier"
-            raise OnnxgenError(f"class name {self.class_name!r} {why}")
+        if self.class_name is not None:
+            _hold_class_name(self.class_name)
+
+
+def _hold_values(options: Options) -> None:
+    """Check choices, regular expressions and lists. Raises `OnnxgenError`."""
+    for name, known in (("dtype", DTYPES), ("quantized", QUANTIZED), ("task", TASKS), ("style", STYLES)):
+        if (setting := getattr(options, name)) is not None and setting not in known:
+            raise OnnxgenError(f"--{name} must be one of {', '.join(known)}, not {setting!r}")
+    for name in ("trainable", "frozen", "tied", "untied"):
+        pattern = getattr(options, name)
+        try:
+            re.compile(pattern or "")
+        except (re.error, OverflowError, RecursionError) as error:
+            raise OnnxgenError(f"--{name} {pattern!r} is not a regular expression: {error}") from None
+    for name in ("plugins", "inputs", "outputs"):
+        if isinstance(setting := getattr(options, name), (str, os.PathLike)):
+            raise OnnxgenError(f"{name} must be a list: [{os.fspath(setting)!r}]")
+    if options.nchwc_block not in (None, 8, 16):
+        raise OnnxgenError(f"--nchwc-block must be 8 or 16, not {options.nchwc_block}")
+
+
+def _hold_class_name(name: str) -> None:
+    if not is_class_name(name):
+        why = "has another meaning in a generated file" if name.isidentifier() else "is not a Python identifier"
+        raise OnnxgenError(f"class name {name!r} {why}")
 
 
 OPTIONS = options_of(Options)

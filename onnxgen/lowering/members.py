@@ -3,11 +3,6 @@
 Names come from the file: first the parameter's own name (`layer1.0.conv1.weight`), then the scope
 of its node, then its role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file
 still has them.
-
-`settle` chooses the final path of each member, so that no two conflict. A file may name one tensor
-`a.weight` and another `a.weight.bias`, or use `a.bias` elsewhere although the layer `a` has no
-bias. In a tree of modules a tensor has no children, and an attribute of a layer belongs to the
-layer. So one of the two names gets an underscore.
 """
 
 from __future__ import annotations

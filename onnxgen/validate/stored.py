@@ -119,9 +119,9 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol, reached: set[ir.Value
         return False
     if re.search(r"\w\.(weight|bias)$", name):
         return True
-    layers = [use.node for use in value.uses() if len(tensor.shape) > 1 and _weighs(use.node, use.idx)]
-    layers = [node for node in layers if node.domain in DOMAINS and not reached.isdisjoint(node.outputs)]
-    if {node.op_type for node in layers} - {"MatMul"}:
+    users = [use.node for use in value.uses() if len(tensor.shape) > 1 and _weighs(use.node, use.idx)]
+    layers = {node.op_type for node in users if not reached.isdisjoint(node.outputs)}
+    if layers - {"MatMul"}:
         return True
     multiplies = bool(layers) and len(tensor.shape) == 2
     return (multiplies or _is_packed(value, reached)) and _is_irregular(tensor)
@@ -147,7 +147,8 @@ def _is_kernel(name: str, tensor: ir.TensorProtocol) -> bool:
 
 def _weighs(node: ir.Node, place: int) -> bool:
     """Return True for the input that a layer multiplies by."""
-    return is_a(node, PRODUCT, RECURRENT) and (place == known(node).matrix or place in known(node).weights)
+    is_layer = node.domain in DOMAINS and is_a(node, PRODUCT, RECURRENT)
+    return is_layer and (place == known(node).matrix or place in known(node).weights)
 
 
 def _is_computed(value: ir.Value) -> bool:
