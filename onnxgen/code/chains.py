@@ -10,13 +10,11 @@
     dims = [in_channels, *widths]
     self.stages = nn.Sequential(*[ConvBlock(a, b) for a, b in zip(dims, dims[1:])])
 
-Goes in: the classes of a file. Comes out: the same classes; a container is filled so where that
-takes fewer lines. One that goes through all widths of a table takes a table of any length. The
-modules are made in the same order.
+Goes in: the classes of a file. Comes out: the same classes; a container is filled so where that takes fewer lines. One
+that goes through all widths of a table takes a table of any length. The modules are made in the same order.
 
-`written_short` comes after that. It names the widths of a table, `c1, c2, c3 = widths`, where the
-network's constructor reads most of them more than once. A loop over the table needs its places,
-which stay then.
+`written_short` comes after that. It names the widths of a table, `c1, c2, c3 = widths`, where the network's constructor
+reads most of them more than once. A loop over the table needs its places, which stay then.
 """
 
 from __future__ import annotations
@@ -90,6 +88,11 @@ class _Run:
         self.before, self.after = next(pairs, (NONE, NONE))
         self.rest = [column for column in varying if column not in (self.before, self.after)]
 
+    @property
+    def count(self) -> int:
+        """How many items the groups have."""
+        return len(self.group) * len(self.leaves)
+
     def is_cut(self, others: list[ast.expr]) -> bool:
         """True if other items of a list belong to the run: but for one layer that begins or ends a list of groups."""
         kinds = [dotted(one.func) for one in others if isinstance(one, ast.Call) and has_arguments(one)]
@@ -131,7 +134,7 @@ class _Chains(Lists):
     def looped(self) -> ClassTree:
         for at, statement in reversed([*enumerate(self.tree.setup)]):
             items = items_of(statement.value) if isinstance(statement, ast.Assign) else None
-            for run in sorted(self._runs(items or []), key=_rank):
+            for run in sorted(self._runs(items or []), key=lambda run: (-run.count, len(run.group))):
                 self.opened = {}
                 loop = self._way(self.tree.setup[at], items or [], run)
                 if loop and _are_fewer(loop, statement):
@@ -178,7 +181,7 @@ class _Chains(Lists):
     def _way(self, statement: ast.stmt, items: list[ast.expr], run: _Run) -> list[ast.stmt]:
         """Return the statements that may stand for one that fills a container; [] if the turns differ in too much."""
         begin, behind = items[: run.start], items[run.end :]
-        is_many = len(run.group) * len(run.leaves) >= LEAST_ITEMS
+        is_many = run.count >= LEAST_ITEMS
         if run.is_cut(begin) or run.is_cut(behind):
             return []
         if not {DIMS, LAYERS}.isdisjoint(self.taken):
@@ -325,10 +328,6 @@ class _Chains(Lists):
     def _appended(self, run: _Run, names: Mapping[Column, str], once: Column = NONE) -> list[ast.stmt]:
         layers = ast.Name(LAYERS, ast.Load())
         return [ast.Expr(quote("layers.append(x)", layers=layers, x=item)) for item in self._made(run, names, once)]
-
-
-def _rank(run: _Run) -> tuple[int, int]:
-    return -len(run.group) * len(run.leaves), len(run.group)
 
 
 def _common(column: Column) -> str:

@@ -1,8 +1,7 @@
 """A class of a generated file as syntax trees, and what is done with them at the end.
 
-The trees are checked against the allow-list. They are printed for the templates (`ClassSource`).
-The finished file is compared with them (`hold`): a mistake in printing, formatting or a template is
-then an error instead of wrong code.
+The trees are checked against the allow-list. They are printed for the templates (`ClassSource`). The finished file is
+compared with them (`hold`): a mistake in printing, formatting or a template is then an error instead of wrong code.
 """
 
 from __future__ import annotations

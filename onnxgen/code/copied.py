@@ -1,9 +1,8 @@
 """Functions and classes that are copied into generated files: the helpers and code of plugins.
 
-Helpers are real torch functions for what no single torch call does. Helpers and plugins' code are
-read as text: generating never imports torch, and runs none of a plugin's PyTorch code. What is
-copied of a plugin must work on its own, together with what it uses of the same file and that file's
-imports (`OwnCode`).
+Helpers are real torch functions for what no single torch call does. Helpers and plugins' code are read as text:
+generating never imports torch, and runs none of a plugin's PyTorch code. What is copied of a plugin must work on its
+own, together with what it uses of the same file and that file's imports (`OwnCode`).
 """
 
 from __future__ import annotations

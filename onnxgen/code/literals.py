@@ -4,11 +4,10 @@ Every form equals the array bit for bit: it is exact in every order of evaluatio
 compared with the same operations in numpy's IEEE arithmetic, one after the other. There are no
 forms for functions that torch may round differently on other machines (sines, powers).
 
-`spaced` writes evenly spaced floats: `torch.linspace(0.0, 1.0, 9)`, `(torch.arange(8) + 0.5) / 8`.
-Each operation on the counts is IEEE arithmetic, which torch and numpy round alike. `torch.linspace`
-is two of them, and torch rounds them together on some processors. So it is written where both ways
-give the same bits, or where the bits are loaded from the sidecar anyway. `points` writes tables:
-the points of a grid, rows with one number each, sums and products of vectors.
+`spaced` writes evenly spaced floats: `torch.linspace(0.0, 1.0, 9)`, `(torch.arange(8) + 0.5) / 8`. Each operation on
+the counts is IEEE arithmetic, which torch and numpy round alike. `torch.linspace` is two of them, and torch rounds them
+together on some processors. So it is written where both ways give the same bits, or where the bits are loaded from the
+sidecar anyway. `points` writes tables: the points of a grid, rows with one number each, sums and products of vectors.
 """
 
 from __future__ import annotations

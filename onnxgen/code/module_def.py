@@ -1,9 +1,8 @@
 """A PyTorch module before it is text: what `__init__` registers and the statements of `forward`.
 
-Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `render` writes them.
-`shown` finds the first value that has a symbolic dim: statements that compute with the dim depend
-on that value. A `Stub` is a method that a person is to fill in. `annotation` and
-`argument_annotation` write types of values in Python signatures.
+Lowering makes one flat `ModuleDef`, `structure` splits it into classes, and `render` writes them. `shown` finds the
+first value that has a symbolic dim: statements that compute with the dim depend on that value. A `Stub` is a method
+that a person is to fill in. `annotation` and `argument_annotation` write types of values in Python signatures.
 """
 
 from __future__ import annotations

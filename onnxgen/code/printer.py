@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeVar
 
 from onnxgen.code.allowed import Refused
-from onnxgen.code.quote import APART, REMARK
+from onnxgen.code.quote import APART, REMARK, parsed
 from onnxgen.common.names import FileText, is_plain
 
 INDENT = "    "
@@ -140,10 +139,7 @@ def _head(statement: ast.stmt) -> str:
     raise Refused(f"cannot print a {type(statement).__name__}")
 
 
-@cache
-def annotation(text: str) -> ast.expr:
-    """Parse an annotation."""
-    return ast.parse(text, mode="eval").body
+annotation = parsed  # of a value in a signature
 
 
 def target(names: Sequence[str], form: str = "") -> ast.expr:
@@ -152,7 +148,7 @@ def target(names: Sequence[str], form: str = "") -> ast.expr:
     if not form:
         return nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Store())
     left = iter(nodes)
-    tree = _filled(_form(form), left)
+    tree = _filled(parsed(form.replace("{}", "_")), left)
     if next(left, None) is not None:
         raise Refused(f"{form!a} has no place for {len(names)} names")
     return tree
@@ -165,11 +161,6 @@ def assigned(tree: ast.expr, value: ast.expr) -> ast.Assign:
     target = copy(tree)
     target.ctx = ast.Store()
     return ast.Assign([target], value)
-
-
-@cache
-def _form(form: str) -> ast.expr:
-    return ast.parse(form.replace("{}", "_"), mode="eval").body
 
 
 def _filled(tree: ast.expr, names: Iterator[ast.expr]) -> ast.expr:

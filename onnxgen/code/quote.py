@@ -1,14 +1,12 @@
 """Builds expressions as Python's `ast` from templates of PyTorch code.
 
-`quote("F.relu(x)", x=value)` parses the template once and puts the values in place of their names.
-So names, numbers and text from an ONNX file become literals or placeholder nodes, never syntax. A
-number that is written as an expression, such as `torch.finfo(torch.float32).min`, is checked for
-its value (`hold_same`).
+`quote("F.relu(x)", x=value)` parses the template once and puts the values in place of their names. So names, numbers
+and text from an ONNX file become literals or placeholder nodes, never syntax. A number that is written as an
+expression, such as `torch.finfo(torch.float32).min`, is checked for its value (`hold_same`).
 
-`formula` writes a number that a person computed the way it was computed: `math.sqrt(32)`, not
-5.656854; `1 / 6`. A file has only the result, rounded to float32. In the code it is a float64 that
-a formula gives and that rounds to the very same float32 (`computed`). The formula itself is written
-at the end. Until then it is a number like any other.
+`formula` writes a number that a person computed the way it was computed: `math.sqrt(32)`, not 5.656854; `1 / 6`. A file
+has only the result, rounded to float32. In the code it is a float64 that a formula gives and that rounds to the very
+same float32 (`computed`). The formula itself is written at the end. Until then it is a number like any other.
 """
 
 from __future__ import annotations
@@ -171,14 +169,15 @@ def value_of(tree: ast.AST) -> Any:
 
 
 @cache
-def _template(text: str) -> ast.expr:
+def parsed(text: str) -> ast.expr:
+    """Return the tree of an expression, always the same one, which nobody changes."""
     return ast.parse(text, mode="eval").body
 
 
 def quote(template: str, **values: Any) -> ast.expr:
     """Return the expression in `template`, with each name in `values` replaced by its value."""
     literals = {name: literal(value) for name, value in values.items()}
-    return rewrite(_template(template), lambda n: literals.get(n.id) if isinstance(n, ast.Name) else None)
+    return rewrite(parsed(template), lambda n: literals.get(n.id) if isinstance(n, ast.Name) else None)
 
 
 def tensor_of(owner: ast.expr, key: str) -> ast.expr:

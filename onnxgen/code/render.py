@@ -1,9 +1,8 @@
 """Makes the text of a generated file: Jinja fills the templates, then black formats.
 
-black takes up to 4 ms a line, and most lines of a large network are short statements that
-`ast.unparse` wrote as black would. A run of such lines is replaced by one statement, a name, and
-put back after formatting (`Settled`). `from_pretrained`, half of a small file and the same in many,
-is formatted alone, once a process.
+black takes up to 4 ms a line, and most lines of a large network are short statements that `ast.unparse` wrote as black
+would. A run of such lines is replaced by one statement, a name, and put back after formatting (`Settled`).
+`from_pretrained`, half of a small file and the same in many, is formatted alone, once a process.
 """
 
 from __future__ import annotations

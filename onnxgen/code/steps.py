@@ -1,10 +1,9 @@
 """The statements of a method: chains of calls, and the phases that empty lines divide.
 
-`x = F.relu(self.fc(x.flatten(1)))` becomes `x = x.flatten(1)` and what is left. Goes in: the
-statements of a method, each with as many calls in one another as a line has room for. Comes out:
-the same calls in the same order. A layer stays together with the pooling, norm, activation and
-dropout behind it, and with methods of its result: `self.query(x).view(s).transpose(1, 2)` is read
-from left to right.
+`x = F.relu(self.fc(x.flatten(1)))` becomes `x = x.flatten(1)` and what is left. Goes in: the statements of a method,
+each with as many calls in one another as a line has room for. Comes out: the same calls in the same order. A layer
+stays together with the pooling, norm, activation and dropout behind it, and with methods of its result:
+`self.query(x).view(s).transpose(1, 2)` is read from left to right.
 
 A phase ends where one value is all that the statements before hand on to those behind
 (`in_phases`). Loops have lines around them. Some results have their shape in a comment.

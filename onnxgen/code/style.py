@@ -3,12 +3,10 @@
 Goes in: the classes of a file, as short as they can be. Comes out: classes that compute the same,
 in the same order, written as the authors of that style mostly write them.
 
-Some styles split and merge the heads of attention with sizes: `B, N, C = x.shape`,
-`q.view(B, N, heads, C // heads)`. Goes in: a class that writes
-`q.unflatten(-1, (self.num_heads, -1))`, which `arguments/counts.py` writes of three axes alone, and
-`flatten(2)` behind the attention. Comes out: the class with views of the sizes of its input. It is
-changed only where q, k and v are of the size of one argument, for numbers of every size: layers
-that keep all axes make them.
+Some styles split and merge the heads of attention with sizes: `B, N, C = x.shape`, `q.view(B, N, heads, C // heads)`.
+Goes in: a class that writes `q.unflatten(-1, (self.num_heads, -1))`, which `arguments/counts.py` writes of three axes
+alone, and `flatten(2)` behind the attention. Comes out: the class with views of the sizes of its input. It is changed
+only where q, k and v are of the size of one argument, for numbers of every size: layers that keep all axes make them.
 """
 
 from __future__ import annotations

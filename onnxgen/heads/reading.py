@@ -1,14 +1,12 @@
 """Finds the tail of a detector: its raw maps, and what they mean.
 
-The raw maps are where the trained layers of a graph end (`raw_values`, `behind`). The graph behind
-them is not compared with the forms in which exporters write it. It is computed, for maps of zeros,
-of ones and of drawn numbers. A reading counts if it computes the same boxes and probabilities of
-drawn maps.
+The raw maps are where the trained layers of a graph end (`raw_values`, `behind`). The graph behind them is not compared
+with the forms in which exporters write it. It is computed, for maps of zeros, of ones and of drawn numbers. A reading
+counts if it computes the same boxes and probabilities of drawn maps.
 
-`boxes` finds out which raw maps are boxes, and how the graph decodes them. `with_classes` finds out
-which of their channels are classes, by the probabilities that the graph makes of them. Some files
-do not decode boxes, and their published programs do: these heads are known by the shapes of their
-maps (`published`).
+`boxes` finds out which raw maps are boxes, and how the graph decodes them. `with_classes` finds out which of their
+channels are classes, by the probabilities that the graph makes of them. Some files do not decode boxes, and their
+published programs do: these heads are known by the shapes of their maps (`published`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a graph computes behind its raw maps, and the same decoding in numpy.
 
-`Response` has the values that a graph computes for given maps. `onnx.reference` computes them.
-`Probe` sees what it computes of every point, for maps of zeros, of ones and of drawn numbers
-(`Seen`). `corners` and `scores` decode raw maps as a record says: a reading of a head is checked
-with them.
+`Response` has the values that a graph computes for given maps. `onnx.reference` computes them. `Probe` sees what it
+computes of every point, for maps of zeros, of ones and of drawn numbers (`Seen`). `corners` and `scores` decode raw
+maps as a record says: a reading of a head is checked with them.
 """
 
 from __future__ import annotations

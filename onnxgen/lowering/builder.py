@@ -4,9 +4,8 @@
     def relu(b, X):
         return b("F.relu(x)", x=X)
 
-An `Arg` is an input of an operator. A function returns the expression of its output; a list of
-expressions (None where unused) for several outputs; or `b.unpack(expression)` if one expression
-yields a tuple of all outputs.
+An `Arg` is an input of an operator. A function returns the expression of its output; a list of expressions (None where
+unused) for several outputs; or `b.unpack(expression)` if one expression yields a tuple of all outputs.
 
 `lowered` calls a plugin's function for a node and checks what it does. Every mistake is reported as
 a problem of the node.

@@ -3,9 +3,8 @@
 - `written` writes a constant as an expression. `validate/constants.py` computes it again.
 - `share_beginnings`: of several tables of a module, the longest stands for those that begin it,
   `self.positions[:7]`, since an exporter folded slices of one table.
-- `write_fills`: a small constant of one number is no buffer. A statement before its use makes the
-  tensor, of the type and on the device of another operand, as an author writes it:
-  `x.new_zeros(4, 1)`.
+- `write_fills`: a small constant of one number is no buffer. A statement before its use makes the tensor, of the type
+  and on the device of another operand, as an author writes it: `x.new_zeros(4, 1)`.
 """
 
 from __future__ import annotations

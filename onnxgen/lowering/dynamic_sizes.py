@@ -5,10 +5,9 @@ Goes in: the flat body. Comes out: the body without these numbers.
 - `free_rows`: a tensor that is made of stored ones has the number of rows of the file's example,
   `cls_token.expand(2, -1, -1)`. It gets as many rows as the value that it is joined with or added
   to: `x.shape[0]`. No other number of rows would fit there, so this is right for every batch.
-- `resize_as_joined`: maps are resized to the size of an earlier value with which the result, or
-  what is computed of it, is concatenated or added to: `size=skip.shape[2:]`, not `size=(9, 11)`. No
-  other size would fit there. Maps that are resized in the same way by factors are, too, if their
-  factors differ: so the stages of a decoder are alike.
+- `resize_as_joined`: maps are resized to the size of an earlier value with which the result, or what is computed of it,
+  is concatenated or added to: `size=skip.shape[2:]`, not `size=(9, 11)`. No other size would fit there. Maps that are
+  resized in the same way by factors are, too, if their factors differ: so the stages of a decoder are alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The members that `__init__` registers (submodules, parameters and buffers), and their names.
 
-Names come from the file: first the parameter's own name (`layer1.0.conv1.weight`), then the scope
-of its node, then its role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file
-still has them.
+Names come from the file: first the parameter's own name (`layer1.0.conv1.weight`), then the scope of its node, then its
+role (`conv1`, `fc2`). So `state_dict` keys are the original ones if the file still has them.
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ class _Roles:
                 elif isinstance(statement, Assign):
                     self.makers[name] = statement
                 seen.add(name)
-            trees = [statement.value] if isinstance(statement, Assign) else _own(statement)
+            trees = own_expressions(statement)
+            if not isinstance(statement, Assign):
+                trees += map(Ref, statement.targets)
             operands = dict.fromkeys(name for tree in trees for name in self._ids(tree))
             self.operands[id(statement)] = operands
             for name in operands:
@@ -395,8 +397,3 @@ def _matmul(tree: ast.AST) -> ast.BinOp | None:
 
 def _is_sum(tree: ast.AST) -> bool:
     return isinstance(tree, ast.BinOp) and isinstance(tree.op, (ast.Add, ast.Sub))
-
-
-def _own(statement: Statement) -> list[ast.expr]:
-    """Return the expressions of a compound statement itself, and the values that it assigns."""
-    return [*own_expressions(statement), *(Ref(t) for t in statement.targets)]

@@ -1,8 +1,7 @@
 """Which members of a network are one parameter: those stored as one tensor, with few exceptions.
 
-PyTorch's exporters store equal tensors once. So modules that are copies of each other before
-training (the layers of nn.TransformerEncoder) look like modules that share their tensors. The
-evidence, the strongest first:
+PyTorch's exporters store equal tensors once. So modules that are copies of each other before training (the layers of
+nn.TransformerEncoder) look like modules that share their tensors. The evidence, the strongest first:
 
 1. The options `tied` and `untied`.
 2. The names of the parameters, where the file still has them (`scopes.recorded`).
@@ -16,15 +15,13 @@ evidence, the strongest first:
 Vectors of equal numbers, such as the weights of untrained norms, are equal by chance. They need
 evidence of the first two kinds, or a module that is shared as a whole.
 
-`TiedTensors` finds the opposite: tied weights that an exporter's constant folding separated. A
-language model's output layer often shares its matrix with the embedding. Exporters fold the
-transposition, and store the transposed copy as another tensor without a name. Training would make
-the two diverge.
+`TiedTensors` finds the opposite: tied weights that an exporter's constant folding separated. A language model's output
+layer often shares its matrix with the embedding. Exporters fold the transposition, and store the transposed copy as
+another tensor without a name. Training would make the two diverge.
 
-`uses` finds the node inputs of the file that each state-dict tensor stands for, if the file shares
-one tensor. Passes have rewritten the graph, so the file's nodes were recorded when they were read
-(`graph.sites`). What a layer's node computes now in one step is, in that record, between its
-outputs and the other values that the graph still has.
+`uses` finds the node inputs of the file that each state-dict tensor stands for, if the file shares one tensor. Passes
+have rewritten the graph, so the file's nodes were recorded when they were read (`graph.sites`). What a layer's node
+computes now in one step is, in that record, between its outputs and the other values that the graph still has.
 """
 
 from __future__ import annotations

@@ -255,9 +255,10 @@ class Output:
         """Return True if writing the sidecar loses nothing: it is missing, broken, or of another module (a person has
         updated the code), or lacks only what this version or a build records, or has files of another layout beside it.
         """
+        ours = generated.metadata["fingerprint"]
         return (
             is_lost(generated.weights)
-            or self._is_of_another(generated)
+            or metadata_at(generated.weights).get("fingerprint", ours) != ours
             or self._same_content(generated, self._needed(generated), alone=False)
         )
 
@@ -265,11 +266,6 @@ class Output:
         """Return the metadata that a sidecar of the same source has in any case, with what it may record besides."""
         needed = {key: value for key, value in generated.metadata.items() if key not in (DATA, BASE)}
         return needed | self._recorded(generated)
-
-    def _is_of_another(self, generated: Generated) -> bool:
-        """Return True if the sidecar has the fingerprint of another module, so this one would not load it."""
-        ours = generated.metadata["fingerprint"]
-        return metadata_at(generated.weights).get("fingerprint", ours) != ours
 
     def _has_other_tensors(self, generated: Generated) -> bool:
         """Return True if the sidecar is of the same source and has other tensors: perhaps a person trained them."""

@@ -15,8 +15,9 @@ from onnxgen.graph.traits import ADDS, CONVOLUTION, GLOBAL_POOL, JOINS, POOL, RE
 from onnxgen.passes.match import scalar
 from onnxgen.purpose import names
 from onnxgen.purpose.ends import CLIP, NMS, TANH, End, behind, first_live, is_convolution, is_layer, op_of
-from onnxgen.purpose.network import BUILT, FITS, NAMED, Image, Map, Network, Vote, quoted, ratio, shown, words
-from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
+from onnxgen.purpose.names import quoted, words
+from onnxgen.purpose.network import BUILT, FITS, NAMED, Image, Map, Network, Vote, ratio, shown, size_of
+from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Shape, info
 
 _MOST = 400  # nodes between an output and the maps that it is made of
@@ -128,7 +129,7 @@ def _branches(net: Network, node: ir.Node, image: Image) -> list[Scale]:
         stride = None if grid is None else _stride(grid, image)
         if grid is None or stride is None or not rows:
             break
-        cells, most = _number(grid[0] * grid[1]), _number(rows[0])
+        cells, most = size_of(grid[0] * grid[1]), size_of(rows[0])
         if not cells or not most or most % cells:
             break
         scales.append(Scale(stride, most // cells))
@@ -164,19 +165,11 @@ def _is_expectation(node: ir.Node) -> bool:
 
 def _stride(grid: tuple[Dim, Dim], image: Image) -> int | None:
     """Return the power of two that a map is smaller than the image, or None. Sizes may be rounded."""
-    sizes = [(_number(whole), _number(part)) for whole, part in zip((image.height, image.width), grid)]
+    sizes = [(size_of(whole), size_of(part)) for whole, part in zip((image.height, image.width), grid)]
     if any(not whole or not part for whole, part in sizes):
         return None
     fits = [2**n for n in range(1, 10) if all(part in (whole // 2**n, -(-whole // 2**n)) for whole, part in sizes)]
     return fits[0] if fits else None
-
-
-def _number(dim: Dim) -> int:
-    """Return a size, with 640 for every size that may be any; 0 if it can't be computed."""
-    try:
-        return evaluate(dim, dict.fromkeys(symbols(dim), 640))
-    except (KeyError, ArithmeticError, ValueError, TooComplex):
-        return 0
 
 
 def _is_decoded(net: Network, end: End) -> bool:
@@ -256,7 +249,7 @@ def _grid(net: Network, end: End, image: Image) -> tuple[tuple[Dim, Dim] | None,
     if len(shape) == 5:
         return (shape[2], shape[3]), shape[4]
     if len(shape) == 3 and (grid := _map_of(net, end.value)) is not None:
-        cells, rows = _number(grid[0] * grid[1]), _number(shape[1])
+        cells, rows = size_of(grid[0] * grid[1]), size_of(shape[1])
         if cells > 1 and rows and rows % cells == 0:
             return grid, shape[2]
     return None, None
@@ -330,7 +323,7 @@ def _fit(net: Network, end: End) -> str:
 def _grids(net: Network, end: End) -> bool:
     """Return True if an output is computed from a map of more than one cell, without a further layer."""
     grid = _map_of(net, end.value)
-    return grid is not None and _number(grid[0] * grid[1]) > 1
+    return grid is not None and size_of(grid[0] * grid[1]) > 1
 
 
 def segmentation(net: Network) -> Iterator[Vote]:

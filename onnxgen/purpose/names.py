@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -40,3 +45,22 @@ ENCODER = ("encoder_hidden", "encoder_out", "encoder_states", "encoder_last", "c
 CACHE = ("past_key", "past_value", "past.", "past_0", "key_values", "cache")
 BESIDE_TOKENS = ("mask", "position", "token_type", "segment", "embeds", "use_cache", "step", "beam", "rotary", "bias")
 STEP = ("timestep", "timesteps", "t", "sigma", "noise_level")  # of a diffusion: the whole name
+
+
+def called(value: ir.Value, *parts: str) -> bool:
+    """Return True if the name of a value contains one of these texts, in any case."""
+    name = (value.name or "").lower()
+    return any(part in name for part in parts)
+
+
+def name_of(value: ir.Value | None) -> str:
+    return "" if value is None else value.name or ""
+
+
+def words(name: str | None) -> set[str]:
+    """Return the words of a name in lower case: {"class", "scores"} of `classScores_1`."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name or "")}
+
+
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{word}'" for word in sorted(names))

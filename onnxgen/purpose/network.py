@@ -5,8 +5,7 @@ Words in the names of outputs and inputs say what these are. A rule returns a `V
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -20,11 +19,12 @@ from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ELEMENTWISE, FILLS, JOINS, POOL, RECURRENT, RESAMPLES, SHUFFLES, STRIDES, VIEW
 from onnxgen.purpose import names
 from onnxgen.purpose.ends import End, behind, end_of, first_live, is_convolution, is_norm_of_channels, op_of
+from onnxgen.purpose.names import called, words
 from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
 from onnxgen.shapes.info import Shape, info
 
 _STEPS = 24  # nodes between an input and the layer that shows what it is
-_SIZES = (640, 1280)  # stand for sizes that may be any
+SIZES = (640, 1280)  # stand for sizes that may be any
 
 
 @dataclass(frozen=True)
@@ -237,37 +237,22 @@ class Network:
 
 def ratio(size: Dim, whole: Dim) -> Fraction | None:
     """Return one size divided by another, if that is the same for every size; else None."""
-    ratios = set()
-    for number in _SIZES:
-        sizes = dict.fromkeys({*symbols(size), *symbols(whole)}, number)
-        try:
-            a, b = evaluate(size, sizes), evaluate(whole, sizes)
-        except (KeyError, ArithmeticError, ValueError, TooComplex):
-            return None
-        if a < 1 or b < 1:
-            return None
-        ratios.add(Fraction(a, b))
-    return ratios.pop() if len(ratios) == 1 else None
+    pairs = [(size_of(size, number), size_of(whole, number)) for number in SIZES]
+    ratios = {Fraction(a, b) for a, b in pairs if a and b}
+    return ratios.pop() if len(ratios) == 1 and all(map(all, pairs)) else None
 
 
-def called(value: ir.Value, *parts: str) -> bool:
-    """Return True if the name of a value contains one of these texts, in any case."""
-    name = (value.name or "").lower()
-    return any(part in name for part in parts)
-
-
-def name_of(value: ir.Value | None) -> str:
-    return "" if value is None else value.name or ""
+def size_of(dim: Dim, number: int = SIZES[0]) -> int:
+    """Return a size, with this number for every size that may be any; 0 if it can't be computed or is below 1."""
+    try:
+        return max(evaluate(dim, dict.fromkeys(symbols(dim), number)), 0)
+    except (KeyError, ArithmeticError, ValueError, TooComplex):
+        return 0
 
 
 def is_float(value: ir.Value) -> bool:
     dtype = info(value).dtype
     return dtype is not None and dtype.is_floating_point()
-
-
-def words(name: str | None) -> set[str]:
-    """Return the words of a name in lower case: {"class", "scores"} of `classScores_1`."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name or "")}
 
 
 def shown(value: ir.Value | None) -> str:
@@ -293,10 +278,6 @@ def _is_spatial(node: ir.Node) -> bool:
     if is_convolution(node):
         return any(info(v).rank == 4 for v in node.inputs[1:])
     return is_a(node, RESAMPLES, SHUFFLES, POOL) or is_norm_of_channels(node) and not known(node).still
-
-
-def quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{word}'" for word in sorted(names))
 
 
 # How strong a vote is.

@@ -11,28 +11,15 @@ from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RECURRENT, SCALES, SIGMOID
 from onnxgen.purpose import names
 from onnxgen.purpose.ends import CAUSAL, End, behind, op_of
-from onnxgen.purpose.network import (
-    BUILT,
-    FITS,
-    NAMED,
-    Network,
-    Tokens,
-    Vote,
-    called,
-    is_float,
-    name_of,
-    quoted,
-    shown,
-    words,
-)
-from onnxgen.shapes.dims import Dim, TooComplex, evaluate, symbols
+from onnxgen.purpose.names import called, name_of, quoted, words
+from onnxgen.purpose.network import BUILT, FITS, NAMED, SIZES, Network, Tokens, Vote, is_float, shown, size_of
+from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 
 _FEW = 64  # labels of tokens; more numbers than these may be features
 _LINE = 64  # pixels: the height of an image of one line of text
 _LETTERS = 20
 _FACTORS = (2, 4, 8, 16)  # by which a trunk shortens a line of text
-_SIZES = (640, 1280)
 
 
 def language_model(net: Network) -> Iterator[Vote]:
@@ -153,24 +140,20 @@ def _time(net: Network, end: End) -> tuple[int, str] | None:
 
 def _shortened(part: Dim, width: Dim) -> int:
     """Return by which power of two a line of text is shortened, 0 if by none."""
-    factors = [_factor(part, width, size) for size in _SIZES]
+    factors = [_factor(part, width, size) for size in SIZES]
     return next((n for n in _FACTORS if all(abs(factor - n) < n / 8 for factor in factors)), 0)
 
 
 def _heard(part: Dim, whole: Dim) -> int:
     """Return by how much speech is shortened, 0 if it is not, or not alike for all lengths."""
-    first, second = (_factor(part, whole, size) for size in _SIZES)
+    first, second = (_factor(part, whole, size) for size in SIZES)
     return round(second) if min(first, second) > 1.8 and abs(first - second) < first / 8 else 0
 
 
 def _factor(part: Dim, whole: Dim, size: int) -> float:
     """Return how many times longer the whole is, for one size of what may be any; 0 if it can't be computed."""
-    sizes = dict.fromkeys({*symbols(part), *symbols(whole)}, size)
-    try:
-        below = evaluate(part, sizes)
-        return evaluate(whole, sizes) / below if below > 1 else 0
-    except (KeyError, ArithmeticError, ValueError, TooComplex):
-        return 0
+    below = size_of(part, size)
+    return size_of(whole, size) / below if below > 1 else 0
 
 
 def _reads_both_ways(net: Network) -> bool:

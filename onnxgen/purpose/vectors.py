@@ -35,7 +35,8 @@ from onnxgen.purpose.ends import (
     picks,
     squares,
 )
-from onnxgen.purpose.network import BUILT, FITS, NAMED, Network, Vote, count, is_float, quoted, shown, words
+from onnxgen.purpose.names import quoted, words
+from onnxgen.purpose.network import BUILT, FITS, NAMED, Network, Vote, count, is_float, shown
 from onnxgen.shapes.info import info
 
 IMAGENET = (1000, 1001, 21841, 21843)  # numbers of its classes, with one for the background

@@ -1,7 +1,6 @@
 """Compare a generated file with its specification: the same members, the same computation.
 
-`translated` retries a text that differs from its specification: the smallest module that differs is
-written plainly.
+`translated` retries a text that differs from its specification: the smallest module that differs is written plainly.
 """
 
 from __future__ import annotations

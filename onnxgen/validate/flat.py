@@ -103,7 +103,7 @@ def _specified(
     names = {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
     members = {".".join(m.path): (program.build(m.build), kind(m)) for m in module.members}
     names |= {node.key[1] for node in graph.since(0) if node.key[0] == "name"}
-    frozen = {key for m in module.members for key in _frozen(m)}
+    frozen = {m.state_key(key) for m in module.members for key in m.frozen_parts}
     opaque, count = frozenset(names), len(module.inputs)
     return Specification(graph, members, frozenset(frozen), ties, count, program.node(result), program, opaque)
 
@@ -118,10 +118,6 @@ def returns(outputs: list[ast.expr]) -> ast.Return:
     if len(outputs) == 1 and not isinstance(outputs[0], ast.Starred):
         return ast.Return(outputs[0])
     return ast.Return(ast.Tuple(list(outputs), ast.Load()) if outputs else None)
-
-
-def _frozen(member: Member) -> list[str]:
-    return [member.state_key(key) for key in member.frozen_parts]
 
 
 MAX_UNROLLED_ITERATIONS = 8  # iterations that are executed one by one; counts of nested loops are multiplied

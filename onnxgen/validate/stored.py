@@ -415,14 +415,6 @@ def _last_axes(name: str, options: Mapping[str, Any]) -> Shapes:
     return dict.fromkeys(keys, shape) if options.get("elementwise_affine", True) else {}
 
 
-def _embedding(name: str, options: Mapping[str, Any]) -> Shapes:
-    return {"weight": (options["num_embeddings"], options["embedding_dim"])}
-
-
-def _slope(name: str, options: Mapping[str, Any]) -> Shapes:
-    return {"weight": (options.get("num_parameters", 1),)}
-
-
 def _recurrent(gates: int, name: str, options: Mapping[str, Any]) -> Shapes:
     hidden, projected = options["hidden_size"], options.get("proj_size", 0)
     rows, state = gates * hidden, projected or hidden
@@ -459,8 +451,8 @@ TENSOR_RULES: dict[str, Callable[[str, Mapping[str, Any]], Shapes]] = {
     "nn.Conv nn.ConvTranspose": _convolution,
     "nn.BatchNorm nn.InstanceNorm nn.GroupNorm": _norm,
     "nn.LayerNorm nn.RMSNorm": _last_axes,
-    "nn.Embedding": _embedding,
-    "nn.PReLU": _slope,
+    "nn.Embedding": lambda name, options: {"weight": (options["num_embeddings"], options["embedding_dim"])},
+    "nn.PReLU": lambda name, options: {"weight": (options.get("num_parameters", 1),)},
     "nn.LSTM": partial(_recurrent, 4),
     "nn.GRU": partial(_recurrent, 3),
     "nn.RNN": partial(_recurrent, 1),

@@ -3,9 +3,8 @@
 The checker follows constructor arguments, flags, `nn.Sequential`, lists and the loops over them,
 `nn.Identity` for a layer that an instance lacks, and tied weights.
 
-The definitions of the file are checked first: every name is defined once, and has the meaning that
-the network expects. So the checker may take every name as torch's, Python's, or a class of the
-file.
+The definitions of the file are checked first: every name is defined once, and has the meaning that the network expects.
+So the checker may take every name as torch's, Python's, or a class of the file.
 """
 
 from __future__ import annotations
@@ -79,11 +78,11 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def _needs_of(node: ast.FunctionDef | ast.ClassDef) -> frozenset[str]:
     """Return the names that a definition reads, but for what is executed on symbols."""
-    original = _helper_code(node.name)
-    if original is not None:
-        if _code(node) != original:
+    if node.name in helpers():
+        code, needs = _helper(node.name)
+        if _code(node) != code:
             raise Unreadable(f"{node.name} is not the helper of that name")
-        return _helper_needs(node.name)
+        return needs
     if isinstance(node, ast.FunctionDef):
         return _needs(node)
     methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
@@ -92,13 +91,10 @@ def _needs_of(node: ast.FunctionDef | ast.ClassDef) -> frozenset[str]:
 
 
 @cache
-def _helper_code(name: str) -> str | None:
-    return _code(deepcopy(helpers()[name].tree)) if name in helpers() else None
-
-
-@cache
-def _helper_needs(name: str) -> frozenset[str]:
-    return _needs(helpers()[name].tree)
+def _helper(name: str) -> tuple[str, frozenset[str]]:
+    """Return the code of a helper, and the names that it needs."""
+    tree = helpers()[name].tree
+    return _code(deepcopy(tree)), _needs(tree)
 
 
 def _needs(tree: ast.AST) -> frozenset[str]:
@@ -430,9 +426,7 @@ class Text(Statements):
     def _defines(self, owner: Value, name: str) -> bool:
         """True for a method besides `forward` that the class of a module defines. One that is left open is opaque."""
         definition = owner.definition if isinstance(owner, Holder) and name not in METHODS | self.open else None
-        return definition is not None and any(
-            isinstance(node, ast.FunctionDef) and node.name == name for node in definition.body
-        )
+        return definition is not None and _defines(definition, name)
 
     def _invoke(self, function: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
         if isinstance(function, Holder):

@@ -1,10 +1,9 @@
 """The values of expressions and statements that are executed on symbols instead of tensors.
 
-A `Node` is the result of an operation on other nodes. Equal nodes are one object: two programs that
-compute the same from the same inputs make the same nodes, whatever the names of their variables and
-the order of their operations. Other values are plain Python (numbers, text, None, tuples, lists),
-dims (`int | Sym`), and the objects below, which stand for modules. Python expressions on numbers,
-text and lists are computed, if the results are small (`PYTHON`).
+A `Node` is the result of an operation on other nodes. Equal nodes are one object: two programs that compute the same
+from the same inputs make the same nodes, whatever the names of their variables and the order of their operations. Other
+values are plain Python (numbers, text, None, tuples, lists), dims (`int | Sym`), and the objects below, which stand for
+modules. Python expressions on numbers, text and lists are computed, if the results are small (`PYTHON`).
 """
 
 from __future__ import annotations
