@@ -234,7 +234,6 @@ def _starred(element: ast.expr, loops: list[ast.comprehension]) -> ast.expr:
 
 
 def _tuple_of(items: list[ast.expr]) -> ast.expr:
-    """Return a tuple, or the only item."""
     return items[0] if len(items) == 1 else ast.Tuple(items, ast.Load())
 
 

@@ -397,5 +397,4 @@ def formatted_apart(text: str, method: str, formatted: Callable[[str], str]) -> 
 
 @lru_cache(maxsize=64)
 def _alone(method: str, formatted: Callable[[str], str]) -> str:
-    """Format a function alone."""
     return formatted(method)

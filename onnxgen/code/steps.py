@@ -12,7 +12,8 @@ A phase ends where one value is all that the statements before hand on to those 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 from onnxgen.code import printer
@@ -75,15 +76,9 @@ class Steps:
                 self.now = self._most([*before, *steps], statement)
                 steps += self._split(statement, _read_after(block[i + 1 :], later))
             else:
-                steps.append(self._inside(statement, {*later, *names(statement, ast.Load)}))
+                read = {*later, *names(statement, ast.Load)}
+                steps.append(_with_blocks(statement, partial(self._block, later=read)))
         return steps
-
-    def _inside(self, statement: ast.stmt, later: Collection[str]) -> ast.stmt:
-        """Return a statement whose blocks are in steps."""
-        blocks = {
-            name: self._block(block, later) for name in ("body", "orelse") if (block := getattr(statement, name, None))
-        }
-        return printer.changed(statement, **blocks) if blocks else statement
 
     def _split(self, statement: ast.Assign | ast.Return, later: Collection[str]) -> Iterator[ast.stmt]:
         value = statement.value
@@ -247,7 +242,6 @@ def in_phases(body: Sequence[ast.stmt], least: int, every: int) -> list[ast.stmt
 
 
 def _starts(body: Sequence[ast.stmt], least: int) -> list[int]:
-    """Return the statements that begin a phase, but for the first."""
     handed_on, loops = _handed_on(body), _loops(body)
     starts: list[int] = []
     begin = 0
@@ -315,12 +309,13 @@ def _kept(body: Sequence[ast.stmt], starts: Sequence[int], most: int) -> set[int
     return {*ends}
 
 
+def _with_blocks(statement: ast.stmt, change: Callable[[list[ast.stmt]], list[ast.stmt]]) -> ast.stmt:
+    """Return a statement whose blocks are changed."""
+    blocks = {name: change(block) for name in ("body", "orelse") if (block := getattr(statement, name, None))}
+    return printer.changed(statement, **blocks) if blocks else statement
+
+
 def _bare(statement: ast.stmt, keeps: bool) -> ast.stmt:
     """Return a statement whose blocks have no comments of dims, and which has none unless it `keeps` it."""
-    blocks = {
-        name: [_bare(inner, False) for inner in block]
-        for name in ("body", "orelse")
-        if (block := getattr(statement, name, None))
-    }
-    bare = printer.changed(statement, **blocks) if blocks else statement
+    bare = _with_blocks(statement, lambda block: [_bare(inner, False) for inner in block])
     return bare if keeps or not printer.dims_of(bare) else printer.like(bare, printer.changed(bare), "")

@@ -202,7 +202,6 @@ def _table(value: Array, points: int) -> Array | None:
 
 
 def _joined(parts: Sequence[Seen]) -> Seen:
-    """Return the values of all levels as one."""
     tables = (np.concatenate([getattr(part, kind) for part in parts]) for kind in ("zeros", "ones", "drawn"))
     return Seen(parts[0].name, *tables)
 

@@ -183,7 +183,6 @@ class _Fills:
 
 
 def _number(build: ast.expr) -> ast.expr:
-    """Return the number of a fill."""
     assert isinstance(build, ast.Call)
     kind = function_of(build)
     return build.args[1] if kind == "torch.full" else literal(1.0 if kind == "torch.ones" else 0.0)

@@ -126,7 +126,6 @@ class _Adding:
             self.problems.add(f"--dropout: the result of {name} is unknown: {what}", help=_INSIDE)
 
     def _wanted_outside(self, inside: list[Statement]) -> set[str]:
-        """Return the values that other statements, and the caller, use."""
         inner = {id(s) for s in inside}
         wanted = {r for o in self.module.outputs for r in refs(o)}
         return wanted.union(name for s in self.module.body if id(s) not in inner for name in used(s))
@@ -170,7 +169,6 @@ def _unused(name: str, is_taken: Callable[[str], bool]) -> str:
 
 
 def _blocks(body: list[Statement]) -> Iterator[list[Statement]]:
-    """Yield a block and the blocks nested in it."""
     yield body
     for statement in list(body):
         for block in blocks(statement):

@@ -150,10 +150,10 @@ class _Rows:
     def _joined(self, value: ast.expr) -> list[ast.expr]:
         """Return what an expression joins along another axis than the first."""
         function, operands = called(value)
-        if function != "cat" or not isinstance(value, ast.Call) or not isinstance(operands[0], ast.List):
+        if function != "cat" or not isinstance(operands[0], ast.List):
             return []
         ranks = {self.infos.get(tree.value, Info()).rank for tree in operands[0].elts if isinstance(tree, Ref)}
-        axis = next((_number(k.value) for k in value.keywords if k.arg == "dim"), None)
+        axis = _axis(value)
         return [] if not axis or None in ranks or -axis in ranks else operands[0].elts
 
     def _earlier(self, name: str, at: int, scope: ModulePath) -> Iterator[str]:
@@ -332,13 +332,12 @@ def _joined(
 
 
 def _operator(value: ast.expr) -> str:
-    if isinstance(value, ast.BinOp):
-        return type(value.op).__name__
-    return value.func.member.layer if _is_layer(value) else called(value)[0]  # type: ignore[attr-defined]
-
-
-def _is_layer(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, MemberRef)
+    match value:
+        case ast.BinOp():
+            return type(value.op).__name__
+        case ast.Call(func=MemberRef(member=member)):
+            return member.layer
+    return called(value)[0]
 
 
 def _beside(value: ast.expr, name: str, infos: Mapping[str, Info]) -> Iterator[str]:
@@ -360,7 +359,7 @@ def _beside(value: ast.expr, name: str, infos: Mapping[str, Info]) -> Iterator[s
 
 def _axis(cat: ast.expr) -> int | None:
     keywords = cat.keywords if isinstance(cat, ast.Call) else []
-    return next((value_of(k.value) for k in keywords if k.arg == "dim" and is_number(k.value)), None)
+    return next((_number(k.value) for k in keywords if k.arg == "dim"), None)
 
 
 def _sizes(infos: Mapping[str, Info], name: str) -> tuple[object, ...] | None:

@@ -83,8 +83,8 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     outputs = state.members.read_inside(body, outputs)
     find_roles(body, state.infos, state.roles, outputs)
     members = state.members.finish(body, outputs)
-    ties = state.members.ties(members)
-    state.notes += state.members.guesses()
+    ties = state.members.sharing.ties(members)
+    state.notes += state.members.sharing.notes()
     stubs = state.open.finish(members, state.notes)
     name = options.class_name or class_name(name)
     if name in state.own.names:

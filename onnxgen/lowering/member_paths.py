@@ -71,7 +71,6 @@ def _settle_roles(unnamed: list[Member], modules: set[ModulePath], places: Place
 
 
 def _around(path: ModulePath) -> list[ModulePath]:
-    """Return the modules that a path lies in, without the root."""
     return [path[:n] for n in range(1, len(path))]
 
 

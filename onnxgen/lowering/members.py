@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxgen.code.module_def import Member, Statement, Tie, User, expressions, is_rounding
+from onnxgen.code.module_def import Member, Statement, User, expressions, is_rounding
 from onnxgen.code.quote import MemberRef, call, members, quote, unless
 from onnxgen.common.names import ModulePath, identifier, module_part, unscoped
 from onnxgen.graph.annotations import CLASSES, KEPT, is_trained
@@ -56,6 +56,7 @@ class Members:
     Attributes:
         constants: arrays too large for source, by their key in the sidecar.
         prefix: of these keys.
+        sharing: which members are one parameter.
     """
 
     def __init__(self, model: ir.Model, options: Options) -> None:
@@ -74,7 +75,7 @@ class Members:
         self.written: dict[int, tuple[ir.DataType, tuple[int, ...]]] = {}  # dtype and shape of buffers in source, by id
         self._large: dict[int, NDArray[Any]] = {}  # arrays for the sidecar, by the `id` of their member
         self._shapes: dict[int, tuple[int, ...]] = {}  # of strings, which are JSON in the sidecar
-        self._sharing = Sharing(model, options)
+        self.sharing = Sharing(model, options)
         self._frozen = {v.name or "" for v in stored_values(model.graph) if not is_trained(v)}
         self._paths, self._classes = ParameterPaths(model.graph), CLASSES.get(model)
 
@@ -313,7 +314,7 @@ class Members:
     ) -> Member | None:
         """Return the member that was made for this scope, or for another that is no sibling and may have the same."""
         for other, member in candidates:
-            if not siblings(other, scope) and not self._sharing.apart(sources, other, scope):
+            if not siblings(other, scope) and not self.sharing.apart(sources, other, scope):
                 return member
         return None
 
@@ -334,7 +335,7 @@ class Members:
 
     def read_inside(self, body: list[Statement], outputs: list[ast.expr]) -> list[ast.expr]:
         """Let parameters that are a layer's own tensor be read from the layer. Returns the outputs."""
-        return self._sharing.read_inside(self._used(body, outputs), body, outputs)
+        return self.sharing.read_inside(self._used(body, outputs), body, outputs)
 
     def _used(self, body: list[Statement], outputs: list[ast.expr]) -> list[Member]:
         trees = [*(e for s in body for e in expressions(s)), *outputs]
@@ -376,14 +377,6 @@ class Members:
                     holders.setdefault(path, copy)
         return list(holders.values())
 
-    def ties(self, members: list[Member]) -> list[Tie]:
-        """Return the tensors that are one parameter in several members."""
-        return self._sharing.ties(members)
-
-    def guesses(self) -> list[str]:
-        """Return notes on the members that were taken for one parameter, or for several."""
-        return self._sharing.notes()
-
 
 def _last_word(name: str) -> str:
     """Return the last word of a path that is none of a module, "" for the name of one of the root's buffers."""
@@ -397,7 +390,6 @@ def _ends(path: ModulePath, key: str) -> bool:
 
 
 def _viewed(tensor: ast.expr, dims: tuple[int, ...]) -> ast.expr:
-    """Return a vector with its axes of size 1."""
     return call(quote("p.view", p=tensor), *(d if d == 1 else -1 for d in dims))
 
 

@@ -380,14 +380,12 @@ def _has_layer(statement: Assign) -> bool:
 
 
 def _recurrent(tree: ast.AST) -> bool:
-    """Return True if an expression calls a recurrent layer or helper."""
     if isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef):
         return tree.func.member.layer in ALL_RECURRENT
     return function_of(tree) in ALL_RECURRENT
 
 
 def _is_cell(tree: ast.AST) -> bool:
-    """Return True if an expression calls a recurrent cell."""
     return isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef) and tree.func.member.layer in CELLS
 
 

@@ -179,7 +179,7 @@ class Sharing:
         if not self._guesses:
             return []
         what = "stored once, but a parameter of each layer, since copied layers are equal before training"
-        return [f"{_listed(list(self._guesses))}: {what}; --tied makes it one parameter"]
+        return [f"{listed(list(self._guesses))}: {what}; --tied makes it one parameter"]
 
     # decisions
 
@@ -374,12 +374,12 @@ def _equal(a: Source, b: Source) -> bool:
 
 
 def _around_both(a: ModulePath, b: ModulePath) -> list[tuple[ModulePath, ModulePath]]:
-    """Return two modules, and those around them up to the part in which their paths differ."""
     start = next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), 0) + 1
     return [(a[:n], b[:n]) for n in range(len(a), start - 1, -1)] or [(a, b)]
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names for a note."""
     return ", ".join(map(printable, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
 
 

@@ -210,14 +210,12 @@ def _check_length(classes: list[ClassTree], options: Options) -> None:
 
 
 def _way_back(model: ir.Model, module: ModuleDef, record: Mapping[str, Any], options: Options) -> dict[str, str]:
-    """Return the metadata for writing trained values back."""
     shared = uses(model, module.members, [name for name, entry in record.items() if isinstance(entry, list)])
     local = {v.name or "": LOCAL.get(v) for v in stored_values(model.graph) if LOCAL.has(v) and v.name in record}
     return WayBack(record, shared, local, quantised(model, record), cut_of(options)).to_metadata()
 
 
 def _freed_batch(model: ir.Model) -> dict[str, str]:
-    """Return the metadata of `--dynamic-batch`."""
     freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return {}
@@ -246,7 +244,6 @@ def _tied(module: ModuleDef) -> set[str]:
 
 
 def _of_passes(model: ir.Model) -> frozenset[str]:
-    """Return the names of tensors that passes made."""
     return frozenset(name for norm in RESTORED.get(model) or () for name in norm.made)
 
 

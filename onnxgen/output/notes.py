@@ -12,6 +12,7 @@ from onnxgen.graph.annotations import FREED, QUANTISED_NOTES, RESTORED, TRAINABL
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
+from onnxgen.lowering.sharing import listed
 from onnxgen.options import Options
 from onnxgen.passes.folded import folded_layers
 from onnxgen.passes.roles import CHOSEN
@@ -19,7 +20,6 @@ from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_from
 
-MAX_INPUT_NAMES = 3  # in one note
 _LOOKED_UP = re.compile(r"(slice|embedding|select|index_select|index)(_\d+)?")
 
 
@@ -57,7 +57,7 @@ def _chosen(model: ir.Model) -> list[str]:
     """Name the exponents and bounds that may be learned, and are not trained for their gradient."""
     stored = [v for v in stored_values(model.graph) if v.uses()]
     chosen = [v.name or "" for v in stored if TRAINABLE.get(v) == (False, CHOSEN)]
-    return [f"not trained: {_listed(chosen)}, {CHOSEN}; --trainable trains it"] if chosen else []
+    return [f"not trained: {listed(chosen)}, {CHOSEN}; --trainable trains it"] if chosen else []
 
 
 def _unrolled(model: ir.Model) -> list[str]:
@@ -78,7 +78,7 @@ def _cut_tables(model: ir.Model) -> list[str]:
     ]
     if not tables:
         return []
-    what = f"{_listed(tables)}: only what was looked up in a table (of positions, say) is stored"
+    what = f"{listed(tables)}: only what was looked up in a table (of positions, say) is stored"
     return [f"{what}; longer inputs need the original's table"]
 
 
@@ -94,11 +94,7 @@ def _pinned_sizes(model: ir.Model) -> list[str]:
                 pinned.append(f"{printable(node.outputs[0].name or '')} {[*after]}")
     if not pinned:
         return []
-    return [f"exported for fixed sizes ({_listed(pinned)}), though inputs may have any: other sizes fail"]
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(printable, names[:MAX_INPUT_NAMES])) + (", ..." if len(names) > MAX_INPUT_NAMES else "")
+    return [f"exported for fixed sizes ({listed(pinned)}), though inputs may have any: other sizes fail"]
 
 
 def _fixed_batch(model: ir.Model, options: Options) -> list[str]:
@@ -108,6 +104,6 @@ def _fixed_batch(model: ir.Model, options: Options) -> list[str]:
     if not inputs or any(shape[0] != 1 or name in options.input_shapes for name, shape in inputs.items()):
         return []
     return [
-        f"exported for a batch of 1 ({_listed(list(inputs))}): other sizes may fail; to train in batches, export with "
+        f"exported for a batch of 1 ({listed(list(inputs))}): other sizes may fail; to train in batches, export with "
         "a dynamic axis, or free it with --dynamic-batch"
     ]

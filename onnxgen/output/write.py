@@ -167,7 +167,6 @@ class Output:
                 tidy(folder)
 
     def _write_pair(self, generated: Generated, standing: Standing, force: bool) -> None:
-        """Write the module if its text is another, and its weights."""
         obsolete = self._own_sidecar(generated.weights) if self.options.embed else []
         is_same = standing.status == "merged" and standing.text == self.text()
         generated.report.wrote = write_pair(

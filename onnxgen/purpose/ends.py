@@ -243,5 +243,4 @@ def _moved(node: ir.Node, data: ir.Value, value: ir.Value, axes: Axes) -> Axes:
 
 
 def _equal_begin(one: Shape, other: Shape) -> int:
-    """Return how many dims two shapes begin with alike."""
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))

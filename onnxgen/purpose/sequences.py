@@ -209,7 +209,6 @@ def _wide(net: Network) -> Iterator[tuple[End, Tokens]]:
 
 
 def _positions(end: End) -> int | None:
-    """Return the numbers for each position, if the output has positions."""
     return end.dims[-1] if len(end.dims) == 3 and isinstance(end.dims[-1], int) else None
 
 

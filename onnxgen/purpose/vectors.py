@@ -101,7 +101,6 @@ def _classical(net: Network) -> Iterator[Vote]:
 
 
 def _has_labels(net: Network) -> bool:
-    """Return True if an output may have one number for each sample."""
     ranks = {info(v).rank for v in net.outputs if info(v).kind == "tensor"}
     return not ranks.isdisjoint((1, None))
 

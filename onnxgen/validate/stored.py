@@ -64,7 +64,7 @@ def stored_by(graph: ir.Graph) -> Stored:
     constants = (v for n in graph if n.op_type == "Constant" for v in n.outputs)
     tensors = {v: v.const_value for v in (*graph.initializers.values(), *constants)}
     floats = {v: t for v, t in tensors.items() if t is not None and t.dtype in FLOATS and t.size > 0}
-    reached, learned = _reached(graph), _perhaps_learned(floats)
+    reached, learned = _reach(graph, set()), _perhaps_learned(floats)
     weights = [v for v in floats.keys() & reached if _is_weight(v, floats[v], reached)]
     fixed = [v for v, t in floats.items() if _is_measured(v) or _is_constant(v, t) and v not in learned]
     return Stored(_names(weights), _names(fixed), _names(floats))
@@ -74,14 +74,9 @@ def _names(values: Iterable[ir.Value]) -> frozenset[str]:
     return frozenset(value.name or "" for value in values)
 
 
-def _reached(graph: ir.Graph) -> set[ir.Value]:
-    """Return the values on which a float output depends through differentiable operators and branches only."""
-    reached = {output for output in graph.outputs if output.dtype in FLOATS}
-    _reach(graph, reached)
-    return reached
-
-
-def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
+def _reach(graph: ir.Graph, reached: set[ir.Value]) -> set[ir.Value]:
+    """Add the values on which a float output depends through differentiable operators and branches only."""
+    reached.update(output for output in graph.outputs if output.dtype in FLOATS)
     for node in reversed(graph):
         if node.domain not in DOMAINS or reached.isdisjoint(node.outputs):
             continue
@@ -90,8 +85,8 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
             barred = {*known(node).still, *known(node).chosen}
             reached.update(v for i, v in enumerate(node.inputs) if v is not None and i not in barred)
         for branch in _taken(node):
-            reached.update(output for output in branch.outputs if output.dtype in FLOATS)
             _reach(branch, reached)
+    return reached
 
 
 def _is_smooth(node: ir.Node) -> bool:
@@ -189,7 +184,6 @@ def _is_constant(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
 
 
 def _is_biased(node: ir.Node, value: ir.Value) -> bool:
-    """Return True if another operand is a product, so that a vector may be its bias."""
     makers = [v.producer() for v in node.inputs if v is not None and v is not value]
     return any(maker.op_type in ("MatMul", "Identity") for maker in makers if maker is not None)
 
@@ -288,7 +282,6 @@ def _names_in(flags: Sequence[_Flag], is_trained: bool) -> set[str]:
 
 
 def _hold_types(flags: Sequence[_Flag], options: Options) -> None:
-    """Check that only floats are trained, of the type that an option gives the network."""
     types = {NAMED[options.dtype]} if options.dtype else FLOATS
     for flag in flags:
         if flag.is_trained and flag.source.dtype not in types:
@@ -300,7 +293,6 @@ def _matching(pattern: str | None, stored: Stored) -> set[str]:
 
 
 def _hold_decisions(flags: Sequence[_Flag], decisions: Mapping[str, bool]) -> None:
-    """Check that what is trained is what the passes decided."""
     for flag in flags:
         verdicts = {decisions[name] for name in flag.source.names if name in decisions}
         if verdicts and flag.is_trained not in verdicts:
@@ -339,7 +331,6 @@ def hold_shapes(members: Sequence[Member]) -> None:
 
 
 def _hold_groups(member: Member) -> None:
-    """Check that a layer's groups divide its channels. Raises `OnnxgenError`."""
     name = function_of(member.build)
     for channels, groups in GROUPED.get(name.rstrip("123d"), ()):
         options = arguments(member.build)

@@ -14,7 +14,7 @@ import builtins
 from collections import Counter
 from copy import deepcopy
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
 
 from onnxgen.code.class_tree import is_alias
 from onnxgen.code.copied import FRAME, helpers
@@ -77,7 +77,6 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _needs_of(node: ast.FunctionDef | ast.ClassDef) -> frozenset[str]:
-    """Return the names that a definition reads, but for what is executed on symbols."""
     if node.name in helpers():
         code, needs = _helper(node.name)
         if _code(node) != code:
@@ -220,10 +219,11 @@ class Text(Statements):
         check_body(definition, self.open)
         self._enter(definition.name)
         first, *rest = init.body
-        if not isinstance(first, ast.Expr) or not _is_super_call(first.value, "__init__"):
+        begin = first.value if isinstance(first, ast.Expr) else None
+        if not isinstance(begin, ast.Call) or begin.keywords or ast.unparse(begin.func) != "super().__init__":
             raise Unreadable(f"{definition.name} does not begin with super().__init__()")
         scope = self._bound(init, instance, args, kwargs)
-        layers = self._several(first.value.args, scope)
+        layers = self._several(begin.args, scope)
         if layers and instance.kind == "Module":
             raise Unreadable("an nn.Module takes no arguments")
         for i, item in enumerate(layers):
@@ -384,7 +384,7 @@ class Text(Statements):
     def _tie(self, root: Holder) -> None:
         if not self.tying:
             return
-        if self.tying != [root] or not _calls(_method(root.definition, "__init__").body[-1], "tie_weights"):
+        if self.tying != [root] or ast.unparse(_method(root.definition, "__init__").body[-1]) != "self.tie_weights()":
             raise Unreadable("tie_weights is not the last that the network does")
         for statement in _method(root.definition, "tie_weights").body:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -436,7 +436,11 @@ class Text(Statements):
         return super().call(function, args, kwargs)
 
     def _call(self, tree: ast.Call, scope: LocalVariables) -> Value:
-        if isinstance(tree.func, ast.Attribute) and _is_super(tree.func.value) and tree.func.attr == "forward":
+        if (
+            isinstance(tree.func, ast.Attribute)
+            and tree.func.attr == "forward"
+            and ast.unparse(tree.func.value) == "super()"
+        ):
             (value,) = self._several(tree.args, scope)
             own = scope.find("self", None)
             if not isinstance(own, Holder) or own.kind != "Sequential" or tree.keywords:
@@ -453,7 +457,6 @@ class Text(Statements):
         return value
 
     def _forward(self, holder: Holder, args: list[Value], kwargs: dict[str, Value], name: str = "forward") -> Value:
-        """Return the result of a method of a module."""
         if holder.definition is None:
             if holder.kind != "Sequential" or kwargs or len(args) != 1:
                 raise Unreadable(f"a call of an nn.{holder.kind}")
@@ -518,21 +521,3 @@ def _unpacked(graph: Graph) -> dict[Node, int]:
     unpacked = {node.key[1:4:2] for node in graph.since(0) if node.key[0] == "part" and divides(node.key[1])}
     several = Counter(whole for whole, _ in unpacked)
     return {whole: count for whole, count in unpacked if several[whole] == 1}
-
-
-def _is_super(tree: ast.expr) -> bool:
-    if not isinstance(tree, ast.Call) or tree.args or tree.keywords:
-        return False
-    return isinstance(tree.func, ast.Name) and tree.func.id == "super"
-
-
-def _is_super_call(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
-    """Return True if an expression is `super().name(...)` without keywords."""
-    if not isinstance(tree, ast.Call) or tree.keywords or not isinstance(tree.func, ast.Attribute):
-        return False
-    return tree.func.attr == name and _is_super(tree.func.value)
-
-
-def _calls(node: ast.stmt, name: str) -> bool:
-    call = node.value if isinstance(node, ast.Expr) else node
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == name
