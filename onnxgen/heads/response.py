@@ -266,12 +266,10 @@ def cells_of(level: Level) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    result: Array = 1 / (1 + np.exp(-x))
-    return result
+    return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def softmax(x: Array) -> Array:
     """Return the softmax along the last axis."""
     powers = np.exp(x - x.max(-1, keepdims=True))
-    result: Array = powers / powers.sum(-1, keepdims=True)
-    return result
+    return np.asarray(powers / powers.sum(-1, keepdims=True))

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -206,10 +207,7 @@ def _is_fill(member: Member) -> bool:
 
 
 def _size(shape: Shape) -> int:
-    total = 1
-    for dim in shape:
-        total *= int(dim) if isinstance(dim, int) else MAX_ELEMENTS
-    return total
+    return math.prod(dim if isinstance(dim, int) else MAX_ELEMENTS for dim in shape)
 
 
 def _replace(statement: Statement, member: Member, name: str) -> None:

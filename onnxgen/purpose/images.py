@@ -356,12 +356,11 @@ def _labelled(net: Network, end: End) -> Iterator[Vote]:
     shape = info(data).shape
     if data is None or shape is None or len(shape) != 4 or end.axis not in (1, 3):
         return
-    for image in net.images:
-        pixel_map = net.map(End(data, shape, end.node, end.op, end.axis, None, (0, 1, 2, 3)))
-        if pixel_map is not None and pixel_map.axis == end.axis and pixel_map.image is image:
-            facts = {**_facts(pixel_map), "output": end.name, "activation": "argmax"}
-            text = f"output {shown(end.value)} is the ArgMax over the channels of {shown(data)}"
-            yield Vote.on(end, "segmentation", BUILT, facts, text)
+    pixel_map = net.map(End(data, shape, end.node, end.op, end.axis, None, (0, 1, 2, 3)))
+    if pixel_map is not None and pixel_map.axis == end.axis:
+        facts = {**_facts(pixel_map), "output": end.name, "activation": "argmax"}
+        text = f"output {shown(end.value)} is the ArgMax over the channels of {shown(data)}"
+        yield Vote.on(end, "segmentation", BUILT, facts, text)
 
 
 def keypoints(net: Network) -> Iterator[Vote]:

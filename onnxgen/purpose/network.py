@@ -5,6 +5,7 @@ Words in the names of outputs and inputs say what these are. A rule returns a `V
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -266,12 +267,8 @@ def shown(value: ir.Value | None) -> str:
 
 def count(shape: Shape | None) -> int | None:
     """Return the number of elements for one sample, if it is known."""
-    total = 1
-    for dim in (shape or (1,))[1:]:
-        if not isinstance(dim, int):
-            return None
-        total *= dim
-    return None if shape is None else total
+    dims = [dim for dim in (shape or ())[1:] if isinstance(dim, int)]
+    return math.prod(dims) if shape is not None and len(dims) >= len(shape) - 1 else None
 
 
 def _is_spatial(node: ir.Node) -> bool:

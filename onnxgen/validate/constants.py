@@ -151,19 +151,11 @@ def _of_numbers(dtype: np.dtype[Any] | None, values: Any) -> Array:
     return array.astype(dtype if dtype is not None else DEFAULT if array.dtype.kind == "f" else array.dtype)
 
 
-def _linspace(dtype: None, start: float, end: float, count: int) -> Array:
-    return np.asarray(linspace(start, end, count, FUSED.get()))
-
-
 def _product(dtype: None, *sides: Array) -> Array:
     """Return all pairs of elements, the first side's slowest."""
     if any(side.ndim != 1 or side.dtype != sides[0].dtype for side in sides):
         raise ValueError("torch.cartesian_prod of other than vectors of one type")
     return np.stack([m.reshape(-1) for m in np.meshgrid(*sides, indexing="ij")], -1)
-
-
-def _full(dtype: np.dtype[Any] | None, shape: tuple[int, ...], value: Any) -> Array:
-    return np.broadcast_to(_of_numbers(dtype, value), shape)
 
 
 def _windows(dtype: None, height: int, width: int) -> Array:
@@ -183,13 +175,13 @@ KEYWORDS = {"make_grid": {"offset"}}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "make_grid": _centres,
     "torch.tensor": _of_numbers,
-    "torch.full": _full,
+    "torch.full": lambda dtype, shape, value: np.broadcast_to(_of_numbers(dtype, value), shape),
     "torch.zeros": lambda dtype, *shape: np.zeros(shape, dtype or DEFAULT),
     "torch.ones": lambda dtype, *shape: np.ones(shape, dtype or DEFAULT),
     "torch.empty": lambda dtype, shape: np.empty(shape if 0 in shape else (), dtype or DEFAULT),
     "torch.arange": lambda dtype, *bounds: np.arange(*bounds).astype(dtype or np.int64),
     "torch.eye": lambda dtype, *sides: np.eye(*sides).astype(dtype or DEFAULT),
-    "torch.linspace": _linspace,
+    "torch.linspace": lambda dtype, *bounds: np.asarray(linspace(*bounds, FUSED.get())),
     "torch.cartesian_prod": _product,
     "torch.cat": lambda dtype, arrays: np.concatenate(arrays, casting="no"),
     "relative_positions": _windows,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from onnxgen.shapes.dims import Sym
@@ -81,9 +82,7 @@ class Graph:
 
     def since(self, count: int) -> Iterator[Node]:
         """Yield the nodes after the first `count`."""
-        for i, node in enumerate(self._nodes.values()):
-            if i >= count:
-                yield node
+        return islice(self._nodes.values(), count, None)
 
 
 @dataclass(eq=False)
@@ -174,22 +173,10 @@ def describe(node: Node, depth: int = 3) -> str:
     op, *rest = node.key
     if op in ("constant", "name", "member", "input"):
         return str(rest[-1])
-    if depth == 0:
-        return "..."
-    parts = [
-        (
-            describe(part, depth - 1)
-            if isinstance(part, Node)
-            else _several(part, depth)
-            if isinstance(part, tuple)
-            else part
-        )
-        for part in rest
-    ]
-    return f"{op}({', '.join(map(str, parts))})"
+    return f"{op}({_several(rest, depth)})" if depth else "..."
 
 
-def _several(parts: tuple[Any, ...], depth: int) -> str:
+def _several(parts: Sequence[Any], depth: int) -> str:
     return ", ".join(
         describe(p, depth - 1) if isinstance(p, Node) else _several(p, depth) if isinstance(p, tuple) else str(p)
         for p in parts
@@ -272,7 +259,4 @@ def bounds(source: range) -> tuple[int, ...]:
 
 
 def power(base: Any, exponent: int) -> Any:
-    result: Any = 1
-    for _ in range(exponent):
-        result = result * base
-    return result
+    return math.prod([base] * exponent)
