@@ -71,14 +71,11 @@ def _computation(wanted: Specification, text: Text, result: Node) -> Difference 
     """Return the first operation that the specification lacks, or else a difference of the results."""
     flat = wanted.program
     loops = all(flat.nexts.get(node) is after for node, after in text.nexts.items())
-    stops = all(flat.stops.get(node) is stop for node, stop in text.stops.items()) and len(text.stops) == len(
-        flat.stops
-    )
-    effects = text.effects == flat.effects and text.seen == flat.seen
+    effects = (text.stops, text.effects, text.seen) == (flat.stops, flat.effects, flat.seen)
     first = next((node for node in text.graph.since(text.began) if node.key[0] not in NO_OPERATIONS), None)
     if first is not None:
         return Difference(first.home, f"nothing else computes {describe(first)}")
-    if result is wanted.result and loops and stops and effects:
+    if result is wanted.result and loops and effects:
         return None
     what = "its results are others" if result is not wanted.result else "its loops or effects are others"
     return Difference("", what)

@@ -469,19 +469,16 @@ class Text(Statements):
         scope, lent = self._bound(method, holder, args, kwargs), self.lent
         self.lent = {}
         self.lend(list(scope.values.values()))  # lists of the caller must not grow here
-        result, self.lent = self._body(method, scope), lent
-        self.lend([value for value in scope.values.values() if value is result])
-        self.depth -= 1
-        self.graph.home = around
-        return result
-
-    def _body(self, method: ast.FunctionDef, scope: LocalVariables) -> Value:
-        """Return the result of a `forward`. Only its last statement returns."""
         *body, last = method.body
         if not isinstance(last, ast.Return):
             raise Unreadable("a forward that does not end in return")
         self.run(body, scope)
-        return None if last.value is None else self.evaluate(last.value, scope)
+        result = None if last.value is None else self.evaluate(last.value, scope)
+        self.lent = lent
+        self.lend([value for value in scope.values.values() if value is result])
+        self.depth -= 1
+        self.graph.home = around
+        return result
 
     def _layer(self, leaf: Leaf, args: list[Value], kwargs: dict[str, Value]) -> Value:
         """Return the result of calling a layer. A layer that the network lacks must do nothing, or be a function."""
