@@ -193,7 +193,7 @@ class _Chains(Lists):
         if run.rest:
             return self._over_rows(statement, begin, behind, run)
         loop = ast.For(target([UNUSED]), call("range", len(run.leaves)), self._appended(run, {}), [])
-        return [_list_of(begin), loop, _made_of(statement, behind)] if len(run.group) > 1 else []
+        return [_list_of(begin), loop, _filled(statement, behind)] if len(run.group) > 1 else []
 
     def _over_sizes(
         self, statement: ast.stmt, begin: list[ast.expr], behind: list[ast.expr], run: _Run, is_many: bool
@@ -208,10 +208,10 @@ class _Chains(Lists):
         variables = target([*names.values()])
         if len(run.group) > 1:
             loop = ast.For(variables, source, self._appended(run, names), [])
-            return [*first, _list_of(begin), loop, _made_of(statement, behind)]
-        (item,) = self._made(run, names)
+            return [*first, _list_of(begin), loop, _filled(statement, behind)]
+        (item,) = self._turn(run, names)
         row = ast.ListComp(item, [ast.comprehension(variables, source, [], 0)])
-        return [*first, _made_of(statement, [*begin, ast.Starred(row, ast.Load()), *behind], [])]
+        return [*first, _filled(statement, [*begin, ast.Starred(row, ast.Load()), *behind], [])]
 
     def _dims(self, statement: ast.stmt, run: _Run, is_many: bool) -> ast.expr | None:
         """Return the sizes that a run goes through: a table, or a list; None if that is not worth it."""
@@ -253,7 +253,7 @@ class _Chains(Lists):
         row = target([names[run.after], *[DEPTH] * is_deep, *(names[column] for column in run.rest)])
         first = _assigned(names[run.before], run.tree(run.before, 0))
         loop = ast.For(row, ast.Tuple(rows, ast.Load()), body, [])
-        return [_list_of(begin), first, loop, _made_of(statement, behind)]
+        return [_list_of(begin), first, loop, _filled(statement, behind)]
 
     def _with_last(self, statement: ast.stmt) -> ast.stmt:
         """Return a statement with `widths[-1]` for the last entry of a table that may have any length."""
@@ -303,7 +303,7 @@ class _Chains(Lists):
             names[column] = run.name(column) if is_free else next(letters)
         return names
 
-    def _made(self, run: _Run, names: Mapping[Column, str], once: Column = NONE) -> list[ast.expr]:
+    def _turn(self, run: _Run, names: Mapping[Column, str], once: Column = NONE) -> list[ast.expr]:
         """Return the items of a turn. `once`: what the first of several alone has of its row."""
         at = iter(run.columns)
 
@@ -327,7 +327,7 @@ class _Chains(Lists):
 
     def _appended(self, run: _Run, names: Mapping[Column, str], once: Column = NONE) -> list[ast.stmt]:
         layers = ast.Name(LAYERS, ast.Load())
-        return [ast.Expr(quote("layers.append(x)", layers=layers, x=item)) for item in self._made(run, names, once)]
+        return [ast.Expr(quote("layers.append(x)", layers=layers, x=item)) for item in self._turn(run, names, once)]
 
 
 def _common(column: Column) -> str:
@@ -342,7 +342,7 @@ def _list_of(items: list[ast.expr]) -> ast.stmt:
     return _assigned(LAYERS, ast.List(items, ast.Load()))
 
 
-def _made_of(statement: ast.stmt, items: list[ast.expr], before: Sequence[str] = (LAYERS,)) -> ast.stmt:
+def _filled(statement: ast.stmt, items: list[ast.expr], before: Sequence[str] = (LAYERS,)) -> ast.stmt:
     """Return a statement that makes a container of the items of lists and of others."""
     assert isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
     lists = [ast.Starred(ast.Name(name, ast.Load()), ast.Load()) for name in before]

@@ -75,13 +75,13 @@ def styled(classes: Sequence[ClassTree], style: Style) -> list[ClassTree]:
     """Return classes in a style."""
     writer = _Writer(style, has_sizes={tree.name for tree in classes}.isdisjoint(SIZES))
     arguments = {tree.name: [one.name for one in tree.parameters] for tree in classes if tree.paths != ROOT}
-    return [writer.written(_told(tree, arguments)) for tree in classes]
+    return [writer.written(_with_keywords(tree, arguments)) for tree in classes]
 
 
-def _told(tree: ClassTree, arguments: Mapping[str, Sequence[str]]) -> ClassTree:
+def _with_keywords(tree: ClassTree, arguments: Mapping[str, Sequence[str]]) -> ClassTree:
     """Return a class that says what numbers it gives to others, where those would be several that are no widths."""
 
-    def told(node: ast.AST) -> ast.expr | None:
+    def named(node: ast.AST) -> ast.expr | None:
         known = (
             arguments.get(node.func.id, ()) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ()
         )
@@ -94,7 +94,9 @@ def _told(tree: ClassTree, arguments: Mapping[str, Sequence[str]]) -> ClassTree:
         keywords = [ast.keyword(name, value) for name, value in zip(known[at:], node.args[at:])]
         return ast.Call(node.func, node.args[:at], [*keywords, *node.keywords])
 
-    return replace(tree, setup=[rewrite(s, told) for s in tree.setup], items=[rewrite(one, told) for one in tree.items])
+    return replace(
+        tree, setup=[rewrite(s, named) for s in tree.setup], items=[rewrite(one, named) for one in tree.items]
+    )
 
 
 class _Writer:

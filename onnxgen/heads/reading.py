@@ -318,7 +318,7 @@ def with_classes(maps: Maps, probe: Probe, reading: Reading, hints: Sequence[str
     options.sort(key=lambda tail: (_is_unlikely(tail, hints), _comes_before(tail, drawn, tables)))
     for activated in (True, False):
         for tail in options:
-            if _is_made(tail, drawn, tables, activated):
+            if _computes(tail, drawn, tables, activated):
                 return tail if activated else replace(tail, assumed=LOGITS)
     return None
 
@@ -384,7 +384,7 @@ def _tail_with(reading: Reading, classes: list[Channels], objects: list[Channels
     return replace(reading.tail, levels=tuple(levels), classes=classes[0].count)
 
 
-def _is_made(tail: Tail, maps: Sequence[Array], tables: list[Array], activated: bool) -> bool:
+def _computes(tail: Tail, maps: Sequence[Array], tables: list[Array], activated: bool) -> bool:
     """Return True if the graph has the probabilities of a tail (or, not activated, its logits) among its values."""
     if activated:
         classes, objects = scores(tail, maps)
@@ -435,7 +435,7 @@ def find_tail(model: ir.Model) -> Tail:
     spatial = [value for value in raw if len(info(value).shape or ()) == 4]
     if not spatial:
         is_queries = any(len(shape := info(value).shape or ()) == 3 and shape[-1] == 4 for value in raw)
-        what = f"no raw maps of a detector: the layers end in {_told(raw)}"
+        what = f"no raw maps of a detector: the layers end in {_described(raw)}"
         raise OnnxgenError(what, help=QUERIES if is_queries else CUT)
     if any(value.dtype not in (None, ir.DataType.FLOAT) for value in spatial):
         raise OnnxgenError("the raw maps of the detector are not float32", help="convert the file to float32")
@@ -444,10 +444,10 @@ def find_tail(model: ir.Model) -> Tail:
     hints = [_hint(value) for value in spatial]
     if (reading := boxes(maps, probe)) is not None:
         tail = with_classes(maps, probe, reading, hints)
-        what = f"boxes are decoded from {_told(spatial)}, but no map has their classes"
+        what = f"boxes are decoded from {_described(spatial)}, but no map has their classes"
     else:
         tail = _published_tail(maps, probe, hints)
-        what = f"the layers end in {_told(raw)}, and nothing behind them decodes boxes in a known way"
+        what = f"the layers end in {_described(raw)}, and nothing behind them decodes boxes in a known way"
     if tail is None:
         raise OnnxgenError(what, help=CUT)
     return _used(tail, [str(value.name) for value in raw])
@@ -478,7 +478,9 @@ def _image(model: ir.Model, way_out: str) -> tuple[int, int]:
     """Return height and width of the only image among the inputs."""
     images = [v for v in model.graph.inputs if len(info(v).shape or ()) == 4 and info(v).dtype in FLOATS]
     if len(images) != 1:
-        raise OnnxgenError(f"a detector has one image as its input, but the inputs are {_told(model.graph.inputs)}")
+        raise OnnxgenError(
+            f"a detector has one image as its input, but the inputs are {_described(model.graph.inputs)}"
+        )
     _, _, height, width = sizes(images[0])
     return height, width
 
@@ -507,7 +509,7 @@ def _hint(value: ir.Value) -> str:
     return " ".join(str(name) for name in (value.name, *weights, *outputs))
 
 
-def _told(values: Sequence[ir.Value]) -> str:
+def _described(values: Sequence[ir.Value]) -> str:
     """Return names and shapes of values for a message."""
     texts = []
     for value in values[:4]:

@@ -126,9 +126,9 @@ class _Roles:
     def run(self) -> None:
         for statement in self.statements:
             if isinstance(statement, Assign):
-                self._made(statement)
+                self._note_result(statement)
                 for node in walk(statement.value):
-                    self._used(node)
+                    self._note_use(node)
         self._angles()
         self._back()
         for name, member in self.buffers.items():
@@ -166,7 +166,7 @@ class _Roles:
 
     # ---- roles from the operation that makes or uses a value
 
-    def _made(self, statement: Assign) -> None:
+    def _note_result(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
             states = statement.targets[not _is_cell(statement.value) :] if _recurrent(statement.value) else ()
             for target, state in zip(states, STATE_ROLES):
@@ -199,7 +199,7 @@ class _Roles:
         users = self.uses[self._base(operands[0])] if operands else []
         return {called(node)[0] for user in users if user is not None for node in walk(user.value)} >= PAIR
 
-    def _used(self, node: ast.AST) -> None:
+    def _note_use(self, node: ast.AST) -> None:
         name, operands = called(node)
         if name == "scaled_dot_product_attention":
             self._attention(node, operands)

@@ -184,10 +184,10 @@ class Sharing:
     # decisions
 
     def _same(self, a: Place, b: Place) -> bool:
-        answer = self._told(a, b)
+        answer = self._by_names(a, b)
         return self._by_structure(a, b) if answer is None else answer
 
-    def _told(self, a: Place, b: Place) -> bool | None:
+    def _by_names(self, a: Place, b: Place) -> bool | None:
         """Return what an option or the names of the parameters say; None if nothing."""
         pairs = [(self._recorded(name, a), self._recorded(name, b)) for name in b.source.names]
         return self._answer(b.source, pairs)
@@ -255,7 +255,7 @@ class Sharing:
             a, b = one[key], other[key]
             plain = self._is_plain(a.source)
             if self._original(a) == self._original(b):
-                answers.append((self._told(a, b), plain))
+                answers.append((self._by_names(a, b), plain))
             elif not self._is_unmerged() and _equal(a.source, b.source):
                 answers.append((False, plain))  # copies that were too large to be merged
             else:

@@ -44,7 +44,7 @@ class Comprehensions(Expressions):
             for item in items:
                 inner = LocalVariables({}, scope)
                 self.assign(loop.target, item, inner)
-                values += self._made(others, tree.elt, inner)
+                values += self._inner_items(others, tree.elt, inner)
             return values if isinstance(tree, ast.ListComp) else Once(values)
         if others:
             raise Unreadable("several loops of unknown length in a comprehension")
@@ -56,7 +56,7 @@ class Comprehensions(Expressions):
         self.bound -= 1
         return self.operation("comprehension", type(tree).__name__, self.node(source), tests, body)
 
-    def _made(self, loops: list[ast.comprehension], element: ast.expr, scope: LocalVariables) -> list[Value]:
+    def _inner_items(self, loops: list[ast.comprehension], element: ast.expr, scope: LocalVariables) -> list[Value]:
         """Return the items that the inner loops of a comprehension make in one turn of the outer one."""
         if not loops:
             return [self.evaluate(element, scope)]
@@ -67,7 +67,7 @@ class Comprehensions(Expressions):
         for item in items:
             inner = LocalVariables({}, scope)
             self.assign(loops[0].target, item, inner)
-            values += self._made(loops[1:], element, inner)
+            values += self._inner_items(loops[1:], element, inner)
             if len(values) > MAX_ITEMS:
                 raise Unreadable("a comprehension of too many items")
         return values
