@@ -25,7 +25,7 @@ from onnxgen.code.module_def import Assign, Loop, Statement, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, SizeOf, call, quote, refs, rewrite, value_of, walk
 from onnxgen.code.torch_api import ACTIVATIONS, CELLS, CONVOLUTIONS, NORMS, TRANSPOSED, function_of
 from onnxgen.common.names import ModulePath
-from onnxgen.lowering.roles import called, is_number
+from onnxgen.lowering.roles import called, is_number, layer_of
 from onnxgen.shapes.info import Info
 
 MAX_STEPS_BACK = 12  # statements between a value and an earlier one with the same rows
@@ -332,12 +332,7 @@ def _joined(
 
 
 def _operator(value: ast.expr) -> str:
-    match value:
-        case ast.BinOp():
-            return type(value.op).__name__
-        case ast.Call(func=MemberRef(member=member)):
-            return member.layer
-    return called(value)[0]
+    return type(value.op).__name__ if isinstance(value, ast.BinOp) else layer_of(value) or called(value)[0]
 
 
 def _beside(value: ast.expr, name: str, infos: Mapping[str, Info]) -> Iterator[str]:

@@ -55,6 +55,14 @@ def seen_through(tree: ast.AST) -> ast.AST:
             return tree
 
 
+def layer_of(tree: ast.AST) -> str:
+    """Return the layer of torch that an expression calls, or ""."""
+    match tree:
+        case ast.Call(func=MemberRef(member=member)):
+            return member.layer
+    return ""
+
+
 def is_number(tree: ast.AST) -> bool:
     """True for a number, which may be negative."""
     return isinstance(tree.operand if isinstance(tree, ast.UnaryOp) else tree, ast.Constant)
@@ -168,7 +176,7 @@ class _Roles:
 
     def _note_result(self, statement: Assign) -> None:
         if len(statement.targets) != 1:
-            states = statement.targets[not _is_cell(statement.value) :] if _recurrent(statement.value) else ()
+            states = statement.targets[layer_of(statement.value) not in CELLS :] if _recurrent(statement.value) else ()
             for target, state in zip(states, STATE_ROLES):
                 self._give(target, state)
         else:
@@ -178,7 +186,7 @@ class _Roles:
         """Return the role that an operation gives to its one result, or ""."""
         base = seen_through(statement.value)
         name, operands = called(base)
-        if _is_cell(statement.value):
+        if layer_of(statement.value) in CELLS:
             return STATE_ROLES[0]
         if name in ("stack", "cat") and (state := self._state(self.operands[id(statement)])):
             return state
@@ -380,13 +388,7 @@ def _has_layer(statement: Assign) -> bool:
 
 
 def _recurrent(tree: ast.AST) -> bool:
-    if isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef):
-        return tree.func.member.layer in ALL_RECURRENT
-    return function_of(tree) in ALL_RECURRENT
-
-
-def _is_cell(tree: ast.AST) -> bool:
-    return isinstance(tree, ast.Call) and isinstance(tree.func, MemberRef) and tree.func.member.layer in CELLS
+    return (layer_of(tree) or function_of(tree)) in ALL_RECURRENT
 
 
 def _matmul(tree: ast.AST) -> ast.BinOp | None:
