@@ -124,9 +124,9 @@ def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
 @op("PRelu", since=1)
 def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """Before opset 7, a vector has one value per channel."""
-    made = _prelu_module(b, X, slope)
-    if made is not None:
-        return made
+    call = _prelu_module(b, X, slope)
+    if call is not None:
+        return call
     if slope.known_rank == 1 and slope.shape != (1,) and X.known_rank > 2:
         return b("torch.where(x < 0, slope.reshape(s) * x, x)", x=X, slope=slope, s=(-1, *[1] * (X.known_rank - 2)))
     return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope)
@@ -137,8 +137,8 @@ def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """The slope broadcasts to X; with a single value, or one per channel, it is `nn.PReLU`."""
     if X.dtype in WIDER:  # nothing is below zero
         return X.expr
-    made = _prelu_module(b, X, slope)
-    return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope) if made is None else made
+    call = _prelu_module(b, X, slope)
+    return b("torch.where(x < 0, slope * x, x)", x=X, slope=slope) if call is None else call
 
 
 def _prelu_module(b: Builder, X: Arg, slope: Arg) -> ast.expr | None:

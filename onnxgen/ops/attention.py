@@ -58,9 +58,9 @@ def _is_plain(node: ir.Node) -> bool:
     return isinstance(heads, int) and isinstance(shared, int) and heads % shared == 0
 
 
-def _heads(value: ir.Value | None, given: int | None) -> Dim | None:
+def _heads(value: ir.Value | None, num_heads: int | None) -> Dim | None:
     shape = info(value).shape
-    return None if shape is None else shape[1] if len(shape) == 4 else given or None
+    return None if shape is None else shape[1] if len(shape) == 4 else num_heads or None
 
 
 @op("Attention", since=23, takes=_is_plain, **rules("attention"))
@@ -96,13 +96,13 @@ def attention(
         operands.append(x if isinstance(x, Ref) else b.let(x, name))
     _set_role(b, attn_mask, "mask")
     size = None if Q.shape is None else Q.shape[3] if Q.rank == 4 else floordiv(Q.shape[2], q_num_heads)
-    made = b.call(
+    output = b.call(
         "F.scaled_dot_product_attention", *operands,
         attn_mask=OMIT if attn_mask is None else _mask(b, Q, attn_mask),
         is_causal=True if is_causal else OMIT,
         scale=_scale(Q.dtype, size, scale),
     )  # fmt: skip
-    return made if Q.rank == 4 else b("x.transpose(1, 2).flatten(2)", x=made)
+    return output if Q.rank == 4 else b("x.transpose(1, 2).flatten(2)", x=output)
 
 
 @op("Attention", domain=DOMAIN, reference=own.Attention)
@@ -198,25 +198,25 @@ def multihead_attention(
         module.member.extra["out_proj.bias"] = np.zeros(width, (out_weight.dtype or ir.DataType.FLOAT).numpy())
         module.member.frozen.add("out_proj.bias")
     mask = with_length(b, attn_mask, query, batch_first, key_padding_mask)
-    made = b.call(
+    outputs = b.call(
         module, query, key, value,
         key_padding_mask=unless(key_padding_mask, None),
         need_weights=unless(bool(need_weights), True),
         attn_mask=unless(mask, None),
         average_attn_weights=unless(bool(average), True),
     )  # fmt: skip
-    return b.unpack(made, 2) if len(b.node.outputs) > 1 else b("x[0]", x=made)
+    return b.unpack(outputs, 2) if len(b.node.outputs) > 1 else b("x[0]", x=outputs)
 
 
 def with_length(b: Builder, mask: Arg | None, query: Arg, batch_first: int, padding: Arg | None = None) -> Any:
     """Return a mask, or a new one of the query's length: if it is stored, and hides later positions and no others."""
-    found = None if mask is None or mask.constant is None else causal(mask.value)
+    triangle = None if mask is None or mask.constant is None else causal(mask.value)
     length = query.shape[batch_first] if query.shape else None
-    if found is None or found.kept or found.inside != 0 or not found.rows == found.columns == length:
+    if triangle is None or triangle.kept or triangle.inside != 0 or not triangle.rows == triangle.columns == length:
         return mask
     # torch takes masks of one type
     is_bool = mask is not None and mask.dtype == ir.DataType.BOOL
-    if not is_bool and (found.outside > HIDES or (padding is not None and padding.dtype != ir.DataType.BOOL)):
+    if not is_bool and (triangle.outside > HIDES or (padding is not None and padding.dtype != ir.DataType.BOOL)):
         return mask
     return b.let(b("causal_mask(x.shape[i], x.device)", x=query, i=batch_first), "mask")
 
@@ -264,11 +264,11 @@ def transformer(
 
     `tensors`: those of each layer: of its attentions, of both linear layers, of its norms; then of the stack's norm.
     """
-    given, keys = _Tensors(tensors, starts, transposed), Keys()
+    cursor, keys = _Tensors(tensors, starts, transposed), Keys()
     for i in range(encoders or decoders):
-        given.layer(keys, f"layers.{i}." if stacked else "", ATTENTIONS["encoder" if encoders else "decoder"])
+        cursor.layer(keys, f"layers.{i}." if stacked else "", ATTENTIONS["encoder" if encoders else "decoder"])
     if norms:
-        given.pair(keys, "norm")
+        cursor.pair(keys, "norm")
     linear, size = tensors[8 if encoders else 16], None if source.shape is None else source.shape[-1]
     assert linear is not None and linear.shape is not None
     dtype, bias = unless(source.dtype, ir.DataType.FLOAT), unless(tensors[7] is not None, True)
@@ -317,17 +317,17 @@ def _masks(
 ) -> dict[str, Any]:
     """Return the masks as keywords. Stacks look at the numbers of a mask unless they are told that it is causal."""
     names = "mask" if stacked and encoders else "src_mask", "tgt_mask", "memory_mask"
-    made: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for name, mask in zip(names, (src_mask, tgt_mask, memory_mask)):
         if mask is None:
             continue
         b.role(mask, "mask")
-        made[name] = mask
+        keywords[name] = mask
         if stacked and name != "memory_mask":
-            found = causal(mask.value)
+            triangle = causal(mask.value)
             hint = "is_causal" if name == "mask" else name.replace("mask", "is_causal")
-            made[hint] = found is not None and bool(found.inside == 0)
-    return made
+            keywords[hint] = triangle is not None and bool(triangle.inside == 0)
+    return keywords
 
 
 @dataclass
@@ -345,8 +345,8 @@ class _Tensors:
         for name in attentions:
             n = self.attentions
             part = self.tensors[self.taken : self.taken + 8]
-            made, _ = tensors_of(part, self.starts[3 * n : 3 * n + 3], self.transposed[n], FIRST + self.taken)
-            keys |= {f"{prefix}{name}.{key}": value for key, value in made.items()}
+            sources, _ = tensors_of(part, self.starts[3 * n : 3 * n + 3], self.transposed[n], FIRST + self.taken)
+            keys |= {f"{prefix}{name}.{key}": value for key, value in sources.items()}
             self.taken += 8
             self.attentions += 1
         for name in ("linear1", "linear2"):

@@ -65,10 +65,10 @@ def computed(
     ordered = order and dtype == ir.DataType.UINT64
     template = "ordered(x)" if ordered else "x.to(d)"
     wide = [b(template, x=o, d=WIDER[dtype]) if isinstance(o, (Arg, ast.Subscript)) else o for o in operands]
-    made = formula(*wide)
+    result = formula(*wide)
     if not back:
-        return made
-    return b("unordered(x)", x=made) if ordered else b("x.to(d)", x=made, d=dtype)
+        return result
+    return b("unordered(x)", x=result) if ordered else b("x.to(d)", x=result, d=dtype)
 
 
 def moved(

@@ -40,17 +40,17 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
     then, then_results = b.block(then_branch, [])
     orelse, else_results = b.block(else_branch, [])
     names: list[str] = []
-    made: list[ast.expr | None] = []
+    outputs: list[ast.expr | None] = []
     for i, (one, other) in enumerate(zip(then_results, else_results)):
         if not b.wants(i):
-            made.append(None)
+            outputs.append(None)
             continue
         names.append(_fresh(b, b.node.outputs[i]))
-        made.append(Ref(names[-1]))
+        outputs.append(Ref(names[-1]))
         then.append(Assign((names[-1],), one, b.scope))
         orelse.append(Assign((names[-1],), other, b.scope))
     b.emit(If(cond.truth, then, orelse, tuple(names), b.scope, b.nodes))
-    return made
+    return outputs
 
 
 @op("Loop", traits=[TEXTS], inner=bodies.loop, ranges=ranges.constant_of_shape)
@@ -92,9 +92,9 @@ def loop(
     turns = () if endless else (turn,)
     b.emit(Loop(turns, iterable, stop, inner, (*states, *stacks.lists), b.scope, b.nodes))
     offset = len(states) - count
-    made = [_as_output(b, i, Ref(states[offset + i])) if b.wants(i) else None for i in range(count)]
+    final_states = [_as_output(b, i, Ref(states[offset + i])) if b.wants(i) else None for i in range(count)]
     fixed = stop is None and M is not None and (M.scalar or 0) > 0
-    return made + stacks.results(may_be_empty=not fixed)
+    return final_states + stacks.results(may_be_empty=not fixed)
 
 
 @op("Scan", since=9, inner=bodies.scan)
@@ -114,8 +114,8 @@ def scan(
     scanned = initial_state_and_scan_inputs[count:]
     axes, reverse = scan_input_axes or ZEROS, scan_input_directions or ZEROS
     slices = [_slices(b, x, axis, r) for x, axis, r in zip(scanned, axes, reverse)]
-    made = _iterate(b, body, states, slices, scan_output_axes or ZEROS, scan_output_directions or ZEROS)
-    return [None if e is None else _as_output(b, i, e) for i, e in enumerate(made)]
+    outputs = _iterate(b, body, states, slices, scan_output_axes or ZEROS, scan_output_directions or ZEROS)
+    return [None if e is None else _as_output(b, i, e) for i, e in enumerate(outputs)]
 
 
 @op("Scan", since=1)
@@ -171,8 +171,8 @@ def _iterate(
 
 def _slices(b: Builder, x: Arg, axis: int, reverse: int) -> ast.expr:
     """Return what a `for` iterates over: the slices of a tensor along an axis."""
-    made = flipped(b, x, x.dtype, axis) if reverse else x.expr
-    return made if axis == 0 else quote("x.unbind(axis)", x=made, axis=axis)
+    tensor = flipped(b, x, x.dtype, axis) if reverse else x.expr
+    return tensor if axis == 0 else quote("x.unbind(axis)", x=tensor, axis=axis)
 
 
 class _Stacks:
@@ -208,16 +208,16 @@ class _Stacks:
         self, axes: Iterable[int] = ZEROS, reverse: Iterable[int] = ZEROS, may_be_empty: bool = False
     ) -> list[ast.expr | None]:
         """Return the stacked tensors."""
-        made: list[ast.expr | None] = []
+        tensors: list[ast.expr | None] = []
         for value, name, axis, back in zip(self.values, self.names, axes, reverse):
             if name is None:
-                made.append(None)
+                tensors.append(None)
                 continue
             steps = self.b("ys[::-1]" if back else "ys", ys=Ref(name))
             package = "np" if info(value).dtype == ir.DataType.STRING else "torch"
             stacked = call(f"{package}.stack", steps, *([axis] if axis else []))
-            made.append(self._or_empty(stacked, name, value) if may_be_empty else stacked)
-        return made
+            tensors.append(self._or_empty(stacked, name, value) if may_be_empty else stacked)
+        return tensors
 
     def _or_empty(self, stacked: ast.expr, name: str, value: ir.Value) -> ast.expr:
         """Without iterations nothing can be stacked; dims that the file leaves open are then 0, as in onnxruntime."""
@@ -267,18 +267,18 @@ def _condition(
 def _together(b: Builder, ends: list[tuple[str, ast.expr]]) -> list[Statement]:
     """Return assignments that act as if simultaneous: in an order in which none changes another, else as one tuple."""
     pending = [(name, value) for name, value in ends if not (isinstance(value, Ref) and value.value == name)]
-    made: list[Statement] = []
+    assignments: list[Statement] = []
     while pending:
         for k, (name, value) in enumerate(pending):
             if not any(name in refs(v) for j, (_, v) in enumerate(pending) if j != k):
-                made.append(Assign((name,), value, b.scope))
+                assignments.append(Assign((name,), value, b.scope))
                 del pending[k]
                 break
         else:
             names, values = zip(*pending)
-            made.append(Assign(tuple(names), ast.Tuple(list(values), ast.Load()), b.scope))
+            assignments.append(Assign(tuple(names), ast.Tuple(list(values), ast.Load()), b.scope))
             break
-    return made
+    return assignments
 
 
 def _uses(statements: list[Statement], results: list[ast.expr], name: str) -> bool:
@@ -286,11 +286,11 @@ def _uses(statements: list[Statement], results: list[ast.expr], name: str) -> bo
     return any(name in refs(tree) for tree in trees)
 
 
-def _as_output(b: Builder, index: int, made: ast.expr) -> ast.expr:
+def _as_output(b: Builder, index: int, result: ast.expr) -> ast.expr:
     """Return a result of a body; a new variable if its facts differ outside, where symbolic dims have other names."""
-    if isinstance(made, Ref) and b.known(made.value) != b.out(index):
-        return b.let(made, b.node.outputs[index].name or "x", b.out(index))
-    return made
+    if isinstance(result, Ref) and b.known(result.value) != b.out(index):
+        return b.let(result, b.node.outputs[index].name or "x", b.out(index))
+    return result
 
 
 @op("SequenceConstruct", traits=[EXACT, TEXTS])
@@ -367,18 +367,18 @@ def sequence_map(b: Builder, input_sequence: Arg, *additional_inputs: Arg, body:
         else:
             values.append(arg.expr)
     statements, results = b.block(body, values)
-    made: list[ast.expr | None] = []
+    outputs: list[ast.expr | None] = []
     for i, result in enumerate(results):
-        made.append(None)
+        outputs.append(None)
         if b.wants(i):
             name = b.fresh(b.node.outputs[i].name or "x", b.out(i))
             b.emit(Assign((name,), literal([]), b.scope))
             statements.append(Assign((), b("s.append(x)", s=Ref(name), x=result), b.scope))
-            made[i] = Ref(name)
-    targets = tuple(m.value for m in made if isinstance(m, Ref))
+            outputs[i] = Ref(name)
+    targets = tuple(m.value for m in outputs if isinstance(m, Ref))
     iterable = lists[0].expr if len(lists) == 1 else b.call("zip", *lists)
     b.emit(Loop(tuple(items), iterable, None, statements, targets, b.scope, b.nodes))
-    return made
+    return outputs
 
 
 @op("Optional", traits=[TEXTS])

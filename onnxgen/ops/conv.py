@@ -110,8 +110,7 @@ def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | N
 
 @op("CenterCropPad", traits=[FILLS], ranges=ranges.pad)
 def center_crop_pad(b: Builder, input_data: Arg, shape: Arg, *, axes: list[int] | None = None) -> ast.expr:
-    given = OMIT if axes is None else literal(tuple(axes))
-    return b.call("center_crop_pad", input_data, shape.as_ints(), given)
+    return b.call("center_crop_pad", input_data, shape.as_ints(), OMIT if axes is None else tuple(axes))
 
 
 def resolve_pads(
@@ -130,8 +129,8 @@ def resolve_pads(
     """
     n = len(kernel)
     if auto_pad in ("NOTSET", "VALID", ""):
-        given = pads if pads and auto_pad != "VALID" else [0] * 2 * n
-        return list(given[:n]), list(given[n:])
+        explicit = pads if pads and auto_pad != "VALID" else [0] * 2 * n
+        return list(explicit[:n]), list(explicit[n:])
     totals: list[Dim] = []
     for i in range(n):
         effective = (kernel[i] - 1) * dilations[i] + 1
@@ -199,14 +198,14 @@ def conv(
     strides, dilations = strides or [1] * n, dilations or [1] * n
     x, padding = padded(b, X, resolve_pads(b, X, auto_pad, pads, kernel, strides, dilations))
     options = conv_options(strides, padding, dilations, group)
-    made = layer(b, W, f"Conv{n}d")
-    source = made.weight
+    spec = layer(b, W, f"Conv{n}d")
+    source = spec.weight
     if source is not None and not _is_filter(source, W):
         channels = source.shape[1] * group, source.shape[0]
-        build = made.build(
+        build = spec.build(
             b, *channels, same(kernel), **options, bias=unless(B is not None, True), dtype=_dtype(source.dtype)
         )
-        module = b.module("conv", build, **made.keys, bias=B)
+        module = b.module("conv", build, **spec.keys, bias=B)
         if module is not None:
             return b("m(x)", m=module, x=x)
     return b.call(f"F.conv{n}d", x, W, unless(B, None), **options)
@@ -226,8 +225,8 @@ def _is_filter(source: Source, weight: Arg) -> bool:
     while (node := value.producer()) is not None and is_a(node, PASSES_ON) and node.inputs[0] is not None:
         value = node.inputs[0]
     users = [node for node, _ in slots(value) if is_a(node, CONVOLUTION)]
-    told = {tuple(sorted((name, str(a.value)) for name, a in node.attributes.items())) for node in users}
-    return len(users) >= LEAST and len(told) > 1
+    settings = {tuple(sorted((name, str(a.value)) for name, a in node.attributes.items())) for node in users}
+    return len(users) >= LEAST and len(settings) > 1
 
 
 def conv_options(strides: list[int], padding: list[int], dilations: list[int], group: int) -> dict[str, Any]:
@@ -276,9 +275,9 @@ def conv_transpose(
         "output_padding": unless(same(extra), 0),
         "groups": unless(group, 1),
     }
-    made = _transposed(b, X, W, B, kernel, group, options, unless(same(dilations), 1))
+    y = _transposed(b, X, W, B, kernel, group, options, unless(same(dilations), 1))
     cut = f_pad([a - p for a, p in zip(padding, begins)], [a - q for a, q in zip(padding, ends)])
-    return b("F.pad(x, cut)", x=made, cut=cut) if any(c != 0 for c in cut) else made
+    return b("F.pad(x, cut)", x=y, cut=cut) if any(c != 0 for c in cut) else y
 
 
 def _transposed(
@@ -287,15 +286,15 @@ def _transposed(
     n = len(kernel)
     extra = options["output_padding"]
     computed = any(isinstance(e, Sym) for e in (extra if isinstance(extra, tuple) else [extra]))
-    made = layer(b, W, f"ConvTranspose{n}d")
-    source = None if computed else made.weight  # a module has no option that depends on the input's size
+    spec = layer(b, W, f"ConvTranspose{n}d")
+    source = None if computed else spec.weight  # a module has no option that depends on the input's size
     if source is not None:
         channels = source.shape[0], source.shape[1] * group
-        build = made.build(
+        build = spec.build(
             b, *channels, same(kernel), **options,
             bias=unless(B is not None, True), dilation=dilation, dtype=_dtype(source.dtype),
         )  # fmt: skip
-        module = b.module("deconv", build, **made.keys, bias=B)
+        module = b.module("deconv", build, **spec.keys, bias=B)
         if module is not None:
             return b("m(x)", m=module, x=X)
     return b.call(f"F.conv_transpose{n}d", X, W, unless(B, None), **options, dilation=dilation)

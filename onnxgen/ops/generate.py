@@ -95,10 +95,10 @@ def eye_like(b: Builder, input: Arg, *, dtype: int | None = None, k: int = 0) ->
     """Ones on the k-th diagonal, in the shape of the input."""
     wanted = _dtype_or(dtype, input.dtype)
     if wanted in WIDER:
-        made = b.call("torch.ones_like", input, dtype=T.INT64)
-        return b("x.triu(k).tril(k).to(d)", x=made, k=k, d=wanted)
-    made = b.call("torch.ones_like", input, dtype=unless(wanted, input.dtype))
-    return b("x.triu(k).tril(k)" if k else "x.triu().tril()", x=made, k=k)
+        ones = b.call("torch.ones_like", input, dtype=T.INT64)
+        return b("x.triu(k).tril(k).to(d)", x=ones, k=k, d=wanted)
+    ones = b.call("torch.ones_like", input, dtype=unless(wanted, input.dtype))
+    return b("x.triu(k).tril(k)" if k else "x.triu().tril()", x=ones, k=k)
 
 
 @op("Trilu", traits=[FILLS], **rules("trilu", infer=same))
@@ -224,8 +224,8 @@ def random_uniform_like(
 @op("Bernoulli", traits=[RANDOM, ELEMENTWISE], infer=like, flat=PIECEWISE_CONSTANT)
 def bernoulli(b: Builder, input: Arg, *, dtype: int | None = None, seed: float | None = None) -> ast.expr:
     """1 with the probability in the input, else 0."""
-    made = b.call("torch.bernoulli", input, generator=_generator(b, seed))
-    return converted(b, made, input.dtype, _dtype_or(dtype, input.dtype) or T.FLOAT)
+    drawn = b.call("torch.bernoulli", input, generator=_generator(b, seed))
+    return converted(b, drawn, input.dtype, _dtype_or(dtype, input.dtype) or T.FLOAT)
 
 
 @op("Multinomial", traits=[RANDOM], flat=INTEGERS)
@@ -233,5 +233,5 @@ def multinomial(b: Builder, input: Arg, *, dtype: int = 6, sample_size: int = 1,
     """Draw classes with replacement. The input has the logarithms of their probabilities, up to a constant per row."""
     x = b("x.float()", x=input) if input.dtype == T.FLOAT16 else input.expr
     weights = b("F.softmax(x, dim=-1)", x=x)
-    made = b.call("torch.multinomial", weights, sample_size, replacement=True, generator=_generator(b, seed))
-    return converted(b, made, T.INT64, T(dtype))
+    drawn = b.call("torch.multinomial", weights, sample_size, replacement=True, generator=_generator(b, seed))
+    return converted(b, drawn, T.INT64, T(dtype))

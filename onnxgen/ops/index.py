@@ -146,8 +146,8 @@ def _kind_of(indices: Arg) -> str:
     for _ in range(8):
         node = None if value is None else value.producer()
         if value is None or value.is_graph_input():
-            found = _IDS.fullmatch("" if value is None else value.name or "")
-            return f"{found[1]}_embedding" if found else "embedding"
+            match = _IDS.fullmatch("" if value is None else value.name or "")
+            return f"{match[1]}_embedding" if match else "embedding"
         if _counts(info(value).constant) or (node is not None and node.op_type == "Range"):
             return "position_embedding"
         value = node.inputs[0] if node is not None and (is_a(node, MOVES) or node.op_type == "Cast") else None
@@ -303,9 +303,9 @@ def slice_(
         size = None if data.shape is None else data.shape[axis]
         if step < 0:
             start, end, step = _flipped(b, start, size), FAR if end in FARTHEST else -1 - end, -step
-        made = _piece(start, end, step, size)
-        if made.lower is not None or made.upper is not None or made.step is not None:
-            items[axis] = made
+        span = _piece(start, end, step, size)
+        if span.lower is not None or span.upper is not None or span.step is not None:
+            items[axis] = span
     x = data.expr
     if backward:
         x = flipped(b, data, data.dtype, backward if len(backward) > 1 else backward[0])

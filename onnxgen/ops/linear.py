@@ -95,8 +95,8 @@ class QuantizedLayer:
 
     def build(self, b: Builder, *args: Any, **options: Any) -> ast.expr:
         """Return the expression that makes the layer with these arguments."""
-        made = b.call(self.name, *args, **options, **self.options)
-        return made if self.around is None else b.call(self.around[0], made, **self.around[1])
+        expression = b.call(self.name, *args, **options, **self.options)
+        return expression if self.around is None else b.call(self.around[0], expression, **self.around[1])
 
     @classmethod
     def plain(cls, name: str, weight: Source | None) -> QuantizedLayer:
@@ -118,12 +118,14 @@ def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> Quant
         source = weight.source
         return QuantizedLayer.plain(name, source.transpose((1, 0)) if source is not None and transposed else source)
     source = b.source(node.inputs[0])
-    made = None if source is None else _quantizer(b, node, len(source.shape), flips)
-    if source is None or made is None or "Transpose" in name:  # there is no QuantizedConvTranspose2d
+    quantizer = None if source is None else _quantizer(b, node, len(source.shape), flips)
+    if source is None or quantizer is None or "Transpose" in name:  # there is no QuantizedConvTranspose2d
         return QuantizedLayer.plain(name, None)
-    keys = {f"quantize.{key}": found for key, found in made[1].items()}
+    keys = {f"quantize.{key}": tensor for key, tensor in quantizer[1].items()}
     weight_source = source.transpose((1, 0)) if flips else source
-    return QuantizedLayer(f"Quantized{name}", weight_source, {"quantize": made[0]}, {"weight": weight_source, **keys})
+    return QuantizedLayer(
+        f"Quantized{name}", weight_source, {"quantize": quantizer[0]}, {"weight": weight_source, **keys}
+    )
 
 
 def _transposes(node: ir.Node) -> bool:
@@ -141,8 +143,8 @@ def fake_quantize(
     b: Builder, x: Arg, scale: Arg, zero: Arg | None = None, *,
     axis: int = 1, block: int = 0, low: int = -128, high: int = 127, to: int = 0,
 ) -> ast.expr:  # fmt: skip
-    made = _quantizer(b, b.node, x.known_rank if scale.shape not in ((), (1,)) else 0)
-    module = None if made is None else b.module("quant", made[0], **made[1])
+    quantizer = _quantizer(b, b.node, x.known_rank if scale.shape not in ((), (1,)) else 0)
+    module = None if quantizer is None else b.module("quant", quantizer[0], **quantizer[1])
     if module is None:
         raise b.error("the scale of the quantiser is computed, not stored", "generate with --quantized float")
     return b("m(x)", m=module, x=x)
@@ -156,24 +158,24 @@ def _quantizer(
     b: Builder, node: ir.Node, rank: int, transposed: bool = False
 ) -> tuple[ast.expr, dict[str, Source]] | None:
     """Return the expression that builds the quantiser of a node, and its tensors; None if these are computed."""
-    given = {name: int(attribute.value) for name, attribute in node.attributes.items()}
-    axis, block = given.get("axis", 1), given.get("block", 0)
+    attributes = {name: int(attribute.value) for name, attribute in node.attributes.items()}
+    axis, block = attributes.get("axis", 1), attributes.get("block", 0)
     keys: dict[str, Source] = {}
     for key, value in zip(("scale", "zero"), node.inputs[1:]):
         source = None if value is None else b.source(value)
         if value is not None and source is None:
             return None
         if source is not None:
-            found = _shaped(source.cast(FLOAT) if key == "zero" else source, rank, axis, block)
-            keys[key] = found.transpose((1, 0)) if transposed and len(found.shape) == 2 else found
+            shaped = _shaped(source.cast(FLOAT) if key == "zero" else source, rank, axis, block)
+            keys[key] = shaped.transpose((1, 0)) if transposed and len(shaped.shape) == 2 else shaped
     shape, scale = keys["scale"].shape, node.inputs[1]
     learned = scale is not None and is_trained(scale)
-    if "to" in given:
-        dtype = ir.DataType(given["to"])
+    if "to" in attributes:
+        dtype = ir.DataType(attributes["to"])
         return b.call("FakeQuantizeFloat", *shape, dtype=dtype, learned=unless(learned, False)), keys
     at = (1 - axis if transposed else axis) - rank if block else -1
     build = b.call(
-        FAKE, *shape, low=unless(given["low"], -128), high=unless(given["high"], 127), axis=unless(at, -1),
+        FAKE, *shape, low=unless(attributes["low"], -128), high=unless(attributes["high"], 127), axis=unless(at, -1),
         block=unless(block, 0), shifted=unless("zero" in keys, False), learned=unless(learned, False),
     )  # fmt: skip
     return build, keys
@@ -229,18 +231,17 @@ def _module(b: Builder, weight: Arg, bias: Source | None, transposed: bool) -> M
     """Return the layer of a stored weight, given as [in, out] if `transposed`, else as torch has it: [out, in]."""
     if weight.rank != 2:
         return None
-    made = layer(b, weight, "Linear", transposed)
-    return linear_module(b, bias, made)
+    return linear_module(b, bias, layer(b, weight, "Linear", transposed))
 
 
-def linear_module(b: Builder, bias: Source | None, made: QuantizedLayer) -> MemberRef | None:
-    """Return the layer `made` of a stored weight [out, in].
+def linear_module(b: Builder, bias: Source | None, spec: QuantizedLayer) -> MemberRef | None:
+    """Return the layer `spec` of a stored weight [out, in].
 
     A parameter that still has its dotted name has the orientation that its author gave it. So one that is stored as
     [in, out] was not an `nn.Linear` (e.g. GPT-2's Conv1D) and stays a parameter. Quantised weights are an exception:
     onnxruntime's quantiser transposes the matrix of a Gemm and keeps its name.
     """
-    weight = made.weight
+    weight = spec.weight
     if weight is None or len(weight.shape) != 2 or not weight.dtype.is_floating_point():
         return None
     if len(weight.names) == 1 and param_path(weight.names[0]) is not None and not weight.is_identity:
@@ -252,8 +253,8 @@ def linear_module(b: Builder, bias: Source | None, made: QuantizedLayer) -> Memb
         if any(d != 1 for d in bias.shape[:-1]) or bias.shape[-1:] != (rows,):
             return None
         bias = bias.reshape((rows,))
-    build = made.build(b, columns, rows, bias=unless(bias is not None, True), dtype=dtype)
-    return b.module("fc", build, **made.keys, bias=bias)
+    build = spec.build(b, columns, rows, bias=unless(bias is not None, True), dtype=dtype)
+    return b.module("fc", build, **spec.keys, bias=bias)
 
 
 @op("Gemm", traits=[PRODUCT], since=1, matrix="B", bias="C", weights="A B C", **rules("gemm"))
@@ -281,11 +282,11 @@ def gemm(
         alpha, beta = int(alpha), int(beta)
 
     def formula(x: Any, y: Any, c: Any = None) -> ast.expr:
-        made = b("a @ y", a=b("x.T", x=x) if transA else x, y=b("x.T", x=y) if transB else y)
+        product = b("a @ y", a=b("x.T", x=x) if transA else x, y=b("x.T", x=y) if transB else y)
         if alpha != 1:
-            made = b("alpha * p", alpha=alpha, p=made)
+            product = b("alpha * p", alpha=alpha, p=product)
         if c is None:
-            return made
-        return b("p + c", p=made, c=c) if beta == 1 else b("p + beta * c", p=made, beta=beta, c=c)
+            return product
+        return b("p + c", p=product, c=c) if beta == 1 else b("p + beta * c", p=product, beta=beta, c=c)
 
     return computed(b, A.dtype, formula, A, B, *([] if C is None or beta == 0 else [C]))

@@ -231,19 +231,19 @@ def _sum(b: Builder, inputs: tuple[Arg, ...]) -> ast.expr:
     first, *rest = b.numbers(*inputs)
 
     def total(*terms: Any) -> ast.expr:
-        return _chained(b, terms, lambda made, term: _add(b, made, term))
+        return _chained(b, terms, lambda chain, term: _add(b, chain, term))
 
     return computed(b, inputs[0].dtype, total, first, *rest)
 
 
 def _chained(b: Builder, terms: Sequence[Any], join: Callable[[ast.expr, Any], ast.expr]) -> ast.expr:
     """Join all terms, at most MAX_TERMS in one expression: parsers recurse into nested expressions."""
-    made = literal(terms[0])
+    chain = literal(terms[0])
     for number, term in enumerate(terms[1:], 1):
-        made = join(made, term)
+        chain = join(chain, term)
         if number % MAX_TERMS == 0 and number < len(terms) - 1:
-            made = b.let(made, "total")
-    return made
+            chain = b.let(chain, "total")
+    return chain
 
 
 @op("Sum", traits=[ADDS, KEEPS_SIGN], numbers=np.add, dims=operator.add)
@@ -267,8 +267,10 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
         numbers = [o for o in operands if not isinstance(o, Arg)]
 
         def formula(*terms: Any) -> ast.expr:
-            made = _chained(b, terms, lambda made, term: b(f"torch.{function}(x, y)", x=made, y=term))
-            return _chained(b, [made, *numbers], lambda made, number: b(f"x.clamp({bound}=c)", x=made, c=number))
+            extreme = _chained(b, terms, lambda extreme, term: b(f"torch.{function}(x, y)", x=extreme, y=term))
+            return _chained(
+                b, [extreme, *numbers], lambda extreme, number: b(f"x.clamp({bound}=c)", x=extreme, c=number)
+            )
 
         return computed(b, data_0[0].dtype, formula, *tensors, order=True)
 
@@ -337,12 +339,12 @@ def _cumulative(name: str) -> Callable[..., ast.expr]:
         kept = unless(x.dtype, ir.DataType.INT64) if is_integer(b, x) and x.dtype not in WIDER else OMIT
 
         def formula(x: Any) -> ast.expr:
-            made = b("x.flip(i)", x=x, i=dim) if reverse else literal(x)
+            total = b("x.flip(i)", x=x, i=dim) if reverse else literal(x)
             if exclusive:
-                made = b(f"exclusive_{name}(x, dim=i)", x=made, i=dim)
+                total = b(f"exclusive_{name}(x, dim=i)", x=total, i=dim)
             else:
-                made = b.call(b(f"x.{name}", x=made), dim=dim, dtype=kept)
-            return b("x.flip(i)", x=made, i=dim) if reverse else made
+                total = b.call(b(f"x.{name}", x=total), dim=dim, dtype=kept)
+            return b("x.flip(i)", x=total, i=dim) if reverse else total
 
         return computed(b, x.dtype, formula, x)
 

@@ -78,14 +78,14 @@ def batch_normalization(
     _check_channels(b, X, scale, B, input_mean, input_var)
     module = _batch_norm(b, X.known_rank, scale, B, input_mean, input_var, epsilon, momentum)
     if module is not None:
-        made = _applied(b, module, X)
+        normalised = _applied(b, module, X)
         if not wants_statistics:
-            return made
-        y = b.let(made, "x", b.out(0))
+            return normalised
+        y = b.let(normalised, "x", b.out(0))
         return [y, b("m.running_mean", m=module), b("m.running_var", m=module)]
     if training_mode or wants_statistics:
-        made = b.call("batch_norm_update", X, scale, B, input_mean, input_var, epsilon, momentum)
-        return b.unpack(made, 3) if wants_statistics else b("y[0]", y=made)
+        normalised = b.call("batch_norm_update", X, scale, B, input_mean, input_var, epsilon, momentum)
+        return b.unpack(normalised, 3) if wants_statistics else b("y[0]", y=normalised)
     if input_mean.constant is None or input_var.constant is None:  # they may need a gradient, which torch's lacks
         return b.call("batch_norm_by_input", X, scale, B, input_mean, input_var, epsilon)
     return b.call(
@@ -190,18 +190,18 @@ def layer_normalization(
     rank = X.known_rank
     shape = None if X.shape is None else X.shape[axis % rank :]
     eps = shortest(epsilon)
-    made = None
+    normalised = None
     if shape is not None and all(isinstance(d, int) for d in shape):
-        made = _layer_norm(b, X, Scale, B, [int(d) for d in shape if isinstance(d, int)], eps)
-    if made is None:
+        normalised = _layer_norm(b, X, Scale, B, [int(d) for d in shape if isinstance(d, int)], eps)
+    if normalised is None:
         normal = b.call("F.layer_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=unless(eps, 1e-5))
-        made = b("n * s", n=normal, s=Scale) if B is None else b("n * s + b", n=normal, s=Scale, b=B)
+        normalised = b("n * s", n=normal, s=Scale) if B is None else b("n * s + b", n=normal, s=Scale, b=B)
     if not b.wants(1) and not b.wants(2):
-        return made
+        return normalised
     dims = tuple(range(axis % rank - rank, 0))
     mean = b("x.mean(dims, keepdim=True)", x=X, dims=dims)
     inverse = b("(x.var(dims, correction=0, keepdim=True) + eps).rsqrt()", x=X, dims=dims, eps=eps)
-    return [made, mean, inverse]
+    return [normalised, mean, inverse]
 
 
 def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[int], eps: float) -> ast.expr | None:
@@ -268,14 +268,14 @@ def dropout(
     rate = 0.5 if ratio is None else ratio.scalar
     if rate is None or (training_mode is not None and training_mode.scalar is None):
         chance, mode = (0.5 if ratio is None else ratio), (False if training_mode is None else training_mode)
-        made = b.call("dropout_by_input", data, chance, mode, unless(seed, None))
-        return b.unpack(made, 2) if b.wants(1) else b("d[0]", d=made)
+        dropped = b.call("dropout_by_input", data, chance, mode, unless(seed, None))
+        return b.unpack(dropped, 2) if b.wants(1) else b("d[0]", d=dropped)
     module = b.module("dropout", b.call("nn.Dropout", unless(rate, 0.5)))
     assert module is not None
-    made = b("m(x)", m=module, x=data)
+    dropped = b("m(x)", m=module, x=data)
     if not b.wants(1):
-        return made
-    y = b.let(made, "x", b.out(0))
+        return dropped
+    y = b.let(dropped, "x", b.out(0))
     # the mask in evaluation mode: all true from opset 12 on; before, onnxruntime's is all false
     return [y, b(f"torch.{'ones' if b.opset >= 12 else 'zeros'}_like(x, dtype=torch.bool)", x=data)]
 
@@ -324,8 +324,8 @@ def standardize(
     """BatchNorm by the statistics of X alone. `shape`: of the stored weight that X, one sample, was made of."""
     weight = None if shape is None else b.parameter(X, shape=tuple(shape))
     x = X.expr if shape is None else b("w.reshape(1, n, -1)", w=weight, n=shape[0])
-    made = b.call(
+    y = b.call(
         "F.batch_norm", x, None, None, scale or OMIT, bias=B or OMIT, training=True,
         eps=unless(shortest(epsilon), 1e-5),
     )  # fmt: skip
-    return made if weight is None else b("y.reshape_as(w)", y=made, w=weight)
+    return y if weight is None else b("y.reshape_as(w)", y=y, w=weight)

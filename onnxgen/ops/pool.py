@@ -178,28 +178,28 @@ def max_pool(
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     n = _spatial(b, w.n)
     if w.empty is not None:
-        made = b("x.new_empty(s)", x=X, s=w.empty)
-        return [made, b("x.new_empty(s, dtype=d)", x=X, s=w.empty, d=ir.DataType.INT64)] if b.wants(1) else made
+        pooled = b("x.new_empty(s)", x=X, s=w.empty)
+        return [pooled, b("x.new_empty(s, dtype=d)", x=X, s=w.empty, d=ir.DataType.INT64)] if b.wants(1) else pooled
     # torch cannot pool integers on some devices and ranks; floats hold those that ONNX allows (8 bits) exactly
     back = None if X.is_float else X.dtype
     x = X.expr if back is None else b("x.float()", x=X)
     if b.wants(1):
-        made = b.call(
+        pooled = b.call(
             "max_pool_with_indices", x, tuple(w.kernel), tuple(w.stride), tuple(w.dilation), w.all_sides,
             column_major=unless(bool(storage_order), False),
         )  # fmt: skip
         if back is None:
-            return b.unpack(made, 2)
-        both = b.let(made, "pooled")
+            return b.unpack(pooled, 2)
+        both = b.let(pooled, "pooled")
         return [b("p[0].to(d)", p=both, d=back), b("p[1]", p=both)]
     padding, ceil = w.padding, w.ceil
     if padding is None:
         x, ceil = b("F.pad(x, sides, value=float('-inf'))", x=x, sides=w.all_sides), False
     dilation = unless(same(w.dilation), 1)
-    made = b.call(
+    pooled = b.call(
         f"F.max_pool{n}d", x, same(w.kernel), **_options(w, padding), dilation=dilation, ceil_mode=unless(ceil, False)
     )
-    return made if back is None else b("y.to(d)", y=made, d=back)
+    return pooled if back is None else b("y.to(d)", y=pooled, d=back)
 
 
 @op("MaxpoolWithMask", domain=MICROSOFT, infer=infer_math.pool)

@@ -79,15 +79,15 @@ def quantize_linear(
     target = T(output_dtype) if output_dtype else T.UINT8
     if y_zero_point is not None and y_zero_point.dtype is not None:
         target = y_zero_point.dtype
-    made = b("x / s", x=as_float32(b, x), s=_spread(b, y_scale, x, axis, block_size))
+    scaled = b("x / s", x=as_float32(b, x), s=_spread(b, y_scale, x, axis, block_size))
     if target not in LIMITS:
-        return converted(b, made, T.FLOAT, target, bool(saturate))
+        return converted(b, scaled, T.FLOAT, target, bool(saturate))
     zero = 0 if y_zero_point is None else _spread(b, y_zero_point, x, axis, block_size)
-    made = b("x.round()", x=made)
+    scaled = b("x.round()", x=scaled)
     if not isinstance(zero, int) or zero:
-        made = b("x + z", x=made, z=zero)
+        scaled = b("x + z", x=scaled, z=zero)
     low, high = LIMITS[target]
-    return b("x.clamp(low, high).to(d)", x=made, low=low, high=high, d=target)
+    return b("x.clamp(low, high).to(d)", x=scaled, low=low, high=high, d=target)
 
 
 @op("DequantizeLinear", traits=[QUANTISES, SAME], still="x_scale x_zero_point", **rules("dequantize"))
@@ -99,13 +99,13 @@ def dequantize_linear(
     target = T(output_dtype) if output_dtype else x_scale.dtype or T.FLOAT
     zero = 0 if x_zero_point is None else _spread(b, x_zero_point, x, axis, block_size)
     if isinstance(zero, (int, float)) and zero == 0:
-        made = b("x.float()", x=x)
+        y = b("x.float()", x=x)
     elif x.dtype == T.INT32:
-        made = b("(x - z).float()", x=x, z=zero if isinstance(zero, int) else b("z.int()", z=zero))
+        y = b("(x - z).float()", x=x, z=zero if isinstance(zero, int) else b("z.int()", z=zero))
     else:
-        made = b("x.float() - z", x=x, z=zero)
-    made = b("x * s", x=made, s=_spread(b, x_scale, x, axis, block_size))
-    return converted(b, made, T.FLOAT, target)
+        y = b("x.float() - z", x=x, z=zero)
+    y = b("x * s", x=y, s=_spread(b, x_scale, x, axis, block_size))
+    return converted(b, y, T.FLOAT, target)
 
 
 @op("DynamicQuantizeLinear", traits=[QUANTISES], still="x", **rules("dynamic_quantize"))
@@ -168,8 +168,8 @@ def _ratio(b: Builder, x: Shaped, w: Shaped, y: Shaped) -> Any:
             for c, (_, shape) in zip(constants, (x, w, y))
             if c is not None
         ]
-        made = np.asarray(shaped[0] * shaped[1] / shaped[2], np.float32)
-        return shortest(float(made)) if made.size == 1 else b.buffer(made, "scale", T.FLOAT)
+        ratio = np.asarray(shaped[0] * shaped[1] / shaped[2], np.float32)
+        return shortest(float(ratio)) if ratio.size == 1 else b.buffer(ratio, "scale", T.FLOAT)
     parts = []
     for arg, shape in (x, w, y):
         value = as_float32(b, arg)
@@ -263,8 +263,8 @@ def dynamic_linear(
     module = _module(b, "linear", build, weight, scale, zero, bias, sizes)
     if module is not None:
         return b("m(x)", m=module, x=x)
-    given = {"zero": OMIT if zero is None else zero, "bias": OMIT if bias is None else bias}
-    return b.call("dynamic_linear", x, weight, scale, **given)
+    optional = {"zero": OMIT if zero is None else zero, "bias": OMIT if bias is None else bias}
+    return b.call("dynamic_linear", x, weight, scale, **optional)
 
 
 @op(
@@ -291,8 +291,8 @@ def dynamic_conv(
     module = _module(b, "conv", build, weight, scale, zero, bias, ())
     if module is not None:
         return b("m(x)", m=module, x=x)
-    given = {"zero": OMIT if zero is None else zero, "bias": OMIT if bias is None else bias, "rounded": rounds}
-    return b.call("dynamic_conv", x, weight, scale, **given, **options)
+    optional = {"zero": OMIT if zero is None else zero, "bias": OMIT if bias is None else bias, "rounded": rounds}
+    return b.call("dynamic_conv", x, weight, scale, **optional, **options)
 
 
 def _learned(bias: Arg | None) -> Any:

@@ -38,12 +38,12 @@ class Reduction:
 
     def __init__(self, b: Builder, x: Arg, axes: Arg | None, keepdims: int) -> None:
         self.b, self.x, self.keep = b, x, bool(keepdims)
-        given = None if axes is None else axes.ints
+        known = None if axes is None else axes.ints
         self.axes: list[int] | None = None
-        wanted = [d for d in given or [] if isinstance(d, int)]
-        if axes is not None and (given is None or len(wanted) < len(given)):
+        wanted = [d for d in known or [] if isinstance(d, int)]
+        if axes is not None and (known is None or len(wanted) < len(known)):
             self.dims: Dims = axes.as_ints()
-            self.may_be_none = given is None and not (axes.shape and isinstance(axes.shape[0], int) and axes.shape[0])
+            self.may_be_none = known is None and not (axes.shape and isinstance(axes.shape[0], int) and axes.shape[0])
             return
         rank = x.rank
         if wanted:
@@ -115,11 +115,11 @@ def _reduce(name: str) -> Callable[..., ast.expr]:
         b: Builder, data: Arg, axes: Arg | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> ast.expr:
         def formula(x: Any) -> ast.expr:
-            made = b(before, x=x)
+            values = b(before, x=x)
             if nothing is not True:
-                reduced = _reduced(b, how, made, reduction, data, integer and name not in FRACTIONAL)
-                made = reduced if nothing is False else b("r if a.numel() else x", r=reduced, a=axes, x=made)
-            return b(after, r=made)
+                reduced = _reduced(b, how, values, reduction, data, integer and name not in FRACTIONAL)
+                values = reduced if nothing is False else b("r if a.numel() else x", r=reduced, a=axes, x=values)
+            return b(after, r=values)
 
         nothing = _reduces_nothing(axes, noop_with_empty_axes)
         reduction = Reduction(b, data, axes, keepdims)
@@ -286,10 +286,10 @@ def top_k(b: Builder, X: Arg, K: Arg, *, axis: int = -1, largest: int = 1, sorte
     def formula(x: Any) -> ast.expr:
         return b.call("stable_topk", x, K.as_int(), dim=unless(axis, -1), largest=unless(bool(largest), True))
 
-    made = computed(b, X.dtype, formula, X, order=True, back=False)
+    pair = computed(b, X.dtype, formula, X, order=True, back=False)
     if X.dtype not in WIDER or not b.wants(0):
-        return b.unpack(made, 2)
-    both = b.let(made)
+        return b.unpack(pair, 2)
+    both = b.let(pair)
     template = "unordered(x)" if X.dtype == ir.DataType.UINT64 else "x.to(d)"
     return [b(template, x=b("p[0]", p=both), d=X.dtype), b("p[1]", p=both)]
 

@@ -93,11 +93,11 @@ def resize(
         return X.expr
     if all(v is OMIT for v in special.values()):
         multiple = _multiple(request, X)
-        made = None if multiple is None else _interpolate(b, X, multiple)
-        made = _interpolate(b, X, request) if made is None else made
-        made = _resize_floor(b, X, request) if made is None else made
-        if made is not None:
-            return made
+        y = None if multiple is None else _interpolate(b, X, multiple)
+        y = _interpolate(b, X, request) if y is None else y
+        y = _resize_floor(b, X, request) if y is None else y
+        if y is not None:
+            return y
     return _resize(b, X, request, scales, sizes, special)
 
 
@@ -110,15 +110,15 @@ def resize_simply(b: Builder, X: Arg, scales: Arg, *, mode: str = "nearest") -> 
     _drop_unchanged(request, X)
     if not request.axes:
         return X.expr
-    made = _interpolate(b, X, request)
-    return made if made is not None else _resize(b, X, request, scales, None, {})
+    y = _interpolate(b, X, request)
+    return y if y is not None else _resize(b, X, request, scales, None, {})
 
 
 @op("Upsample", since=1, traits=[RESAMPLES])
 def upsample_1(b: Builder, X: Arg, *, height_scale: float, width_scale: float, mode: str = "nearest") -> ast.expr:
     scales = Arg(b, Info(ir.DataType.FLOAT, (4,), np.array([1, 1, height_scale, width_scale], np.float32)))
-    made: ast.expr = resize_simply(b, X, scales, mode=mode)
-    return made
+    y: ast.expr = resize_simply(b, X, scales, mode=mode)
+    return y
 
 
 def _between_whole_sizes(b: Builder, X: Arg, r: Request) -> bool:
@@ -356,13 +356,13 @@ def _positions(
 ) -> NDArray[np.floating[Any]] | None:
     """Return the input coordinates of output points in float32 (Resize-19, coordinate_transformation_mode)."""
     half = np.float32(0.5)
-    found: NDArray[np.floating[Any]] | None = None
+    positions: NDArray[np.floating[Any]] | None = None
     if mode == "asymmetric":
-        found = i / scale
+        positions = i / scale
     elif mode == "half_pixel" or (mode == "pytorch_half_pixel" and after > 1):
-        found = (i + half) / scale - half
+        positions = (i + half) / scale - half
     elif mode == "tf_half_pixel_for_nn":
-        found = (i + half) / scale
+        positions = (i + half) / scale
     elif mode == "align_corners":
-        found = i * np.float32(before - 1) / np.float32(max(after - 1, 1))
-    return found
+        positions = i * np.float32(before - 1) / np.float32(max(after - 1, 1))
+    return positions

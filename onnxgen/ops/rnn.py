@@ -152,10 +152,10 @@ def _layer(
         )
     if module is None:
         return _onnx_layer(b, kind, X, states, weights, directions, batch_first, relu)
-    made = b.call(module, X, unless(state, None))
+    outputs = b.call(module, X, unless(state, None))
     if kind == "LSTM" and (b.wants(1) or b.wants(2)):
-        return b.unpack(made, 3, "{}, ({}, {})")
-    return b.unpack(made, 2)
+        return b.unpack(outputs, 3, "{}, ({}, {})")
+    return b.unpack(outputs, 2)
 
 
 def _module(
@@ -216,7 +216,7 @@ def _onnx_layer(
     """Write the layer with the helper of ONNX's operator, for tensors whose names put them into other modules."""
     if len(weights) != 3:
         raise b.error("the weights are named as parts of several modules", BUG)
-    made = b.call(
+    outputs = b.call(
         "onnx_" + kind.lower(),
         b("x.transpose(0, 1)", x=X) if batch_first else X,
         *weights,
@@ -226,7 +226,7 @@ def _onnx_layer(
         linear_before_reset=True if kind == "GRU" else OMIT,
     )
     names = [b.fresh(name) for name in ("y", "h", "c")[: len(states) + 1]]
-    b.emit(Assign(tuple(names), made, b.scope, b.nodes))
+    b.emit(Assign(tuple(names), outputs, b.scope, b.nodes))
     y, *ends = map(Ref, names)
     order = (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)
     return [b("y.permute(order).flatten(2)", y=y, order=order), *ends]
@@ -310,10 +310,10 @@ def attn_lstm(
 
 def _trimmed(*args: Arg | None) -> list[Arg | None]:
     """Leave out absent optional arguments at the end."""
-    given = list(args)
-    while given and given[-1] is None:
-        given.pop()
-    return given
+    trimmed = list(args)
+    while trimmed and trimmed[-1] is None:
+        trimmed.pop()
+    return trimmed
 
 
 def _options(
@@ -340,15 +340,15 @@ def _activations(
             f"attribute 'activations' has {counted(len(names), 'name')}, but {wanted} gate functions need one", CHECK
         )
     alphas, betas = list(alpha or []), list(beta or [])
-    made = []
-    for given in names:
-        if given.lower() not in ACTIVATIONS:
+    functions = []
+    for spelling in names:
+        if spelling.lower() not in ACTIVATIONS:
             raise b.error(
-                f"activation {given!r} is unknown", "ONNX defines " + ", ".join(n for n, _ in ACTIVATIONS.values())
+                f"activation {spelling!r} is unknown", "ONNX defines " + ", ".join(n for n, _ in ACTIVATIONS.values())
             )
-        name, defaults = ACTIVATIONS[given.lower()]
+        name, defaults = ACTIVATIONS[spelling.lower()]
         values = [0.0, 0.0]
         for i, (default, queue) in enumerate(zip(defaults, (alphas, betas))):
             values[i] = shortest(queue.pop(0)) if queue else default
-        made.append((name, *values))
-    return OMIT if made == [(n, 0.0, 0.0) for n in ("Sigmoid", "Tanh", "Tanh")] * (wanted // 3) else made
+        functions.append((name, *values))
+    return OMIT if functions == [(n, 0.0, 0.0) for n in ("Sigmoid", "Tanh", "Tanh")] * (wanted // 3) else functions

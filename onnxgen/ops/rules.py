@@ -23,13 +23,13 @@ def rules(name: str, **others: Any) -> dict[str, Any]:
 
     Raises `LookupError` if no room has such a rule.
     """
-    found: dict[str, Any] = {
+    functions: dict[str, Any] = {
         rule: function
         for rule, rooms in ROOMS.items()
         for room in rooms
         if (function := vars(room).get(name)) is not None and function.__module__ == room.__name__
     }
-    found |= {"ranges": vars(ranges)[name]} if name in vars(ranges) else {}
-    if not found:
+    functions |= {"ranges": vars(ranges)[name]} if name in vars(ranges) else {}
+    if not functions:
         raise LookupError(f"no room has a rule of the name {name}")
-    return {**found, **others}
+    return {**functions, **others}

@@ -64,14 +64,14 @@ def _reshaped(b: Builder, data: Arg, sizes: list[Any]) -> ast.expr:
     """Write the shortest form: nothing, `flatten`, `unsqueeze`, `unflatten`, or `reshape` with at most one -1."""
     out, shape = b.out().shape, data.shape
     if shape is not None and out is not None and all(not isinstance(s, ast.expr) for s in sizes):
-        made = data.expr if out == shape else None
+        form = data.expr if out == shape else None
         if len(out) < len(shape):
-            made = _flattened(b, data, shape, out)
+            form = _flattened(b, data, shape, out)
         elif len(out) > len(shape):
-            made = _widened(b, data, shape, out) or _unflattened(b, data, shape, out)
-        made = made or _by_rows(b, data, shape, out, sizes)
-        if made is not None:
-            return made
+            form = _widened(b, data, shape, out) or _unflattened(b, data, shape, out)
+        form = form or _by_rows(b, data, shape, out, sizes)
+        if form is not None:
+            return form
         sizes = _one_free(list(out), sizes)
     return b.call(b("x.reshape", x=data), *(sizes or [()]))
 

@@ -73,5 +73,5 @@ def mel_weight_matrix(
     """Filters that are computed in every call, since their inputs may be known only at run time."""
     sizes = [x.as_int() for x in (num_mel_bins, dft_length, sample_rate)]
     edges = [x.as_int() for x in (lower_edge_hertz, upper_edge_hertz)]
-    made = b.call("mel_weights", *sizes, *edges, DeviceOf())
-    return converted(b, made, ir.DataType.FLOAT, ir.DataType(output_datatype))
+    filters = b.call("mel_weights", *sizes, *edges, DeviceOf())
+    return converted(b, filters, ir.DataType.FLOAT, ir.DataType(output_datatype))

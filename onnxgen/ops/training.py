@@ -49,14 +49,14 @@ def _loss(
     if reduction not in REDUCTIONS:
         raise b.error(f"attribute 'reduction' must be one of {', '.join(REDUCTIONS)}, not {reduction!r}", WRITER)
     indices: Any = target if target.dtype == ir.DataType.INT64 else b.let(b("x.long()", x=target), "target")
-    given = {"ignore_index": unless(ignored, IGNORED)}
+    options = {"ignore_index": unless(ignored, IGNORED)}
     if _is_constant(weight):
         weights = unless(weight, None)
-        return b.call(function, scores, indices, weight=weights, **given, reduction=unless(reduction, "mean"))
+        return b.call(function, scores, indices, weight=weights, **options, reduction=unless(reduction, "mean"))
     # torch has no gradient for the weights of classes, so they are picked as the losses are; an ignored class gets 0
     table = b(f"-w.reshape(-1{', 1' * (rank - 2)}).expand_as(x)", w=weight, x=scores)
-    factors = b.let(b.call("F.nll_loss", table, indices, **given, reduction="none"), "factors")
-    losses = b.let(b.call("F.nll_loss", scores, indices, **given, reduction="none"), "losses")
+    factors = b.let(b.call("F.nll_loss", table, indices, **options, reduction="none"), "factors")
+    losses = b.let(b.call("F.nll_loss", scores, indices, **options, reduction="none"), "losses")
     shown = {"none": "x * w", "sum": "(x * w).sum()", "mean": "(x * w).sum() / w.sum()"}[reduction]
     return b(shown, x=losses, w=factors)
 
@@ -84,9 +84,11 @@ def gradient(
         statements, (result,) = b.block(body, [*variables, *(z.expr for z in inputs[count:])])
     total = result if info(body.outputs[0]).rank == 0 else b("y.sum()", y=result)
     by = ast.Tuple(variables, ast.Load())
-    made = b("torch.autograd.grad(y, xs, create_graph=again, materialize_grads=True)", y=total, xs=by, again=again)
+    derivatives = b(
+        "torch.autograd.grad(y, xs, create_graph=again, materialize_grads=True)", y=total, xs=by, again=again
+    )
     names = [b.define(b.node.outputs[i]) if b.wants(i) else b.fresh("unused") for i in range(count)]
-    block += [*statements, Assign(tuple(names), made, b.scope, b.nodes, "" if count > 1 else "{},")]
+    block += [*statements, Assign(tuple(names), derivatives, b.scope, b.nodes, "" if count > 1 else "{},")]
     b.emit(With(b("torch.enable_grad()"), block, tuple(names), b.scope, b.nodes))
     return [None] * count
 
@@ -138,6 +140,6 @@ def _steps(
     number, rest = divmod(len(inputs), groups)
     if rest:
         raise b.error(f"the node has {len(inputs)} tensors, not {groups} for each one that it updates", CHECK)
-    given = [shortest(option) if isinstance(option, float) else option for option in options]
-    made = [b.let(b.call(function, *inputs[i::number], rate, count, *given), "updated") for i in range(number)]
-    return [b("u[i]", u=updated, i=place) for place in range(groups - 1) for updated in made]
+    numbers = [shortest(option) if isinstance(option, float) else option for option in options]
+    steps = [b.let(b.call(function, *inputs[i::number], rate, count, *numbers), "updated") for i in range(number)]
+    return [b("u[i]", u=updated, i=place) for place in range(groups - 1) for updated in steps]

@@ -107,14 +107,14 @@ class _Propagation:
         if rule is None and has_subgraphs(node):
             rule = bodies.unknown_bodies
         if rule is not None:
-            found = self._with_bodies(rule, n)
-            return found + [UNKNOWN] * (len(node.outputs) - len(found))
+            outputs = self._with_bodies(rule, n)
+            return outputs + [UNKNOWN] * (len(node.outputs) - len(outputs))
         n.inferred = infer(n)
         if not standard:
             return n.inferred
-        found = evaluate(n, self.budget)
-        self.budget -= sum(_cost(facts) for facts in found)
-        return self.float_sizes.follow(n, found)
+        outputs = evaluate(n, self.budget)
+        self.budget -= sum(_cost(facts) for facts in outputs)
+        return self.float_sizes.follow(n, outputs)
 
     def _with_bodies(self, rule: Callable[[bodies.Walker, NodeFacts], list[Info]], n: NodeFacts) -> list[Info]:
         depth, entered = self.depth, self.symbols.depth
@@ -126,10 +126,10 @@ class _Propagation:
             return []
 
     def _opset(self, node: ir.Node) -> int:
-        found = self.opsets.get(node.domain)
-        if found is None and node.domain in STANDARD:
-            found = self.opsets.get("" if node.domain else "ai.onnx")
-        return found if found is not None else 1
+        version = self.opsets.get(node.domain)
+        if version is None and node.domain in STANDARD:
+            version = self.opsets.get("" if node.domain else "ai.onnx")
+        return version if version is not None else 1
 
 
 def _cost(facts: Info) -> int:

@@ -147,11 +147,11 @@ def loop(walker: Walker, n: NodeFacts) -> list[Info]:
     initial = [n.input(i + 2) for i in range(count)]
     held, outside = _iterate(walker, body, fixed, states, initial, body.outputs[1 : count + 1])
     last = [info(v) for v in body.outputs[1 : count + 1]] if _runs(n) else held
-    found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(last)]
+    outputs = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(last)]
     trips = _trips(n, body.inputs[1], condition)
     for i, value in enumerate(body.outputs[count + 1 :], count):
-        found.append(_stacked(n, i, info(value), outside, trips, 0))
-    return found
+        outputs.append(_stacked(n, i, info(value), outside, trips, 0))
+    return outputs
 
 
 def _scalar(value: ir.Value) -> tuple[int, ...]:
@@ -189,27 +189,27 @@ def scan(walker: Walker, n: NodeFacts) -> list[Info]:
     """Infer Scan. Opset 8 has a batch axis before all others, and the sequences' lengths as first input."""
     body, scans = n.graph("body"), n.int_("num_scan_inputs")
     batched = n.opset < 9
-    given = [n.input(i) for i in range(batched, len(n.inputs))]
-    count = len(given) - scans
+    inputs = [n.input(i) for i in range(batched, len(n.inputs))]
+    count = len(inputs) - scans
     if scans < 0 or count < 0:
         raise Contradiction("Scan with fewer inputs than it says")
     axes = n.ints("scan_input_axes") or [0] * scans
-    batch = next((f.shape[0] for f in given if f.shape), None) if batched else None
+    batch = next((f.shape[0] for f in inputs if f.shape), None) if batched else None
     if batched:
-        given = [_drop(f, 0)[0] for f in given]
-    slices = [_drop(f, axis) for f, axis in zip(given[count:], axes, strict=True)]
+        inputs = [_drop(f, 0)[0] for f in inputs]
+    slices = [_drop(f, axis) for f, axis in zip(inputs[count:], axes, strict=True)]
     length = next((size for _, size in slices if size is not None), None)
     fixed = [(v, f) for v, (f, _) in zip(body.inputs[count:], slices, strict=True)]
-    held, outside = _iterate(walker, body, fixed, list(body.inputs[:count]), given[:count], body.outputs[:count])
+    held, outside = _iterate(walker, body, fixed, list(body.inputs[:count]), inputs[:count], body.outputs[:count])
     if batched:
-        made = [info(v) for v in body.outputs[count:]]
+        scanned = [info(v) for v in body.outputs[count:]]
         states = [_batched(n, i, facts, outside, [batch]) for i, facts in enumerate(held)]
-        return states + [_batched(n, i, facts, outside, [batch, length]) for i, facts in enumerate(made, count)]
-    found = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
+        return states + [_batched(n, i, facts, outside, [batch, length]) for i, facts in enumerate(scanned, count)]
+    outputs = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
     places = n.ints("scan_output_axes") or [0] * (len(body.outputs) - count)
     for i, (value, axis) in enumerate(zip(body.outputs[count:], places, strict=True), count):
-        found.append(_stacked(n, i, info(value), outside, length, axis))
-    return found
+        outputs.append(_stacked(n, i, info(value), outside, length, axis))
+    return outputs
 
 
 def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, before: list[Dim | None]) -> Info:

@@ -26,20 +26,20 @@ BRANCHES = {True: "then_branch", False: "else_branch"}
 
 def decided(graph: ir.Graph, options: Options) -> dict[ir.Value, bool]:
     """Return the conditions of Ifs that are decided by the ranks behind them. Runs `propagate`, also with them."""
-    found: dict[ir.Value, bool] = {}
+    choices: dict[ir.Value, bool] = {}
     trials, known = 0, -1
-    while known < len(found):
-        known = len(found)
+    while known < len(choices):
+        known = len(choices)
         for node in choosing(graph):
             condition = node.inputs[0]
-            if condition is None or condition in found or trials >= MAX_TRIALS:
+            if condition is None or condition in choices or trials >= MAX_TRIALS:
                 continue
             if choice_of(node) is None and _changes_rank(node) and _of_sizes(condition):
                 trials += len(BRANCHES)
-                choice = _possible(graph, node, condition, found, options)
-                found |= {} if choice is None else {condition: choice}
-                propagate(graph, options, assumed=found)
-    return found
+                choice = _possible(graph, node, condition, choices, options)
+                choices |= {} if choice is None else {condition: choice}
+                propagate(graph, options, assumed=choices)
+    return choices
 
 
 def choosing(graph: ir.Graph) -> list[ir.Node]:
@@ -77,12 +77,12 @@ def _of_sizes(value: ir.Value) -> bool:
 
 
 def _possible(
-    graph: ir.Graph, node: ir.Node, condition: ir.Value, found: dict[ir.Value, bool], options: Options
+    graph: ir.Graph, node: ir.Node, condition: ir.Value, choices: dict[ir.Value, bool], options: Options
 ) -> bool | None:
     """Return the only value of a condition with which the node's graph can run; None if it can with both or none."""
     able = []
     for choice in BRANCHES:
-        propagate(graph, options, assumed={**found, condition: choice})
+        propagate(graph, options, assumed={**choices, condition: choice})
         assert node.graph is not None
         able += [] if fails(node.graph, graph.opset_imports.get("", 1)) else [choice]
     return able[0] if len(able) == 1 else None

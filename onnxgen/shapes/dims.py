@@ -171,19 +171,19 @@ def substitute(dim: Dim, mapping: Mapping[str, Dim]) -> Dim:
 
 def _substitute_atom(atom: Atom, mapping: Mapping[str, Dim]) -> Dim:
     if isinstance(atom, Symbol):
-        found = mapping.get(atom.name)
-        return Sym(((((atom, 1),), 1),)) if found is None else found
+        replacement = mapping.get(atom.name)
+        return Sym(((((atom, 1),), 1),)) if replacement is None else replacement
     return apply(atom.function, *(a if isinstance(a, float) else substitute(a, mapping) for a in atom.args))
 
 
 def _power(part: tuple[Atom, int], values: Mapping[str, int]) -> int:
     atom, power = part
     if isinstance(atom, Symbol):
-        found: Dim = values[atom.name]
+        base: Dim = values[atom.name]
     else:
-        found = apply(atom.function, *(a if isinstance(a, float) else evaluate(a, values) for a in atom.args))
-    assert not isinstance(found, Sym), "a function of numbers is a number"
-    return math.prod([found] * power)
+        base = apply(atom.function, *(a if isinstance(a, float) else evaluate(a, values) for a in atom.args))
+    assert not isinstance(base, Sym), "a function of numbers is a number"
+    return math.prod([base] * power)
 
 
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:

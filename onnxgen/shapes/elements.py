@@ -124,8 +124,8 @@ def _unary(number: Operation, dims: Operation) -> Operation:
     def run(n: NodeFacts, a: Array) -> list[Array]:
         if a.dtype == object:
             return [objects(dims, a)]
-        found = np.asarray(number(a))
-        return [found if found.dtype == bool else found.astype(a.dtype)]
+        result = np.asarray(number(a))
+        return [result if result.dtype == bool else result.astype(a.dtype)]
 
     return run
 
@@ -152,10 +152,10 @@ def _reducing(number: Operation, dims: Operation) -> Operation:
     def run(n: NodeFacts, a: Array, *_: Array) -> list[Array]:
         axes, keep = tuple(reduced_axes(n, a.ndim)), bool(n.int_("keepdims", 1))
         if a.dtype != object:
-            found = np.asarray(number(a, axis=axes, keepdims=keep))
-            if found.dtype.kind != a.dtype.kind:
+            reduced = np.asarray(number(a, axis=axes, keepdims=keep))
+            if reduced.dtype.kind != a.dtype.kind:
                 raise Unknown("a float of integers")
-            return [found.astype(a.dtype)]
+            return [reduced.astype(a.dtype)]
         for axis in sorted(axes, reverse=True):
             a = np.asarray(np.frompyfunc(dims, 2, 1).reduce(a, axis=axis, keepdims=keep), object)
         return [a]
@@ -169,8 +169,8 @@ def position(function: Operation) -> Operation:
             raise Unknown("the greatest of several dims")
         axis = n.axis(a.ndim)
         last = n.int_("select_last_index")
-        found = function(np.flip(a, axis) if last else a, axis=axis, keepdims=bool(n.int_("keepdims", 1)))
-        return [np.asarray(a.shape[axis] - 1 - found if last else found, np.int64)]
+        index = function(np.flip(a, axis) if last else a, axis=axis, keepdims=bool(n.int_("keepdims", 1)))
+        return [np.asarray(a.shape[axis] - 1 - index if last else index, np.int64)]
 
     return run
 
@@ -404,10 +404,10 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
     try:
         with np.errstate(all="ignore"):
             inputs = [None if i is None else i.data for i in asked]
-            found = [_with_data(f, np.asarray(d)) for f, d in zip(n.inferred, operation(n, *inputs), strict=False)]
+            computed = [_with_data(f, np.asarray(d)) for f, d in zip(n.inferred, operation(n, *inputs), strict=False)]
     except NONSENSE:
         return n.inferred
-    return found + n.inferred[len(found) :]
+    return computed + n.inferred[len(computed) :]
 
 
 @cache

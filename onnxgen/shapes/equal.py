@@ -31,9 +31,9 @@ class Equation:
             return True
         return a == b or self.or_one and 1 in (a, b)
 
-    def after(self, found: Mapping[str, Dim]) -> Equation:
+    def after(self, values: Mapping[str, Dim]) -> Equation:
         """Return the equation with some named dims replaced by known values."""
-        return Equation(substitute(self.a, found), substitute(self.b, found), self.or_one)
+        return Equation(substitute(self.a, values), substitute(self.b, values), self.or_one)
 
 
 def by_letters(known: Operator, node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
@@ -77,9 +77,9 @@ def concat(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
 
 
 def reshape(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:
-    made = info(node.outputs[0]).shape
-    if shapes[0] is not None and made is not None:
-        yield Equation(product(shapes[0]), product(made))
+    target = info(node.outputs[0]).shape
+    if shapes[0] is not None and target is not None:
+        yield Equation(product(shapes[0]), product(target))
 
 
 def attention(node: ir.Node, shapes: Shapes) -> Iterator[Equation]:

@@ -36,16 +36,16 @@ class FloatSizes:
     def __init__(self) -> None:
         self._known: dict[ir.Value, Array] = {}
 
-    def follow(self, n: NodeFacts, found: list[Info]) -> list[Info]:
-        """Follow scaled sizes through one node. Returns `found`, with elements where sizes become integers again."""
-        cast = n.op == "Cast" and bool(found) and found[0].data is None
+    def follow(self, n: NodeFacts, outputs: list[Info]) -> list[Info]:
+        """Follow scaled sizes through one node. Returns `outputs`, with elements where sizes become integers again."""
+        cast = n.op == "Cast" and bool(outputs) and outputs[0].data is None
         if not cast and not (self._known and any(v in self._known for v in n.node.inputs if v is not None)):
-            return found
+            return outputs
         try:
             if cast:
-                return self._cast(n, found)
+                return self._cast(n, outputs)
             if n.op == "Range":
-                return self._range(n, found)
+                return self._range(n, outputs)
             if n.op == "Mul":
                 self._known[n.node.outputs[0]] = self._scaled(n)
             elif n.op == "Floor" and (floored := self._input(n, 0)) is not None:
@@ -54,32 +54,32 @@ class FloatSizes:
                 self._arranged(n, arrange)
         except NONSENSE:
             pass
-        return found
+        return outputs
 
     def _input(self, n: NodeFacts, i: int) -> Array | None:
         value = n.node.inputs[i]
         return None if value is None else self._known.get(value)
 
-    def _cast(self, n: NodeFacts, found: list[Info]) -> list[Info]:
-        data, to = n.input(0).data, found[0].dtype
+    def _cast(self, n: NodeFacts, outputs: list[Info]) -> list[Info]:
+        data, to = n.input(0).data, outputs[0].dtype
         if to == FLOAT and integer(n.dtype(0)) and data is not None and all(map(one_axis, data.ravel().tolist())):
             self._known[n.node.outputs[0]] = _each(lambda dim: Scaled(dim), data)
         known = self._input(n, 0)
         if known is None:
-            return found
+            return outputs
         if to == FLOAT:
             self._known[n.node.outputs[0]] = known
         if to in (ir.DataType.INT32, ir.DataType.INT64):  # the cast truncates, which is floor for numbers >= 0
             sizes = _each(lambda e: e.size if e.factor is None else scale_size(e.size, e.factor), known)
-            return [replace(found[0], shape=sizes.shape, data=numbers_if_possible(sizes, to))]
-        return found
+            return [replace(outputs[0], shape=sizes.shape, data=numbers_if_possible(sizes, to))]
+        return outputs
 
-    def _range(self, n: NodeFacts, found: list[Info]) -> list[Info]:
+    def _range(self, n: NodeFacts, outputs: list[Info]) -> list[Info]:
         """Count the elements of a range of floats that goes from one size to another in steps of 1."""
         first, last, step = (self._whole(n, i) for i in range(3))
         if step != 1:
             raise Unknown("other steps, which round")
-        return [replace(found[0], shape=(dim_max(last - first, 0),))]
+        return [replace(outputs[0], shape=(dim_max(last - first, 0),))]
 
     def _whole(self, n: NodeFacts, i: int) -> Dim:
         """Return input i, if it is a size or a whole number."""

@@ -61,11 +61,11 @@ def infer_with_onnx(n: NodeFacts) -> list[Info]:
         node = onnx.NodeProto(op_type=n.op, input=names, output=[f"o{i}" for i in range(len(unknown))])
         node.attribute.extend(ir.serde.serialize_attribute(a) for a in n.node.attributes.values())
         opsets = [onnx.helper.make_opsetid("", n.opset)]
-        found = infer_node_outputs(known, node, types, data, opset_imports=opsets)
+        inferred = infer_node_outputs(known, node, types, data, opset_imports=opsets)
     except Exception:  # the node may be invalid; any error of the native code means that nothing is known
         return unknown
     dims = {token: dim for dim, token in tokens.items()}
-    return [_facts(n, i, found.get(f"o{i}"), dims) for i in range(len(unknown))]
+    return [_facts(n, i, inferred.get(f"o{i}"), dims) for i in range(len(unknown))]
 
 
 def _type(facts: Info, tokens: dict[Dim, str]) -> onnx.TypeProto:
@@ -89,17 +89,17 @@ def _type(facts: Info, tokens: dict[Dim, str]) -> onnx.TypeProto:
     return result
 
 
-def _facts(n: NodeFacts, output: int, found: onnx.TypeProto | None, dims: dict[str, Dim]) -> Info:
-    if found is None:
+def _facts(n: NodeFacts, output: int, type_proto: onnx.TypeProto | None, dims: dict[str, Dim]) -> Info:
+    if type_proto is None:
         return UNKNOWN
     kind = "tensor"
-    if found.HasField("optional_type"):
-        kind, found = "optional", found.optional_type.elem_type
-    elif found.HasField("sequence_type"):
-        kind, found = "sequence", found.sequence_type.elem_type
-    if not found.HasField("tensor_type"):
+    if type_proto.HasField("optional_type"):
+        kind, type_proto = "optional", type_proto.optional_type.elem_type
+    elif type_proto.HasField("sequence_type"):
+        kind, type_proto = "sequence", type_proto.sequence_type.elem_type
+    if not type_proto.HasField("tensor_type"):
         return Info(kind=kind)
-    tensor_type = found.tensor_type
+    tensor_type = type_proto.tensor_type
     dtype = ir.DataType(tensor_type.elem_type) if tensor_type.elem_type else None
     if not tensor_type.HasField("shape"):
         return Info(dtype, kind=kind)
@@ -145,12 +145,12 @@ def infer(n: NodeFacts) -> list[Info]:
     standard = n.node.domain in STANDARD
     rule = rule_of(n.node)
     try:
-        found = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
+        outputs = rule(n) if rule is not None else infer_with_onnx(n) if standard else []
     except (Unknown, TooComplex):
-        found = infer_with_onnx(n) if standard else []
+        outputs = infer_with_onnx(n) if standard else []
     except NONSENSE:
-        found = []
-    return (found + [UNKNOWN] * count)[:count]
+        outputs = []
+    return (outputs + [UNKNOWN] * count)[:count]
 
 
 def rule_of(node: ir.Node) -> Rule | None:
@@ -219,9 +219,9 @@ def _of_something(facts: Info) -> Info:
     shape = None if facts.shape is None else tuple(map(_at_least_one, facts.shape))
     data = facts.data
     if data is not None and data.dtype == object:
-        made = np.empty(data.shape, object)
-        made.reshape(-1)[:] = [_at_least_one(dim) for dim in data.flat]
-        data = made
+        positive = np.empty(data.shape, object)
+        positive.reshape(-1)[:] = [_at_least_one(dim) for dim in data.flat]
+        data = positive
     return replace(facts, shape=shape, data=data)
 
 

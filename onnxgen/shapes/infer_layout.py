@@ -175,7 +175,7 @@ def resize(n: NodeFacts) -> list[Info]:
 
 def _resized(n: NodeFacts) -> list[Dim]:
     shape = list(n.shape(0))
-    axes = n.axes(found, len(shape)) if (found := n.ints("axes")) is not None else range(len(shape))
+    axes = n.axes(attribute, len(shape)) if (attribute := n.ints("axes")) is not None else range(len(shape))
     if n.op == "Resize" and n.opset >= 11 and n.has(3) and n.input(3).shape != (0,):
         sizes = n.dims(3)
         if len(sizes) != len(axes):

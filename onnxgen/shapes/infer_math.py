@@ -44,8 +44,8 @@ def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
 
 def _is_clipped(other: Dim, dim: Dim) -> bool:
     """Return True if `other` is min(c, dim) with c > 1. Then both are equal, or the node fails at run time."""
-    found = list(atoms(other))
-    call = found[-1] if found else None
+    inner = list(atoms(other))
+    call = inner[-1] if inner else None
     return (
         isinstance(call, Call)
         and call.function == "min"

@@ -66,13 +66,13 @@ UNKNOWN = Info()
 
 def info(value: ir.Value | None) -> Info:
     """Return the facts that `propagate` recorded for a value (`UNKNOWN` if none)."""
-    found = None if value is None else INFO.get(value)
-    return UNKNOWN if found is None else found
+    facts = None if value is None else INFO.get(value)
+    return UNKNOWN if facts is None else facts
 
 
 def infos(values: Iterable[ir.Value]) -> list[Info]:
     """Return `info` of each value."""
-    return [found or UNKNOWN for found in map(INFO.get, values)]
+    return [facts or UNKNOWN for facts in map(INFO.get, values)]
 
 
 def named_dims(value: ir.Value) -> set[str]:
@@ -84,9 +84,8 @@ def named_dims(value: ir.Value) -> set[str]:
 
 def shown_dims(value: ir.Value) -> set[str]:
     """Return the named dims that first appear in this value. Sizes may depend on it even if no tensor does."""
-    dims = info(value).shape or ()
-    found = (s for dim in dims for s in symbols(dim).values())
-    return {s.name for s in found if s.source is not None and s.source[0] == value.name}
+    occurring = (s for dim in info(value).shape or () for s in symbols(dim).values())
+    return {s.name for s in occurring if s.source is not None and s.source[0] == value.name}
 
 
 def set_info(value: ir.Value, facts: Info) -> None:
@@ -133,13 +132,13 @@ class Symbols:
 
     def unnamed(self, value: ir.Value, axis: int) -> Dim:
         """Return the dim of an axis that the file does not name."""
-        made = self.fresh(value, axis)
-        return self._known.get(next(iter(symbols(made))), made)
+        dim = self.fresh(value, axis)
+        return self._known.get(next(iter(symbols(dim))), dim)
 
     def fresh(self, value: ir.Value, axis: int) -> Sym:
         """Return the symbol for the length of an axis of a value; always the same one for the same value and axis."""
-        made = self._made.get((id(value), axis))
-        if made is None:
+        dim = self._made.get((id(value), axis))
+        if dim is None:
             base = name = f"{value.name}.{axis}"
             tries = 1
             # Two branches may use the same value name, and a dim_param may look like a made-up name.
@@ -149,10 +148,10 @@ class Symbols:
             self._owner[name] = value
             maker = value.producer()
             selected = maker is not None and is_a(maker, SELECTS)
-            made = self._made[id(value), axis] = symbol(name, (value.name or "", axis), selected)
+            dim = self._made[id(value), axis] = symbol(name, (value.name or "", axis), selected)
         if self._bodies:
-            self._bodies[-1].add(next(iter(atoms(made))).key)
-        return made
+            self._bodies[-1].add(next(iter(atoms(dim))).key)
+        return dim
 
     def enter_body(self) -> None:
         """Begin a loop body: symbols of `fresh` may differ in every iteration from now on."""
@@ -232,26 +231,26 @@ class NodeFacts:
     # ---------------------------------------------------------------------------------------- attributes
 
     def int_(self, name: str, default: int = 0) -> int:
-        found = self.node.attributes.get(name)
-        return default if found is None else found.as_int()
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.as_int()
 
     def str_(self, name: str, default: str = "") -> str:
-        found = self.node.attributes.get(name)
-        return default if found is None else found.as_string()
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.as_string()
 
     def ints(self, name: str) -> list[int] | None:
         """Return a list attribute, or None if it is not given."""
-        found = self.node.attributes.get(name)
-        return None if found is None else list(found.as_ints())
+        attribute = self.node.attributes.get(name)
+        return None if attribute is None else list(attribute.as_ints())
 
     def graph(self, name: str) -> ir.Graph:
         return self.node.attributes[name].as_graph()
 
     def ints_or_input(self, name: str, i: int) -> list[int] | None:
         """Return a list that is an attribute in old opsets and input i in new ones, else None. Raises `Unknown`."""
-        found = self.ints(name)
-        if found is not None or not self.has(i):
-            return found
+        numbers = self.ints(name)
+        if numbers is not None or not self.has(i):
+            return numbers
         return [int(d) for d in self.constant(i).flat]
 
     def axes(self, axes: Iterable[int], rank: int) -> list[int]:
@@ -321,20 +320,20 @@ MAX_INPUTS_SHOWN = 3
 
 def shape_option(value: ir.Value | None) -> str:
     """Return the way out that gives a value a rank, or "" if no input of the file without a rank leads to it."""
-    found, seen, todo = dict[str, None](), {value}, [value]
+    inputs, seen, todo = dict[str, None](), {value}, [value]
     while todo:
         current = todo.pop()
         if current is None or info(current).rank is not None:
             continue
         if RANKLESS.get(current):
-            found[printable(current.name or "")] = None
+            inputs[printable(current.name or "")] = None
         node = current.producer()
         inner = [] if node is None else [n for graph in subgraphs(node) for n in all_nodes(graph)]
         used = [] if node is None else [v for n in (node, *inner) for v in n.inputs]
         todo += (new := [v for v in dict.fromkeys(used) if v not in seen])
         seen.update(new)
-    if not found:
+    if not inputs:
         return ""
-    options = " ".join(f"--input-shape {name}=2,3" for name in list(found)[:MAX_INPUTS_SHOWN])
-    names = ", ".join(found)
+    options = " ".join(f"--input-shape {name}=2,3" for name in list(inputs)[:MAX_INPUTS_SHOWN])
+    names = ", ".join(inputs)
     return f"the file declares no rank for {names}: give all dims, such as {options} (-1 for a free one)"

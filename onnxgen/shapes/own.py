@@ -65,10 +65,10 @@ def Linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     product = x @ weight
     if weight.ndim > 2 or bias is not None and bias.size not in (1, bias.shape[-1] if product.ndim else 1):
         raise ValueError(f"a matrix of {weight.ndim} axes, or a bias of several")
-    made = product if bias is None else product + bias.reshape(-1)  # the layer's has one axis
-    if made.shape != product.shape:
+    y = product if bias is None else product + bias.reshape(-1)  # the layer's has one axis
+    if y.shape != product.shape:
         raise ValueError("a bias that gives the result other axes")
-    return made
+    return y
 
 
 def Glu(x: Array, *, axis: int) -> Array:
@@ -185,10 +185,10 @@ def RotatePairs(x: Array) -> Array:
 def TextCodes(*inputs: Array) -> list[Array]:
     table = sorted({text for array in inputs for text in array.reshape(-1)})
     places = {text: i for i, text in enumerate(table)}
-    made = np.empty(len(table), object)
-    made[:] = table
+    texts = np.empty(len(table), object)
+    texts[:] = table
     codes = [np.array([places[t] for t in a.reshape(-1)], np.int64).reshape(a.shape) for a in inputs]
-    return [made, *codes]
+    return [texts, *codes]
 
 
 def TextAt(table: Array, index: Array) -> Array:
@@ -256,7 +256,7 @@ def convolved(
     """Conv of ONNX, with the same padding at both ends."""
     n = x.ndim - 2
     ones = [1] * n
-    steps, apart, ends = (list(given) or ones for given in (strides, dilations, pads[:n] if any(pads) else ()))
+    steps, apart, ends = (list(numbers) or ones for numbers in (strides, dilations, pads[:n] if any(pads) else ()))
     x = np.pad(x, [(0, 0), (0, 0), *[(end, end) if any(pads) else (0, 0) for end in ends]])
     spans = [(size - 1) * step + 1 for size, step in zip(kernel.shape[2:], apart)]
     windows = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(2, n + 2)))
@@ -311,7 +311,7 @@ def _sides(
     reaches past it.
     """
     rank = len(kernel)
-    found = [0] * (2 * rank)
+    sides = [0] * (2 * rank)
     for axis, (n, k, step) in enumerate(zip(sizes, kernel, steps)):
         before, after = pads[axis], pads[axis + rank]
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
@@ -324,5 +324,5 @@ def _sides(
             count = -(-(n + before + after - k) // step) + 1
             count -= (count - 1) * step >= n + before  # a window must not begin past the end
             after = max(after, (count - 1) * step + k - n - before)
-        found[axis], found[axis + rank] = before, after
-    return found
+        sides[axis], sides[axis + rank] = before, after
+    return sides

@@ -33,8 +33,8 @@ def _gru(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, 
 
 
 def _rnn(x: Array, h: Array, c: Array, w: Array, r: Array, b: Array, rb: Array, relu: int) -> tuple[Array, Array]:
-    made = x @ w.T + h @ r.T + b + rb
-    return (np.maximum(made, 0) if relu else np.tanh(made)), c
+    total = x @ w.T + h @ r.T + b + rb
+    return (np.maximum(total, 0) if relu else np.tanh(total)), c
 
 
 # one step, and ONNX's gates as positions among torch's
@@ -60,11 +60,11 @@ def _layers(
             both = np.zeros(2 * w.shape[1], x.dtype) if bias is None else bias[d]
             h, *rest = (s[layer * directions + d] for s in firsts)
             c = rest[0] if rest else h
-            made = []
+            outputs = []
             for step in x[::-1] if d else x:
                 h, c = KINDS[kind][0](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
-                made.append(h)
-            parts.append(np.stack(made[::-1] if d else made))
+                outputs.append(h)
+            parts.append(np.stack(outputs[::-1] if d else outputs))
             for end, last in zip(ends, (h, c)):
                 end.append(last)
         x = np.concatenate(parts, -1)
@@ -72,9 +72,9 @@ def _layers(
     return [np.swapaxes(x, 0, 1) if batch_first else x, *(np.stack(end) for end in ends)]
 
 
-def _states(x: Array, given: Sequence[Array | None], shape: tuple[int, ...]) -> list[Array]:
+def _states(x: Array, initial: Sequence[Array | None], shape: tuple[int, ...]) -> list[Array]:
     """Return the states to start from, zeros where none is given. torch broadcasts none of them."""
-    states = [np.zeros(shape, x.dtype) if s is None else s for s in given]
+    states = [np.zeros(shape, x.dtype) if s is None else s for s in initial]
     if any(s.shape != shape for s in states):
         raise ValueError(f"states {[s.shape for s in states]} instead of {shape}")
     return states
@@ -129,8 +129,8 @@ Numbers: TypeAlias = Any  # numpy says no more of most results
 
 
 def _projected(x: Numbers, weight: Numbers, bias: Numbers | None, start: int, width: int) -> Numbers:
-    made = x @ weight[:, start : start + width]
-    return made if bias is None else made + bias[start : start + width]
+    y = x @ weight[:, start : start + width]
+    return y if bias is None else y + bias[start : start + width]
 
 
 def _added(mask: Numbers, x: Numbers, *shapes: tuple[int, ...]) -> Numbers:
@@ -150,8 +150,8 @@ def MultiheadAttention(
     assert out_weight is not None
     width = out_weight.shape[0]
     inputs = [x.swapaxes(0, 1) for x in (query, key, value)] if not batch_first else [query, key, value]
-    made = zip(inputs, weights, biases, starts)
-    q, k, v = (_projected(x, w, b, start, width) for x, w, b, start in made)
+    operands = zip(inputs, weights, biases, starts)
+    q, k, v = (_projected(x, w, b, start, width) for x, w, b, start in operands)
     q, k, v = (x.reshape(*x.shape[:2], heads, width // heads).swapaxes(1, 2) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) / q.dtype.type(math.sqrt(width // heads))
     batch, _, length, keys = scores.shape
@@ -185,13 +185,13 @@ class _Module:
     def attention(self, taken: list[Numbers | None]) -> Any:
         starts, self.starts = self.starts[:3], self.starts[3:]
         turned = self.transposed.pop(0)
-        given = {key: self.options[key] for key in ("heads", "batch_first", "dropout")}
+        options = {key: self.options[key] for key in ("heads", "batch_first", "dropout")}
 
         def function(x: Numbers, memory: Numbers | None, mask: Numbers | None) -> Numbers:
             keys = x if memory is None else memory
             tensors = (*taken, mask, None)
             return MultiheadAttention(
-                x, keys, keys, *tensors, starts=starts, transposed=turned, need_weights=0, average=1, **given
+                x, keys, keys, *tensors, starts=starts, transposed=turned, need_weights=0, average=1, **options
             )[0]
 
         return function
@@ -203,8 +203,8 @@ class _Module:
     def norm(self, x: Numbers, taken: Sequence[Numbers | None], epsilon: float) -> Numbers:
         weight, bias = taken
         centred = x - x.mean(-1, keepdims=True)
-        made = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + x.dtype.type(epsilon)) * weight
-        return made if bias is None else made + bias
+        y = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + x.dtype.type(epsilon)) * weight
+        return y if bias is None else y + bias
 
     def layer(self, x: Numbers, memory: Numbers | None, masks: Sequence[Numbers | None]) -> Numbers:
         parts = [self.attention(self.take(8)) for _ in masks]

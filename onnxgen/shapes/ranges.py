@@ -52,8 +52,8 @@ def range_of(node: ir.Node, position: int) -> Range | None:
     if rule is None or rule is not _size and dtype is not None and dtype.is_floating_point():
         return None
     try:
-        found: Range | None = rule(node, [info(value).shape for value in node.inputs])
-        return found
+        accepted: Range | None = rule(node, [info(value).shape for value in node.inputs])
+        return accepted
     except (IndexError, TypeError):  # an input that the rule needs is absent or of unknown shape
         return None
 
@@ -78,8 +78,8 @@ def most_keys(node: ir.Node, shapes: list[Shape | None]) -> Dim:
     past, length = shapes[3], _of(shapes, 0)[1]
     total = length if past is None else past[2] + length
     bound = info(node.inputs[6]).data if counts_queries(node) else None
-    said = [] if bound is None else [size for size in bound.reshape(-1).tolist()[:1] if isinstance(size, (int, Sym))]
-    return dim_min(total, *said)
+    limits = [] if bound is None else [size for size in bound.reshape(-1).tolist()[:1] if isinstance(size, (int, Sym))]
+    return dim_min(total, *limits)
 
 
 def counts_queries(node: ir.Node) -> bool:

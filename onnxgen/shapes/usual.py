@@ -24,7 +24,7 @@ FLOAT_NARROW = frozenset({1, 10, 16})
 NUMPY_TYPES = 256  # the numbers of types that others add to numpy begin there
 
 
-class Made(Protocol):
+class Node(Protocol):
     """A node, as the kernels ask for it."""
 
     @property
@@ -44,18 +44,18 @@ class Unusual(Exception):
     """A node that has no kernel here."""
 
 
-def run(made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
+def run(node: Node, inputs: Sequence[Any], wide: bool) -> list[Any]:
     """Return the outputs of a node. Raises `Unusual`, or what numpy raises for inputs that do not fit.
 
     Args:
         wide: floats are computed in float64, whatever attributes say.
     """
-    known = card("", made.op)
-    kernel = None if made.domain or made.version < known.since else _kernel(known)  # the newest meaning
+    known = card("", node.op)
+    kernel = None if node.domain or node.version < known.since else _kernel(known)  # the newest meaning
     if kernel is None or not all(map(_is_usual, inputs)):
         raise Unusual
-    found = kernel(made, wide, *inputs)
-    return found if isinstance(found, list) else [np.asarray(found)]
+    outputs = kernel(node, wide, *inputs)
+    return outputs if isinstance(outputs, list) else [np.asarray(outputs)]
 
 
 def has(domain: str, op: str) -> bool:
@@ -76,8 +76,8 @@ def _kernel(known: Operator) -> Kernel | None:
 
 
 def _elementwise(function: Kernel, folds: bool) -> Kernel:
-    def kernel(made: Made, wide: bool, *arrays: Array) -> Array:
-        if made.attributes:
+    def kernel(node: Node, wide: bool, *arrays: Array) -> Array:
+        if node.attributes:
             raise Unusual
         return reduce(function, arrays) if folds else function(*arrays)
 
@@ -88,10 +88,10 @@ def since(version: int) -> Callable[[Kernel], Kernel]:
     """Make a kernel that takes only nodes in the form that they have from a version on, if the meaning is one."""
 
     def limited(kernel: Kernel) -> Kernel:
-        def newest(made: Made, wide: bool, *arrays: Array) -> Array:
-            if made.version < version:
+        def newest(node: Node, wide: bool, *arrays: Array) -> Array:
+            if node.version < version:
                 raise Unusual
-            return kernel(made, wide, *arrays)
+            return kernel(node, wide, *arrays)
 
         return newest
 
@@ -126,16 +126,16 @@ def power(a: Array, b: Array) -> Array:
     return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
 
 
-def matmul(made: Made, wide: bool, a: Array, b: Array) -> Array:
+def matmul(node: Node, wide: bool, a: Array, b: Array) -> Array:
     return a @ b
 
 
-def where(made: Made, wide: bool, condition: Array, x: Array, y: Array) -> Array:
+def where(node: Node, wide: bool, condition: Array, x: Array, y: Array) -> Array:
     return np.where(condition, x, y)
 
 
-def cast(made: Made, wide: bool, x: Array, *_: Array) -> Array:
-    to = int(made.attribute("to", 0))
+def cast(node: Node, wide: bool, x: Array, *_: Array) -> Array:
+    to = int(node.attribute("to", 0))
     dtype = np.dtype(np.float64) if wide and to in FLOAT_NARROW else ir.DataType(to).numpy()
     if not _is_numpys(dtype) or x.dtype.kind == "f" and dtype.kind in "iu" and not np.isfinite(x).all():
         raise Unusual
@@ -143,34 +143,34 @@ def cast(made: Made, wide: bool, x: Array, *_: Array) -> Array:
 
 
 @since(11)
-def clip(made: Made, wide: bool, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+def clip(node: Node, wide: bool, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     x = x if low is None else np.maximum(x, low)
     return x if high is None else np.minimum(x, high)
 
 
-def leaky_relu(made: Made, wide: bool, x: Array) -> Array:
-    return np.where(x < 0, x * x.dtype.type(made.attribute("alpha", 0.01)), x)
+def leaky_relu(node: Node, wide: bool, x: Array) -> Array:
+    return np.where(x < 0, x * x.dtype.type(node.attribute("alpha", 0.01)), x)
 
 
-def hard_sigmoid(made: Made, wide: bool, x: Array) -> Array:
-    alpha, beta = (x.dtype.type(made.attribute(name, usual)) for name, usual in (("alpha", 0.2), ("beta", 0.5)))
+def hard_sigmoid(node: Node, wide: bool, x: Array) -> Array:
+    alpha, beta = (x.dtype.type(node.attribute(name, usual)) for name, usual in (("alpha", 0.2), ("beta", 0.5)))
     return np.clip(x * alpha + beta, 0, 1)
 
 
-def gelu(made: Made, wide: bool, x: Array) -> Array:
-    if made.attribute("approximate", "none") == "tanh":
+def gelu(node: Node, wide: bool, x: Array) -> Array:
+    if node.attribute("approximate", "none") == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
-def gemm(made: Made, wide: bool, a: Array, b: Array, c: Array | None = None) -> Array:
-    a, b = (a.T if made.attribute("transA", 0) else a), (b.T if made.attribute("transB", 0) else b)
-    y = a @ b * a.dtype.type(made.attribute("alpha", 1.0))
-    return y if c is None else y + c * c.dtype.type(made.attribute("beta", 1.0))
+def gemm(node: Node, wide: bool, a: Array, b: Array, c: Array | None = None) -> Array:
+    a, b = (a.T if node.attribute("transA", 0) else a), (b.T if node.attribute("transB", 0) else b)
+    y = a @ b * a.dtype.type(node.attribute("alpha", 1.0))
+    return y if c is None else y + c * c.dtype.type(node.attribute("beta", 1.0))
 
 
-def einsum(made: Made, wide: bool, *arrays: Array) -> Array:
-    equation = made.attribute("equation", "")
+def einsum(node: Node, wide: bool, *arrays: Array) -> Array:
+    equation = node.attribute("equation", "")
     return np.einsum(equation.replace(" ", ""), *arrays, optimize=True)
 
 
@@ -180,26 +180,26 @@ def einsum(made: Made, wide: bool, *arrays: Array) -> Array:
 def reducing(function: Callable[..., Array], by_input: int = 18) -> Kernel:
     """Make the kernel of a reduction. `by_input`: the version from which an input names the axes."""
 
-    def kernel(made: Made, wide: bool, x: Array, axes: Array | None = None) -> Array:
-        given = axes if made.version >= by_input else made.attribute("axes", None)
-        chosen = None if given is None or not len(given) else tuple(int(a) for a in given)
+    def kernel(node: Node, wide: bool, x: Array, axes: Array | None = None) -> Array:
+        named = axes if node.version >= by_input else node.attribute("axes", None)
+        chosen = None if named is None or not len(named) else tuple(int(a) for a in named)
         if not x.size:
             raise Unusual
-        if chosen is None and made.attribute("noop_with_empty_axes", 0):
+        if chosen is None and node.attribute("noop_with_empty_axes", 0):
             return x
-        return function(x, axis=chosen, keepdims=bool(made.attribute("keepdims", 1))).astype(x.dtype)
+        return function(x, axis=chosen, keepdims=bool(node.attribute("keepdims", 1))).astype(x.dtype)
 
     return kernel
 
 
-def softmax(made: Made, wide: bool, x: Array) -> Array:
-    axis = int(made.attribute("axis", -1))
+def softmax(node: Node, wide: bool, x: Array) -> Array:
+    axis = int(node.attribute("axis", -1))
     powers = np.exp(x - x.max(axis, keepdims=True)) if x.shape[axis] else x
     return powers / powers.sum(axis, keepdims=True)
 
 
-def log_softmax(made: Made, wide: bool, x: Array) -> Array:
-    return np.log(softmax(made, wide, x))
+def log_softmax(node: Node, wide: bool, x: Array) -> Array:
+    return np.log(softmax(node, wide, x))
 
 
 def _normalised(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
@@ -207,55 +207,55 @@ def _normalised(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + x.dtype.type(epsilon))
 
 
-def layer_norm(made: Made, wide: bool, x: Array, scale: Array | None = None, bias: Array | None = None) -> Array:
-    if len(made.outputs) > 1:
+def layer_norm(node: Node, wide: bool, x: Array, scale: Array | None = None, bias: Array | None = None) -> Array:
+    if len(node.outputs) > 1:
         raise Unusual
-    axis = int(made.attribute("axis", -1)) % x.ndim
-    y = _normalised(x, tuple(range(axis, x.ndim)), made.attribute("epsilon", 1e-5))
+    axis = int(node.attribute("axis", -1)) % x.ndim
+    y = _normalised(x, tuple(range(axis, x.ndim)), node.attribute("epsilon", 1e-5))
     y = y if scale is None else y * scale
     return y if bias is None else y + bias
 
 
-def rms_norm(made: Made, wide: bool, x: Array, scale: Array) -> Array:
-    axes = tuple(range(int(made.attribute("axis", -1)) % x.ndim, x.ndim))
-    return x / np.sqrt((x * x).mean(axes, keepdims=True) + x.dtype.type(made.attribute("epsilon", 1e-5))) * scale
+def rms_norm(node: Node, wide: bool, x: Array, scale: Array) -> Array:
+    axes = tuple(range(int(node.attribute("axis", -1)) % x.ndim, x.ndim))
+    return x / np.sqrt((x * x).mean(axes, keepdims=True) + x.dtype.type(node.attribute("epsilon", 1e-5))) * scale
 
 
 def _per_channel(v: Array, x: Array) -> Array:
     return v.reshape(1, -1, *[1] * (x.ndim - 2))
 
 
-def instance_norm(made: Made, wide: bool, x: Array, scale: Array, bias: Array) -> Array:
-    y = _normalised(x, tuple(range(2, x.ndim)), made.attribute("epsilon", 1e-5))
+def instance_norm(node: Node, wide: bool, x: Array, scale: Array, bias: Array) -> Array:
+    y = _normalised(x, tuple(range(2, x.ndim)), node.attribute("epsilon", 1e-5))
     return y * _per_channel(scale, x) + _per_channel(bias, x)
 
 
-def batch_norm(made: Made, wide: bool, x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
-    if len(made.outputs) > 1 or made.attribute("training_mode", 0):
+def batch_norm(node: Node, wide: bool, x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
+    if len(node.outputs) > 1 or node.attribute("training_mode", 0):
         raise Unusual
     scale, bias, mean, variance = (_per_channel(v, x) for v in (scale, bias, mean, variance))
-    return (x - mean) / np.sqrt(variance + x.dtype.type(made.attribute("epsilon", 1e-5))) * scale + bias
+    return (x - mean) / np.sqrt(variance + x.dtype.type(node.attribute("epsilon", 1e-5))) * scale + bias
 
 
 @since(21)
-def group_norm(made: Made, wide: bool, x: Array, scale: Array, bias: Array) -> Array:
-    groups = int(made.attribute("num_groups", 1))
-    y = _normalised(x.reshape(x.shape[0], groups, -1), (2,), made.attribute("epsilon", 1e-5)).reshape(x.shape)
+def group_norm(node: Node, wide: bool, x: Array, scale: Array, bias: Array) -> Array:
+    groups = int(node.attribute("num_groups", 1))
+    y = _normalised(x.reshape(x.shape[0], groups, -1), (2,), node.attribute("epsilon", 1e-5)).reshape(x.shape)
     return y * _per_channel(scale, x) + _per_channel(bias, x)
 
 
 # ---- elements that are moved -----------------------------------------------------------------------------------------
 
 
-def reshape(made: Made, wide: bool, x: Array, shape: Array) -> Array:
+def reshape(node: Node, wide: bool, x: Array, shape: Array) -> Array:
     wanted = [int(n) for n in shape]
-    if not made.attribute("allowzero", 0):
+    if not node.attribute("allowzero", 0):
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return x.reshape(wanted)
 
 
-def flatten(made: Made, wide: bool, x: Array) -> Array:
-    axis = int(made.attribute("axis", 1))
+def flatten(node: Node, wide: bool, x: Array) -> Array:
+    axis = int(node.attribute("axis", 1))
     axis = axis + x.ndim if axis < 0 else axis
     return (
         x.reshape(math.prod(x.shape[:axis]), -1)
@@ -264,38 +264,38 @@ def flatten(made: Made, wide: bool, x: Array) -> Array:
     )
 
 
-def transpose(made: Made, wide: bool, x: Array) -> Array:
-    return x.transpose(made.attribute("perm", None))
+def transpose(node: Node, wide: bool, x: Array) -> Array:
+    return x.transpose(node.attribute("perm", None))
 
 
 @since(13)
-def squeeze(made: Made, wide: bool, x: Array, axes: Array | None = None) -> Array:
+def squeeze(node: Node, wide: bool, x: Array, axes: Array | None = None) -> Array:
     return x.squeeze(None if axes is None else tuple(int(a) for a in axes))
 
 
 @since(13)
-def unsqueeze(made: Made, wide: bool, x: Array, axes: Array) -> Array:
+def unsqueeze(node: Node, wide: bool, x: Array, axes: Array) -> Array:
     return np.expand_dims(x, tuple(int(a) for a in axes))
 
 
-def concat(made: Made, wide: bool, *arrays: Array) -> Array:
-    return np.concatenate(arrays, int(made.attributes["axis"].value))
+def concat(node: Node, wide: bool, *arrays: Array) -> Array:
+    return np.concatenate(arrays, int(node.attributes["axis"].value))
 
 
 @since(13)
-def split(made: Made, wide: bool, x: Array, sizes: Array | None = None) -> list[Array]:
-    axis = int(made.attribute("axis", 0))
+def split(node: Node, wide: bool, x: Array, sizes: Array | None = None) -> list[Array]:
+    axis = int(node.attribute("axis", 0))
     if sizes is not None:
         if int(sizes.sum()) != x.shape[axis]:
             raise ValueError("sizes that are not those of the axis")
         return np.split(x, np.cumsum(sizes)[:-1], axis)
-    count = len(made.outputs)
+    count = len(node.outputs)
     step = -(-x.shape[axis] // count)
     return np.split(x, [step * i for i in range(1, count)], axis)
 
 
 @since(10)
-def slices(made: Made, wide: bool, x: Array, starts: Array, ends: Array, *others: Array | None) -> Array:
+def slices(node: Node, wide: bool, x: Array, starts: Array, ends: Array, *others: Array | None) -> Array:
     axes, steps = (*others, None, None)[:2]
     chosen = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends)):
@@ -306,38 +306,38 @@ def slices(made: Made, wide: bool, x: Array, starts: Array, ends: Array, *others
     return x[tuple(chosen)]
 
 
-def gather(made: Made, wide: bool, x: Array, indices: Array) -> Array:
-    return np.take(x, indices, int(made.attribute("axis", 0)))
+def gather(node: Node, wide: bool, x: Array, indices: Array) -> Array:
+    return np.take(x, indices, int(node.attribute("axis", 0)))
 
 
-def expand(made: Made, wide: bool, x: Array, shape: Array) -> Array:
+def expand(node: Node, wide: bool, x: Array, shape: Array) -> Array:
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(int(n) for n in shape)))
 
 
-def tile(made: Made, wide: bool, x: Array, repeats: Array) -> Array:
+def tile(node: Node, wide: bool, x: Array, repeats: Array) -> Array:
     return np.tile(x, [int(n) for n in repeats])
 
 
-def shape(made: Made, wide: bool, x: Array) -> Array:
-    return np.array(x.shape[made.attribute("start", 0) : made.attribute("end", None)], np.int64)
+def shape(node: Node, wide: bool, x: Array) -> Array:
+    return np.array(x.shape[node.attribute("start", 0) : node.attribute("end", None)], np.int64)
 
 
-def size(made: Made, wide: bool, x: Array) -> Array:
+def size(node: Node, wide: bool, x: Array) -> Array:
     return np.array(x.size, np.int64)
 
 
-def ranged(made: Made, wide: bool, start: Array, limit: Array, delta: Array) -> Array:
+def ranged(node: Node, wide: bool, start: Array, limit: Array, delta: Array) -> Array:
     return np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
 
 
-def constant_of_shape(made: Made, wide: bool, shape: Array) -> Array:
-    filled = np.zeros(1, np.float32) if "value" not in made.attributes else made.attributes["value"].value.numpy()
+def constant_of_shape(node: Node, wide: bool, shape: Array) -> Array:
+    filled = np.zeros(1, np.float32) if "value" not in node.attributes else node.attributes["value"].value.numpy()
     if not _is_numpys(filled.dtype):
         raise Unusual
     filled = filled.astype(np.float64) if wide and filled.dtype.kind == "f" else filled
     return np.full(tuple(int(n) for n in shape), filled.reshape(-1)[0], filled.dtype)
 
 
-def trilu(made: Made, wide: bool, x: Array, k: Array | None = None) -> Array:
-    side = np.triu if made.attribute("upper", 1) else np.tril
+def trilu(node: Node, wide: bool, x: Array, k: Array | None = None) -> Array:
+    side = np.triu if node.attribute("upper", 1) else np.tril
     return side(x, 0 if k is None else int(k))

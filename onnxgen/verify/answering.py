@@ -65,14 +65,14 @@ def vivid(answer: Answer, draw: Callable[[str], Mapping[str, Any]]) -> Answer:
 
 def _mute(outputs: Sequence[Any]) -> int:
     """Return the number of floating point outputs that are mute."""
-    found = 0
+    count = 0
     for output in outputs:
         if isinstance(output, np.ndarray) and output.dtype.kind == "f" and output.size:
             finite = output[np.isfinite(output)].astype(np.float64)
             largest = float(np.abs(finite).max()) if finite.size else 0.0
             varies = float(finite.std()) if finite.size > 1 else largest
-            found += varies < MUTE * max(1.0, largest)
-    return found
+            count += varies < MUTE * max(1.0, largest)
+    return count
 
 
 def _are_as_finite(before: Any, after: Any) -> bool:
@@ -252,33 +252,33 @@ OTHER = "\0other"  # the name of the second size, which no file has
 Place = tuple[int, int]  # number and axis of an input
 
 
-def relied_on(check: Check, network: nn.Module, given: Answer) -> list[str]:
+def relied_on(check: Check, network: nn.Module, answer: Answer) -> list[str]:
     """Return a line for each name of several dims that the module needs to be equal, and onnxruntime does not."""
-    graph, found = check.graph, list[str]()
+    graph, lines = check.graph, list[str]()
     is_plain = graph.is_standard and not graph.random and check.freed is None and check.approximation is None
-    if not is_plain or not isinstance(given.oracle, Onnxruntime):
+    if not is_plain or not isinstance(answer.oracle, Onnxruntime):
         return []
     end = time.monotonic() + MAX_PROMISE_SECONDS
     for name, places in _places(graph).items():
-        if name not in given.sizes or name in check.sizes:
+        if name not in answer.sizes or name in check.sizes:
             continue
         for moved in islice(_parts(places), MAX_TRIES):
             if time.monotonic() > end:
-                return found
-            if why := _breaks(check, network, given, name, moved):
-                found.append(_line(graph, name, places, moved, why))
+                return lines
+            if why := _breaks(check, network, answer, name, moved):
+                lines.append(_line(graph, name, places, moved, why))
                 break
-    return found
+    return lines
 
 
 def _places(graph: Graph) -> dict[str, list[Place]]:
     """Return where the inputs have each name that several dims bear."""
-    found: dict[str, list[Place]] = {}
+    by_name: dict[str, list[Place]] = {}
     for number, (_, _, facts) in enumerate(graph.inputs):
         for axis, dim in enumerate(facts.shape or () if facts.kind == "tensor" else ()):
             if (name := _name(dim)) is not None:
-                found.setdefault(name, []).append((number, axis))
-    return {name: places for name, places in found.items() if len(places) > 1}
+                by_name.setdefault(name, []).append((number, axis))
+    return {name: places for name, places in by_name.items() if len(places) > 1}
 
 
 def _name(dim: Dim) -> str | None:
@@ -293,21 +293,21 @@ def _parts(places: list[Place]) -> Iterator[frozenset[Place]]:
         yield from map(frozenset, combinations(places[1:], count))
 
 
-def _breaks(check: Check, network: nn.Module, given: Answer, name: str, moved: frozenset[Place]) -> str:
+def _breaks(check: Check, network: nn.Module, answer: Answer, name: str, moved: frozenset[Place]) -> str:
     """Return what the module does with sizes that onnxruntime takes; "" if it computes the same."""
     inputs = []
     for number, (port, kind, facts) in enumerate(check.graph.inputs):
         dims = [symbol(OTHER) if (number, axis) in moved else dim for axis, dim in enumerate(facts.shape or ())]
         inputs.append((port, kind, facts if facts.shape is None else replace(facts, shape=tuple(dims))))
-    sizes = {**given.sizes, OTHER: given.sizes[name] + 1}
-    feeds = drawing.draw(replace(check.graph, inputs=inputs), sizes, drawing.SPREADS[0], given.seed)
+    sizes = {**answer.sizes, OTHER: answer.sizes[name] + 1}
+    feeds = drawing.draw(replace(check.graph, inputs=inputs), sizes, drawing.SPREADS[0], answer.seed)
     started = time.monotonic()
     try:
-        outputs = given.oracle.run(feeds)
+        outputs = answer.oracle.run(feeds)
     except Refused:
         return ""
-    other = Answer(given.sizes, given.seed, feeds, given.oracle, outputs, time.monotonic() - started)
-    return _difference(check, network, other, given.sizes[name])
+    other = Answer(answer.sizes, answer.seed, feeds, answer.oracle, outputs, time.monotonic() - started)
+    return _difference(check, network, other, answer.sizes[name])
 
 
 def _difference(check: Check, network: nn.Module, other: Answer, size: int) -> str:
@@ -324,8 +324,8 @@ def _difference(check: Check, network: nn.Module, other: Answer, size: int) -> s
 
 def _line(graph: Graph, name: str, places: list[Place], moved: frozenset[Place], why: str) -> str:
     first = next(place for place in places if place not in moved)
-    told = [f"axis {axis} of {printable(graph.inputs[number][0])}" for number, axis in (first, *sorted(moved))]
+    axes = [f"axis {axis} of {printable(graph.inputs[number][0])}" for number, axis in (first, *sorted(moved))]
     return (
-        f"the file calls the sizes of {', '.join(told[:-1])} and {told[-1]} by one name, {printable(name)}, "
+        f"the file calls the sizes of {', '.join(axes[:-1])} and {axes[-1]} by one name, {printable(name)}, "
         f"and the source relies on it: onnxruntime also takes different ones, and {why}"
     )

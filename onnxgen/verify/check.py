@@ -116,14 +116,14 @@ class Check:
             self.options = replace(self.options, inputs=cut[0], outputs=cut[1])
         shapes = sizing.recorded_ranks(self.graph, metadata)
         is_known = is_anew or self.options.const
-        given = (None if is_known else recorded_options(metadata, self.path.parent)) or Options()
-        shapes |= sizing.asked_sizes(self.graph, given.input_shapes, self.sizes)
-        if given.const:
-            shapes |= {name: dims for name, dims in given.input_shapes.items() if name in given.const}
-            self.options = replace(self.options, const=given.const)
+        recorded = (None if is_known else recorded_options(metadata, self.path.parent)) or Options()
+        shapes |= sizing.asked_sizes(self.graph, recorded.input_shapes, self.sizes)
+        if recorded.const:
+            shapes |= {name: dims for name, dims in recorded.input_shapes.items() if name in recorded.const}
+            self.options = replace(self.options, const=recorded.const)
         if shapes:
             self.options = replace(self.options, input_shapes={**shapes, **self.options.input_shapes})
-        if cut is not None or shapes or given.const:
+        if cut is not None or shapes or recorded.const:
             self._examined()
         sizing.need_named(self.sizes, self.graph, self.path)
 
@@ -172,15 +172,15 @@ class Check:
             first: Answer | None = None
             different: tuple[dict[str, Any], Run] | None = None  # inputs of the first run that differs, and the run
             with torch_side.in_mode(network, self.graph):
-                for given in self.answers(runs, seed, feeds):
-                    first = first or given
-                    report.runs.append(self.run(network, given, backward, report.gradients))
-                    self.notes += gradients.without_nans(self.path, self.proto, given.feeds, backward)
+                for answer in self.answers(runs, seed, feeds):
+                    first = first or answer
+                    report.runs.append(self.run(network, answer, backward, report.gradients))
+                    self.notes += gradients.without_nans(self.path, self.proto, answer.feeds, backward)
                     if not report.runs[-1].agrees and different is None:
-                        different = given.feeds, report.runs[-1]
+                        different = answer.feeds, report.runs[-1]
                 if feeds is None and first is not None and all(run.agrees for run in report.runs):
                     self.notes += answering.relied_on(self, network, first)
-                gradients.excuse_idle(network, given.feeds, backward, self._limit(given))
+                gradients.excuse_idle(network, answer.feeds, backward, self._limit(answer))
             report.untold = self.telling.untold() | self.coarse
             if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
                 report.moved = compare_recorded(self.path, space, self.options)
@@ -208,8 +208,8 @@ class Check:
         if is_anew and self.approximation is not None:
             self.approximation = self.approximation.anew()
         with torch_side.in_mode(network, self.graph):
-            for given in self.answers(runs, seed, None):
-                report.runs.append(self.run(network, given, None, report.gradients))
+            for answer in self.answers(runs, seed, None):
+                report.runs.append(self.run(network, answer, None, report.gradients))
         report.untold = self.telling.untold() | self.coarse
         return report
 
@@ -279,17 +279,19 @@ class Check:
 
     # ---- one run ---------------------------------------------------------------------------------------------------
 
-    def run(self, network: nn.Module, given: Answer, backward: torch_side.Backward | None, found: Gradients) -> Run:
+    def run(
+        self, network: nn.Module, answer: Answer, backward: torch_side.Backward | None, gradient_report: Gradients
+    ) -> Run:
         """Compare one run. `backward`: None leaves the gradients out."""
-        feeds, expected = given.feeds, given.outputs
-        run = Run(given.seed, {name: describe(v) for name, v in feeds.items()}, given.sizes, given.oracle.name)
+        feeds, expected = answer.feeds, answer.outputs
+        run = Run(answer.seed, {name: describe(v) for name, v in feeds.items()}, answer.sizes, answer.oracle.name)
         try:
-            outputs = torch_side.forward(network, feeds, self.cast, len(expected), self._limit(given))
+            outputs = torch_side.forward(network, feeds, self.cast, len(expected), self._limit(answer))
             got = torch_side.as_onnx(outputs)
         except TimedOut as stopped:
             what = f"could not verify {self.path}: a loop of the module runs on with inputs that were drawn ({stopped})"
             raise OnnxgenError(
-                f"{what}; {given.oracle.name} took {given.seconds:.2g} s", help=answering.OWN_INPUTS
+                f"{what}; {answer.oracle.name} took {answer.seconds:.2g} s", help=answering.OWN_INPUTS
             ) from None
         except torch_side.Failed as failure:
             if self.only_reference:
@@ -306,30 +308,30 @@ class Check:
         if self.partly:
             return run
         if any(o.why and o.got == o.expected for o in run.outputs) and self.approximation is None:
-            rounding.conditioning(self, run, given, expected, got)
-            rounding.freedom(self, network, run, given, expected, got)
+            rounding.conditioning(self, run, answer, expected, got)
+            rounding.freedom(self, network, run, answer, expected, got)
         try:
             if backward is not None:
                 backward.add(network, outputs)
-                self._hold_gradients(network, given, run, found)
+                self._hold_gradients(network, answer, run, gradient_report)
         except torch_side.Failed as failure:
-            found.error = found.error or str(failure)
+            gradient_report.error = gradient_report.error or str(failure)
         return run
 
-    def _limit(self, given: Answer) -> float | None:
+    def _limit(self, answer: Answer) -> float | None:
         """Return the seconds that the module may take for the inputs of an answer."""
-        return max(LOOP_SECONDS, SLOWER * given.seconds) if given.oracle.seconds is not None else None
+        return max(LOOP_SECONDS, SLOWER * answer.seconds) if answer.oracle.seconds is not None else None
 
-    def _hold_gradients(self, network: nn.Module, given: Answer, run: Run, found: Gradients) -> None:
+    def _hold_gradients(self, network: nn.Module, answer: Answer, run: Run, gradient_report: Gradients) -> None:
         """Compare gradients with differences, in the first run whose outputs agree."""
-        if found.groups or not run.agrees or self.graph.random or self.approximation is not None:
+        if gradient_report.groups or not run.agrees or self.graph.random or self.approximation is not None:
             return
         if self.graph.straight_through:
             why = "the graph rounds to integers: gradients pass straight through, finite differences are not compared"
         else:
             # a small step changes the meaning of inputs that are sizes or scales
             fixed = {name for name, role in self.graph.roles.items() if role.size or role.mode}
-            why = gradients.hold(network, given.feeds, fixed, found, self._limit(given))
+            why = gradients.hold(network, answer.feeds, fixed, gradient_report, self._limit(answer))
         if why and why not in self.notes:
             self.notes.append(why)
 
@@ -359,10 +361,14 @@ class Check:
     # ---- gradients -------------------------------------------------------------------------------------------------
 
     def _finish_gradients(
-        self, network: nn.Module, backward: torch_side.Backward, record: Mapping[str, Any] | None, found: Gradients
+        self,
+        network: nn.Module,
+        backward: torch_side.Backward,
+        record: Mapping[str, Any] | None,
+        gradient_report: Gradients,
     ) -> None:
         """Sum up the gradients. Require none if control flow decides which are reached, or weights lack a record."""
         all_reached = all(n in backward.reached for n, p in network.named_parameters() if p.requires_grad)
         is_known = record is not None and not self.graph.branches and not all_reached
         expected = gradients.expected_keys(self.path, self.options, record or {}) if is_known else set()
-        gradients.finish(network, backward, expected, found)
+        gradients.finish(network, backward, expected, gradient_report)

@@ -122,11 +122,11 @@ def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Diff
         return Difference()
     if not (isinstance(expected, list) and isinstance(got, list)) or len(expected) != len(got):
         return Difference(why=f"{describe(got)} instead of {describe(expected)}")
-    found = [compare(e, g, tolerance, values=values) for e, g in zip(expected, got, strict=True)]
-    why = next((f"element {i}: {d.why}" for i, d in enumerate(found) if d.why), "")
-    relative = [d.relative for d in found if d.relative is not None]
-    nothing = None if found and not relative else 0.0
-    return Difference(max((d.absolute for d in found), default=0.0), max(relative, default=nothing), why)
+    differences = [compare(e, g, tolerance, values=values) for e, g in zip(expected, got, strict=True)]
+    why = next((f"element {i}: {d.why}" for i, d in enumerate(differences) if d.why), "")
+    relative = [d.relative for d in differences if d.relative is not None]
+    nothing = None if differences and not relative else 0.0
+    return Difference(max((d.absolute for d in differences), default=0.0), max(relative, default=nothing), why)
 
 
 def slack_of(expected: Any, others: list[Any], change: float) -> NDArray[Any] | None:

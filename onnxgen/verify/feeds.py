@@ -37,10 +37,10 @@ def natural(rng: np.random.Generator, shape: tuple[int, ...]) -> Array | None:
         if min(sides) < MIN_SIDE:
             return None
         batch, channels = shape[0], shape[3] if last else shape[1]
-        made = np.zeros((batch, channels, *sides))
-        for picture in made:
+        pictures = np.zeros((batch, channels, *sides))
+        for picture in pictures:
             picture[:] = _picture(rng, channels, *sides)
-        return np.moveaxis(made, 1, 3) if last else made
+        return np.moveaxis(pictures, 1, 3) if last else pictures
     length = max(shape, default=0)
     if len(shape) in (1, 2, 3) and length >= MIN_LENGTH and shape.index(length) > 0 and math.prod(shape[1:]) == length:
         return np.concatenate([_sound(rng, length) for _ in range(shape[0])]).reshape(shape) if shape[0] else None
@@ -52,32 +52,32 @@ def _picture(rng: np.random.Generator, channels: int, height: int, width: int) -
     y, x = np.mgrid[0:height, 0:width]
     angle, waves = rng.uniform(0, 2 * np.pi), rng.uniform(0.3, 1.0)
     slope = (x * np.cos(angle) / width + y * np.sin(angle) / height) * waves * np.pi
-    made: Array = 0.5 + 0.25 * np.sin(slope + rng.uniform(0, 6, (channels, 1, 1)))
+    canvas: Array = 0.5 + 0.25 * np.sin(slope + rng.uniform(0, 6, (channels, 1, 1)))
     top, left = int(rng.integers(0, height // 2)), int(rng.integers(0, width // 2))
-    inside = made[:, top : top + height // 2, left : left + width // 2]
+    inside = canvas[:, top : top + height // 2, left : left + width // 2]
     inside[:] = 0.5 * inside + 0.5 * rng.uniform(0, 1, (channels, 1, 1))
     ink, thick = rng.integers(0, 2), max(1, height // 32)
     line, base = max(4, height // 8), int(rng.integers(0, height))
     for i in range(STROKES):
         at = int((i + rng.uniform(0, 0.5)) * width / STROKES)
         rows = slice(max(0, base - line), base + line)
-        made[:, rows, at : at + thick] = ink
+        canvas[:, rows, at : at + thick] = ink
         if rng.random() < 0.7:  # a bar across, as letters have
             bar = max(0, min(height - thick, base + int(rng.integers(-line, line))))
-            made[:, bar : bar + thick, at : at + width // (STROKES + 2)] = ink
-    return np.asarray(np.clip(0.1 + 0.8 * made + NOISE * rng.standard_normal(made.shape), 0, 1))
+            canvas[:, bar : bar + thick, at : at + width // (STROKES + 2)] = ink
+    return np.asarray(np.clip(0.1 + 0.8 * canvas + NOISE * rng.standard_normal(canvas.shape), 0, 1))
 
 
 def _sound(rng: np.random.Generator, length: int) -> Array:
     """Draw a few tones that swell and fade, in noise."""
     time = np.arange(length)
-    made = NOISE * rng.standard_normal(length)
+    wave = NOISE * rng.standard_normal(length)
     for _ in range(4):
         pitch = math.exp(rng.uniform(math.log(0.005), math.log(0.25)))  # cycles per sample
         middle, wide = rng.uniform(0, length), rng.uniform(0.1, 0.5) * length
         swell = np.exp(-(((time - middle) / wide) ** 2))
-        made += rng.uniform(0.05, 0.22) * swell * np.sin(2 * np.pi * pitch * time + rng.uniform(0, 6))
-    return np.asarray(np.clip(made, -1, 1))
+        wave += rng.uniform(0.05, 0.22) * swell * np.sin(2 * np.pi * pitch * time + rng.uniform(0, 6))
+    return np.asarray(np.clip(wave, -1, 1))
 
 
 MAX_NUDGE_ULPS = 4.0  # largest change by `nudged`, in units in the last place
@@ -126,8 +126,8 @@ def draw(
         shape = tuple(evaluate(d, candidate) for d in _shape(facts.shape, graph.roles[name].shape, seed + unranked))
         dtype = facts.dtype or ir.DataType.FLOAT
         if facts.kind in ("map", "maps"):
-            found = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
-            feeds[name] = found if facts.kind == "maps" else found[0]
+            maps = [_map(rng, facts, graph.roles[name], spread) for _ in range(3 if facts.kind == "maps" else 1)]
+            feeds[name] = maps if facts.kind == "maps" else maps[0]
         elif facts.kind == "sequence":
             feeds[name] = [_array(rng, shape, dtype, Role(), candidate, spread) for _ in range(3)]
         elif facts.kind == "optional" and seed % 2:
@@ -262,11 +262,11 @@ def _distinct(rng: np.random.Generator, shape: tuple[int, ...], axes: tuple[int,
 
 
 def _known(bounds: list[Dim], candidate: Sizes) -> list[int]:
-    found = []
+    numbers = []
     for bound in bounds:
         with suppress(Exception):
-            found.append(evaluate(bound, candidate))
-    return found
+            numbers.append(evaluate(bound, candidate))
+    return numbers
 
 
 def nudged(feeds: Mapping[str, Any], precision: float, seed: int) -> dict[str, Any]:

@@ -39,16 +39,16 @@ from onnxgen.verify.report import Gradients
 from onnxgen.verify.torch_side import Backward, flat_outputs
 
 
-def finish(network: nn.Module, backward: Backward, expected: set[str], found: Gradients) -> None:
+def finish(network: nn.Module, backward: Backward, expected: set[str], report: Gradients) -> None:
     """Sum up the backward passes of all runs. `expected`: see `expected_keys`."""
     names = [n for n, p in network.named_parameters() if p.requires_grad]
-    found.parameters = len(names)
-    found.not_finite = [n for n in names if n in backward.not_finite]
-    found.reached = sum(n in backward.reached and n not in backward.not_finite for n in names)
+    report.parameters = len(names)
+    report.not_finite = [n for n in names if n in backward.not_finite]
+    report.reached = sum(n in backward.reached and n not in backward.not_finite for n in names)
     without = [n for n in names if n not in backward.reached | backward.not_finite | backward.excused]
-    expected = set() if found.error else expected
-    found.missing = [n for n in without if n in expected - backward.idle]
-    found.unreached = [n for n in without if n not in found.missing]
+    expected = set() if report.error else expected
+    report.missing = [n for n in without if n in expected - backward.idle]
+    report.unreached = [n for n in without if n not in report.missing]
 
 
 def without_nans(
@@ -104,12 +104,12 @@ def expected_keys(path: Path, options: Options, record: Mapping[str, Any]) -> se
     except OnnxgenError:
         return set()
     reached = differentiable(model.graph)
-    found: set[str] = set()
+    required: set[str] = set()
     for value in stored_values(model.graph):
         keys = _keys(record.get(value.name or "", []))
         if is_trained(value) and (len(keys) == 1 or _is_reached_everywhere(value, reached)):
-            found |= keys
-    return found
+            required |= keys
+    return required
 
 
 def _is_reached_everywhere(value: ir.Value, reached: set[ir.Value]) -> bool:
@@ -190,7 +190,7 @@ def _float64() -> Iterator[None]:
 
 
 def hold(
-    module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], found: Gradients, seconds: float | None = None
+    module: nn.Module, feeds: Mapping[str, Any], fixed: Set[str], report: Gradients, seconds: float | None = None
 ) -> str:
     """Compare the gradients of a module with differences, on one set of inputs.
 
@@ -198,7 +198,7 @@ def hold(
         module: in the mode that it is compared in; it is not changed.
         feeds: the graph's inputs, in order.
         fixed: inputs that are not changed by a step.
-        found: receives the counts, and the names of the groups that differ.
+        report: receives the counts, and the names of the groups that differ.
         seconds: the limit for all runs, if they may run on.
 
     Returns:
@@ -207,7 +207,7 @@ def hold(
     try:
         inputs = {name: to_torch(value) for name, value in feeds.items()}  # numpy bfloat16 is recognised by name
         with _float64(), limited(seconds):
-            return _Held(module, inputs, fixed).compare(found)
+            return _Held(module, inputs, fixed).compare(report)
     except Exception as error:  # an operator without float64 support, or out of memory
         return f"finite differences are not compared: {typed(error, 200)}"
 
@@ -240,30 +240,35 @@ class _Held:
             for name, buffer in self.module.named_buffers():
                 buffer.copy_(self.buffers[name])
         with _Bounded(), self.writers:
-            made = self.module(*self.inputs.values())
-        floats = [torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in _floats([made])]
+            outputs = self.module(*self.inputs.values())
+        floats = [torch.nan_to_num(t, 0.0, 0.0, 0.0) for t in _floats([outputs])]
         if not self.weights:
             self.weights = [torch.randn(t.shape, generator=self.generator) for t in floats]
         self.size = sum(float((t.detach() * w).abs().sum()) for t, w in zip(floats, self.weights, strict=True))
         return torch.stack([(t * w).sum() for t, w in zip(floats, self.weights, strict=True)]).sum() if floats else None
 
-    def compare(self, found: Gradients) -> str:
+    def compare(self, report: Gradients) -> str:
         loss = self.loss()
         if loss is None or not loss.requires_grad:
             return ""
         gradients = dict(zip(self.leaves, torch.autograd.grad(loss, self.leaves, allow_unused=True), strict=True))
-        found.groups = len(self.groups)
+        report.groups = len(self.groups)
         end = time.monotonic() + MAX_SECONDS
         with torch.no_grad():
             for number, (name, tensors) in enumerate(self.groups):
                 if number and time.monotonic() > end:
-                    found.not_compared = len(self.groups) - number
+                    report.not_compared = len(self.groups) - number
                     break
-                self._compare_group(name, tensors, gradients, float(loss), found)
+                self._compare_group(name, tensors, gradients, float(loss), report)
         return self.writers.note
 
     def _compare_group(
-        self, name: str, tensors: list[Tensor], gradients: Mapping[Tensor, Tensor | None], loss: float, found: Gradients
+        self,
+        name: str,
+        tensors: list[Tensor],
+        gradients: Mapping[Tensor, Tensor | None],
+        loss: float,
+        report: Gradients,
     ) -> None:
         directions = [torch.randn(t.shape, generator=self.generator) * _scale(t) for t in tensors]
         pairs = [(gradients[t], d) for t, d in zip(tensors, directions, strict=True)]
@@ -277,18 +282,18 @@ class _Held:
             largest, noise = max(abs(left), abs(right), abs(slope)), ROUNDING_ERROR * self.size / step
             if min(left, right) - EQUAL * largest - noise <= slope <= max(left, right) + EQUAL * largest + noise:
                 if suspect and noise > EQUAL * largest:  # too small a step to show anything
-                    found.wrong.append(suspect)
+                    report.wrong.append(suspect)
                 else:
-                    found.held += 1
+                    report.held += 1
                 return
             if abs(left - right) <= SMOOTH * largest + noise:
                 # many kinks, as close on one side as on the other, look smooth until a step meets none of them
                 suspect = f"{name}: backward gives {slope:.4g} along a direction, a finite difference {right:.4g}"
                 if abs(right - before) <= EQUAL * largest + noise or step == STEP_SIZES[-1]:
-                    found.wrong.append(suspect)
+                    report.wrong.append(suspect)
                     return
                 before = right
-        found.unclear.append(name)
+        report.unclear.append(name)
 
     def _after(self, tensors: list[Tensor], directions: list[Tensor], step: float) -> float:
         before = [t.detach().clone() for t in tensors]

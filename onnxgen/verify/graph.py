@@ -57,15 +57,15 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def named(names: Iterable[str]) -> dict[str, Dim]:
     """Return the dim names that are expressions of other names, with those expressions."""
     plain = {name for name in names if name.isidentifier()}
-    found: dict[str, Dim] = {}
+    expressions: dict[str, Dim] = {}
     for name in names:
         if name in plain or len(name) > 200:
             continue
         with suppress(SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
             dim = _dim(ast.parse(name, mode="eval").body)
             if symbols(dim).keys() <= plain:
-                found[name] = dim
-    return found
+                expressions[name] = dim
+    return expressions
 
 
 def _dim(tree: ast.expr) -> Dim:
@@ -76,8 +76,8 @@ def _dim(tree: ast.expr) -> Dim:
         case ast.Name(id=name):
             return symbol(name)
         case ast.BinOp(left=left, op=kind, right=right) if type(kind) in BINARY:
-            made: Dim = BINARY[type(kind)](_dim(left), _dim(right))
-            return made
+            dim: Dim = BINARY[type(kind)](_dim(left), _dim(right))
+            return dim
         case ast.Call(func=ast.Name(id="floor"), args=[ast.BinOp(left=left, op=ast.Div(), right=right)]):
             return apply("floordiv", _dim(left), _dim(right))
         case ast.Call(func=ast.Name(id=("min" | "max" | "Min" | "Max") as function), args=args) if args:
@@ -117,17 +117,17 @@ def solved(equations: Iterable[Equation], free: Mapping[str, int]) -> dict[str, 
         free: the names that equations are solved for, with their places in the order of inputs. Later names become
             expressions of earlier ones. Equations with other names are ignored.
     """
-    found: dict[str, Dim] = {}
+    solutions: dict[str, Dim] = {}
     for equation in sorted(equations, key=lambda e: e.or_one):
         with suppress(ArithmeticError, KeyError):
-            current = equation.after(found)
+            current = equation.after(solutions)
             if current.or_one and 1 in (current.a, current.b):
                 continue
-            made = _solution(current, free)
-            if made is not None:
-                name, dim = made
-                found = {known: substitute(d, {name: dim}) for known, d in found.items()} | {name: dim}
-    return found
+            solution = _solution(current, free)
+            if solution is not None:
+                name, dim = solution
+                solutions = {known: substitute(d, {name: dim}) for known, d in solutions.items()} | {name: dim}
+    return solutions
 
 
 def _solution(equation: Equation, free: Mapping[str, int]) -> tuple[str, Dim] | None:
@@ -265,7 +265,7 @@ def examine(model: ir.Model, options: Options) -> Graph:
     known, equations = related(model.graph, options)
     graph = model.graph
     arguments = list(graph.inputs)
-    found = Graph(
+    examined = Graph(
         [(v.name or "", v.type, facts) for v, facts in zip(arguments, declared)],
         {v.name or "": _role(v) for v in arguments},
         [v.name or "" for v in graph.outputs],
@@ -274,25 +274,25 @@ def examine(model: ir.Model, options: Options) -> Graph:
     )
     opset = model.opset_imports.get("", 1)
     values = [value for node in graph for value in node.outputs]
-    found.types = {v.name or "": int(dtype) for v in values if (dtype := info(v).dtype) is not None}
+    examined.types = {v.name or "": int(dtype) for v in values if (dtype := info(v).dtype) is not None}
     tensors = [v.name or "" for v, facts in zip(arguments, declared) if facts.kind == "tensor" and facts.dtype]
-    found.argument_types = types_of(graph, tensors)
-    found.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
+    examined.argument_types = types_of(graph, tensors)
+    examined.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
     nodes = all_nodes(graph)
-    found.multiplies_bytes = any(PRODUCTS.fullmatch(node.op_type) for node in nodes)
-    found.straight_through = any(STRAIGHT_THROUGH.search(node.op_type) for node in nodes)
-    found.chooses = any(node.op_type == "If" for node in nodes)
-    found.loops = any(node.op_type != "If" and has_subgraphs(node) for node in nodes)
-    found.is_standard = all(node.domain in ("", "ai.onnx") for node in nodes)
-    found.branches = any(True for node in nodes for _ in subgraphs(node))
+    examined.multiplies_bytes = any(PRODUCTS.fullmatch(node.op_type) for node in nodes)
+    examined.straight_through = any(STRAIGHT_THROUGH.search(node.op_type) for node in nodes)
+    examined.chooses = any(node.op_type == "If" for node in nodes)
+    examined.loops = any(node.op_type != "If" and has_subgraphs(node) for node in nodes)
+    examined.is_standard = all(node.domain in ("", "ai.onnx") for node in nodes)
+    examined.branches = any(True for node in nodes for _ in subgraphs(node))
     used = [*arguments, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
     types = {v.dtype for v in used if v is not None}
     types |= {ir.DataType(node.attributes["to"].as_int()) for node in nodes if node.op_type == "Cast"}
-    found.halves = {dtype for dtype in HALVES if dtype in types}
+    examined.halves = {dtype for dtype in HALVES if dtype in types}
     for node in nodes:
-        _note_mode(found, node, node.version or opset)
-        found.windows.extend(_windows(node))
-    return found
+        _note_mode(examined, node, node.version or opset)
+        examined.windows.extend(_windows(node))
+    return examined
 
 
 def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
@@ -315,16 +315,16 @@ def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equ
     return known, equations
 
 
-def _note_mode(found: Graph, node: ir.Node, opset: int) -> None:
+def _note_mode(graph: Graph, node: ir.Node, opset: int) -> None:
     if node.domain not in ("", "ai.onnx"):
         return
     if node.op_type == "BatchNormalization":
         if _norm_trains(node, opset):
-            found.trains_norm = True
+            graph.trains_norm = True
         else:
-            found.keeps_norm = True
+            graph.keeps_norm = True
     elif node.op_type == "Dropout" and _dropout_trains(node, opset):
-        found.trains_dropout = True
+        graph.trains_dropout = True
 
 
 def _norm_trains(node: ir.Node, opset: int) -> bool:

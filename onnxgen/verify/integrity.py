@@ -82,11 +82,11 @@ def without_alphabet(path: Path, space: Mapping[str, Any], module: str) -> list[
     texts = signature is not None and any(port.dims is None or len(port.dims) == 3 for port in signature.outputs)
     if not texts or recorded_alphabet(metadata) is not None:
         return []
-    found = alphabet_in(read(path, Options()).metadata_props)
-    if found is None:
+    alphabet = alphabet_in(read(path, Options()).metadata_props)
+    if alphabet is None:
         return []
-    what = f"the weights of {module} lack the {len(found.characters):,} characters that {path} lists ({found.source})"
-    return [f"{what}: train would number those of its data; generate it again"]
+    what = f"the weights of {module} lack the {len(alphabet.characters):,} characters that {path} lists"
+    return [f"{what} ({alphabet.source}): train would number those of its data; generate it again"]
 
 
 def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Options) -> Integrity:
@@ -105,13 +105,13 @@ def compare_weights(path: Path, out: Path, space: Mapping[str, Any], options: Op
     sidecar = sidecar_of(space)
     if sidecar is None:
         raise OnnxgenError(f"{out} has no weights file to compare: the weights are in the module itself")
-    found = read_tensors(sidecar)
+    tensors = read_tensors(sidecar)
     expected = pipeline.build(path, options, out).tensors
-    differences = [f"tensor {key}: missing in the weights file" for key in expected if key not in found]
-    differences += [f"tensor {key}: not in the ONNX file" for key in found if key not in expected]
-    both = expected.keys() & found.keys()
-    differences += [f"tensor {key}: {why}" for key in both if (why := _difference(expected[key], found[key]))]
-    return Integrity(len(found), sorted(differences))
+    differences = [f"tensor {key}: missing in the weights file" for key in expected if key not in tensors]
+    differences += [f"tensor {key}: not in the ONNX file" for key in tensors if key not in expected]
+    both = expected.keys() & tensors.keys()
+    differences += [f"tensor {key}: {why}" for key in both if (why := _difference(expected[key], tensors[key]))]
+    return Integrity(len(tensors), sorted(differences))
 
 
 def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> list[str]:
@@ -124,7 +124,7 @@ def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> 
     if record is None or sidecar is None:
         return []
     tensors = read_tensors(sidecar)
-    found = []
+    moved = []
     for value in stored_values(read(path, options).graph):
         name, tensor = value.name or "", stored(value)
         if tensor is None or name not in record:
@@ -140,8 +140,8 @@ def compare_recorded(path: Path, space: Mapping[str, Any], options: Options) -> 
         except (OnnxgenError, KeyError):
             copies = None
         if copies is None or not all(_is(original, back, rtol) for back in copies):
-            found.append(name)
-    return found
+            moved.append(name)
+    return moved
 
 
 def _is(original: NDArray[Any], back: NDArray[Any], rtol: float) -> bool:
@@ -154,13 +154,15 @@ def _is(original: NDArray[Any], back: NDArray[Any], rtol: float) -> bool:
     return np.ascontiguousarray(cast).tobytes() == np.ascontiguousarray(original).tobytes()
 
 
-def _difference(expected: Source | NDArray[Any], found: NDArray[Any]) -> str:
+def _difference(expected: Source | NDArray[Any], actual: NDArray[Any]) -> str:
     array = expected.numpy() if isinstance(expected, Source) else expected
     try:
-        if tuple(array.shape) != found.shape or array.dtype.itemsize != found.dtype.itemsize:
-            return f"{found.dtype} {list(found.shape)} instead of {array.dtype} {list(array.shape)}"
+        if tuple(array.shape) != actual.shape or array.dtype.itemsize != actual.dtype.itemsize:
+            return f"{actual.dtype} {list(actual.shape)} instead of {array.dtype} {list(array.shape)}"
         bits = np.dtype(f"u{array.dtype.itemsize}") if array.dtype.itemsize <= 8 else np.dtype("u8")
-        wrong = np.ascontiguousarray(array).reshape(-1).view(bits) != np.ascontiguousarray(found).reshape(-1).view(bits)
+        wrong = np.ascontiguousarray(array).reshape(-1).view(bits) != np.ascontiguousarray(actual).reshape(-1).view(
+            bits
+        )
         return f"{int(wrong.sum()):,} of {counted(array.size, 'element')} differ" if wrong.any() else ""
     finally:
         if isinstance(expected, Source):
@@ -179,7 +181,7 @@ def in_part(
     if sidecar is None:
         raise OnnxgenError("--partial compares with the weights file, and the weights are in the module itself")
     with torch_side.in_mode(network, check.graph):
-        report.runs += [check.run(network, given, None, report.gradients) for given in inputs]
+        report.runs += [check.run(network, answer, None, report.gradients) for answer in inputs]
     stored, state = read_tensors(sidecar), {key: to_numpy(value) for key, value in network.state_dict().items()}
     both = [key for key, value in state.items() if key in stored and stored[key].shape == value.shape]
     report.notes.append(f"{len(both)} of {counted(len(state), 'tensor')} of the module come from its weights file")

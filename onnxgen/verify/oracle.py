@@ -376,10 +376,10 @@ def intermediate(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -
     names = [n for node in model.graph.node for n in node.output if n and n not in known]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
-        found = Onnxruntime(path, model, ()).run(feeds)
+        results = Onnxruntime(path, model, ()).run(feeds)
     except Refused:
         return {}
-    named = zip((value.name for value in model.graph.output), found, strict=True)
+    named = zip((value.name for value in model.graph.output), results, strict=True)
     return {n: v.astype(np.float64) for n, v in named if isinstance(v, np.ndarray) and v.dtype.kind in "fb"}
 
 
@@ -391,9 +391,9 @@ def nan_node(path: Path, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> on
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    return made
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
 
 
 def _line(error: BaseException) -> str:
@@ -404,8 +404,8 @@ def freed_of(space: Mapping[str, Any]) -> Freed | None:
     """Return the batch that a generated file made free, as its sidecar records; None if it did not."""
 
     def parsed(text: str) -> Freed:
-        found = json_object(text)
-        return Freed(int(found["size"]), dict(found["inputs"]), dict(found["outputs"]))
+        fields = json_object(text)
+        return Freed(int(fields["size"]), dict(fields["inputs"]), dict(fields["outputs"]))
 
     return noted(space, "batch", parsed)
 

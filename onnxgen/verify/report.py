@@ -178,16 +178,16 @@ class VerifyReport:
 
     def problems(self) -> list[str]:
         """Describe every difference."""
-        found = [f"run {i}: {r.error}" for i, r in enumerate(self.runs) if r.error]
+        lines = [f"run {i}: {r.error}" for i, r in enumerate(self.runs) if r.error]
         outputs = [(i, o) for i, r in enumerate(self.runs) for o in r.outputs if o.why and not self.partial]
-        found += [f"run {i}, output {o.name}: {o.why}" for i, o in outputs]
+        lines += [f"run {i}, output {o.name}: {o.why}" for i, o in outputs]
         g = self.gradients
-        found += [f"backward: {g.error}"] if g.error else []
-        found += [f"parameter {name}: no gradient reaches it" for name in g.missing]
-        found += [f"parameter {name}: the gradient is not finite" for name in g.not_finite]
-        found += [f"gradient of {line}" for line in g.wrong]
-        found += [f"weights: {ascii(name)[1:-1]} differs from the tensor in the file" for name in self.moved]
-        return found + (self.integrity.differences if self.integrity else [])
+        lines += [f"backward: {g.error}"] if g.error else []
+        lines += [f"parameter {name}: no gradient reaches it" for name in g.missing]
+        lines += [f"parameter {name}: the gradient is not finite" for name in g.not_finite]
+        lines += [f"gradient of {line}" for line in g.wrong]
+        lines += [f"weights: {ascii(name)[1:-1]} differs from the tensor in the file" for name in self.moved]
+        return lines + (self.integrity.differences if self.integrity else [])
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain types, with infinite numbers as text."""

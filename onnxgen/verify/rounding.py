@@ -53,8 +53,8 @@ def in_float64(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> 
     Args:
         types: ONNX's element types of the graph's values, as far as they are known.
     """
-    made = copied(model)
-    graph = made.graph
+    wide = copied(model)
+    graph = wide.graph
     kinds = {**types, **{tensor.name: tensor.data_type for tensor in graph.initializer}}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in graph.input if v.type.HasField("tensor_type")}
     has_kernel: dict[bytes, bool] = {}
@@ -62,13 +62,13 @@ def in_float64(path: Path, model: onnx.ModelProto, types: Mapping[str, int]) -> 
     for node in graph.node:
         key = _key(node, kinds)
         if key is not None and key not in has_kernel:
-            has_kernel[key] = _runs(path, made, node, kinds)
+            has_kernel[key] = _runs(path, wide, node, kinds)
         nodes += _between_casts(node, kinds) if key is not None and has_kernel[key] else [node]
     if not any(has_kernel.values()):
         raise Refused("onnxruntime computes nothing of it in float64")
     del graph.node[:]
     graph.node.extend(nodes)
-    return made
+    return wide
 
 
 def _key(node: NodeProto, kinds: Mapping[str, int]) -> bytes | None:
@@ -91,11 +91,11 @@ def _runs(path: Path, model: onnx.ModelProto, node: NodeProto, kinds: Mapping[st
     def port(name: str) -> onnx.ValueInfoProto:
         return onnx.helper.make_tensor_value_info(name, _WIDER.get(kinds[name], kinds[name]), None)
 
-    taken, given = ([port(name) for name in dict.fromkeys(side) if name] for side in (node.input, node.output))
+    taken, returned = ([port(name) for name in dict.fromkeys(side) if name] for side in (node.input, node.output))
     alone = onnx.ModelProto(ir_version=model.ir_version)
     alone.opset_import.extend(model.opset_import)
     alone.functions.extend(model.functions)
-    alone.graph.CopyFrom(onnx.helper.make_graph([node], "alone", taken, given))
+    alone.graph.CopyFrom(onnx.helper.make_graph([node], "alone", taken, returned))
     try:
         Onnxruntime(path, alone, ())
     except Refused:
@@ -105,17 +105,17 @@ def _runs(path: Path, model: onnx.ModelProto, node: NodeProto, kinds: Mapping[st
 
 def _between_casts(node: NodeProto, kinds: Mapping[str, int]) -> list[NodeProto]:
     """Return the node in float64, with a cast of each input and output."""
-    wide, made, after = NodeProto(), list[NodeProto](), list[NodeProto]()
+    wide, before, after = NodeProto(), list[NodeProto](), list[NodeProto]()
     wide.CopyFrom(node)
     for i, name in enumerate(node.input):
         if kinds.get(name) in _WIDER:
             wide.input[i] = f"{node.output[0]}/wide/{i}"
-            made.append(cast(name, wide.input[i], _WIDER[kinds[name]]))
+            before.append(cast(name, wide.input[i], _WIDER[kinds[name]]))
     for i, name in enumerate(node.output):
         if kinds.get(name) in _WIDER:
             wide.output[i] = f"{name}/wide"
             after.append(cast(wide.output[i], name, kinds[name]))
-    return [*made, wide, *after]
+    return [*before, wide, *after]
 
 
 def cast(source: str, target: str, kind: int) -> NodeProto:
@@ -144,13 +144,13 @@ class Freedom:
         """Return the name and outputs of each variant that runs on these inputs."""
         if self.sessions is None:
             self.sessions = list(self._made())
-        found = []
+        answers = []
         for name, session in self.sessions:
             try:
-                found.append((name, session.run(feeds)))
+                answers.append((name, session.run(feeds)))
             except Refused:
                 continue
-        return found
+        return answers
 
     def _made(self) -> Iterator[tuple[str, Onnxruntime]]:
         model = self.model
@@ -169,12 +169,12 @@ class Freedom:
 
 def _in_full(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which no node may quantise its activations (`accuracy_level`)."""
-    made = copied(model)
-    for node in every_node(made):
+    copy = copied(model)
+    for node in every_node(copy):
         for attribute in node.attribute:
             if attribute.name == "accuracy_level":
                 attribute.i = 0
-    return made
+    return copy
 
 
 def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: str) -> onnx.ModelProto:
@@ -183,24 +183,24 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
     The inputs of recurrent layers are multiplied too, since these round in every step. If the module computes in half
     precision, the numbers differ from 1 by its rounding error, and weights are multiplied too, since they are rounded.
     """
-    made = copied(model)
-    outputs = {value.name for value in made.graph.output}
+    noisy = copied(model)
+    outputs = {value.name for value in noisy.graph.output}
     nodes: list[onnx.NodeProto] = []
 
     def noised(exact: str, name: str, kind: int) -> None:
         unit = max(HALF_NOISE.get(dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
         nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
 
-    scales = {name for node in every_node(made) if node.op_type in having(RESAMPLES) for name in node.input[1:]}
-    inputs = {value.name: value for value in made.graph.input}
-    for weight in made.graph.initializer if dtype in HALF_NOISE else ():
+    scales = {name for node in every_node(noisy) if node.op_type in having(RESAMPLES) for name in node.input[1:]}
+    inputs = {value.name: value for value in noisy.graph.input}
+    for weight in noisy.graph.initializer if dtype in HALF_NOISE else ():
         if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
             continue
         if weight.name in inputs:  # before IR version 4 every initializer is also listed as an input
-            made.graph.input.remove(inputs[weight.name])
+            noisy.graph.input.remove(inputs[weight.name])
         name, weight.name = weight.name, f"{weight.name}/exact"
         noised(weight.name, name, weight.data_type)
-    for node in made.graph.node:
+    for node in noisy.graph.node:
         for i, name in enumerate(node.input if node.op_type in having(RECURRENT) else ()):
             if types.get(name) in _FLOATS:
                 node.input[i] = f"{name}/into/{len(nodes)}"
@@ -213,11 +213,11 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
                 continue
             node.output[i] = f"{name}/exact"
             noised(node.output[i], name, types[name])
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
-    for value in [value for value in made.graph.value_info if value.name in outputs]:
-        made.graph.value_info.remove(value)
-    return made
+    del noisy.graph.node[:]
+    noisy.graph.node.extend(nodes)
+    for value in [value for value in noisy.graph.value_info if value.name in outputs]:
+        noisy.graph.value_info.remove(value)
+    return noisy
 
 
 def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> list[onnx.NodeProto]:
@@ -271,16 +271,16 @@ def _movement(
 NUDGED_RUNS = 3  # runs of the oracle on changed inputs, which measure the conditioning of an output
 
 
-def conditioning(check: Check, run: Run, given: Answer, expected: list[Any], got: list[Any]) -> None:
+def conditioning(check: Check, run: Run, answer: Answer, expected: list[Any], got: list[Any]) -> None:
     """Ignore differences as large as the oracle's own, when inputs change in their last bits.
 
     A saturated softmax, the normalisation of nearly equal numbers or a rounding to integers amplify the rounding errors
     by which any two correct implementations differ.
     """
-    oracle, seed = given.oracle, given.seed
+    oracle, seed = answer.oracle, answer.seed
     precision = max([FLOAT32_NOISE, *(HALF_NOISE.get(dtype, 0.0) for dtype in check.halves)])
     try:
-        others = [oracle.run(drawing.nudged(given.feeds, precision, seed + i)) for i in range(NUDGED_RUNS)]
+        others = [oracle.run(drawing.nudged(answer.feeds, precision, seed + i)) for i in range(NUDGED_RUNS)]
     except Refused:
         return
     for i, (name, e, g) in enumerate(zip(check.graph.outputs, expected, got, strict=True)):
@@ -297,13 +297,13 @@ def conditioning(check: Check, run: Run, given: Answer, expected: list[Any], got
             run.outputs[i] = again
 
 
-def freedom(check: Check, network: nn.Module, run: Run, given: Answer, expected: list[Any], got: list[Any]) -> None:
+def freedom(check: Check, network: nn.Module, run: Run, answer: Answer, expected: list[Any], got: list[Any]) -> None:
     """Ignore differences that also occur between answers of onnxruntime.
 
     If these answers differ so much that they could hide a wrong module, the module is compared step by step.
     """
-    feeds, seed = given.feeds, given.seed
-    if not isinstance(given.oracle, Onnxruntime) or run.agrees:
+    feeds, seed = answer.feeds, answer.seed
+    if not isinstance(answer.oracle, Onnxruntime) or run.agrees:
         return
     dtype = str(check.cast).removeprefix("torch.")
     dtype = dtype if dtype in HALF_NOISE else ""
@@ -325,9 +325,9 @@ def freedom(check: Check, network: nn.Module, run: Run, given: Answer, expected:
                 f"accuracy_level, noise of one unit in the last place of every {dtype or 'result'})"
             )
             if moved > MAX_SLACK_PART:
-                found = steps()
-                if found is not None and check.output(output.name, found[1][i], g).agrees:
-                    results = counted(found[0], "intermediate result")
+                stepped = steps()
+                if stepped is not None and check.output(output.name, stepped[1][i], g).agrees:
+                    results = counted(stepped[0], "intermediate result")
                     why += f", and from each of {results} to the next it computes the same"
                 else:
                     what = f"rounding every {dtype or 'result'}"

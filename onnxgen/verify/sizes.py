@@ -31,10 +31,10 @@ UNRELATED = (26, 30, 64, 100, 82, 84)
 SPATIAL_SIZES = (32, 64, 128, 224, 256, 512, 2048, 16000)
 
 
-def need_named(said: Mapping[str, int], graph: Graph, path: Path) -> None:
+def need_named(fixed: Mapping[str, int], graph: Graph, path: Path) -> None:
     """Check that each fixed size belongs to a dim of the file. Raises `OnnxgenError`."""
     names = kinds_of(graph)
-    unknown = sorted(said.keys() - names)
+    unknown = sorted(fixed.keys() - names)
     if unknown:
         has = ", ".join(map(printable, names)) or "none"
         raise OnnxgenError(f"{path} has no dynamic dim {printable(unknown[0])} (it has: {has})")
@@ -52,19 +52,19 @@ def recorded_ranks(graph: Graph, metadata: Mapping[str, str]) -> dict[str, tuple
 
 
 def asked_sizes(
-    graph: Graph, asked: Mapping[str, tuple[int, ...]], said: Mapping[str, int]
+    graph: Graph, asked: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the sizes that a module was generated for (`--input-shape`), without the batch and what `said` gives."""
+    """Return the sizes that a module was generated for (`--input-shape`), without the batch and what `fixed` gives."""
     shapes = {name: facts.shape for name, _, facts in graph.inputs if facts.shape is not None}
-    found = {}
+    chosen = {}
     for name, dims in asked.items():
         if len(shapes.get(name, ())) == len(dims):
             axes = enumerate(zip(shapes[name], dims))
             is_open = [
-                axis and not isinstance(dim, int) and not symbols(dim).keys() & said.keys() for axis, (dim, _) in axes
+                axis and not isinstance(dim, int) and not symbols(dim).keys() & fixed.keys() for axis, (dim, _) in axes
             ]
-            found[name] = tuple(size if free else -1 for free, size in zip(is_open, dims))
-    return {name: dims for name, dims in found.items() if any(dim != -1 for dim in dims)}
+            chosen[name] = tuple(size if free else -1 for free, size in zip(is_open, dims))
+    return {name: dims for name, dims in chosen.items() if any(dim != -1 for dim in dims)}
 
 
 def is_settled(graph: Graph) -> bool:
@@ -83,9 +83,9 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
     if not kinds:
         yield {}
         return
-    said = {name: size for name, size in (fixed or {}).items() if name in kinds}
-    known = {name: substitute(dim, said) for name, dim in graph.known.items()}
-    graph = replace(graph, known={**known, **said})
+    settled = {name: size for name, size in (fixed or {}).items() if name in kinds}
+    known = {name: substitute(dim, settled) for name, dim in graph.known.items()}
+    graph = replace(graph, known={**known, **settled})
     free = {name: kind for name, kind in kinds.items() if name not in graph.known}
     related = [whole for c in _candidates(free, graph.training) if (whole := _completed(graph, c)) is not None]
     fitting = [c for c in related if _fits(graph, c)]
@@ -94,7 +94,7 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
     first = min(run % USUAL_CANDIDATES, len(fitting))
     fitting = fitting[first:USUAL_CANDIDATES] + fitting[:first] + fitting[USUAL_CANDIDATES:]
     seen: list[Sizes] = []
-    for candidate in [*fitting, *related, *(c | said for c in _candidates(kinds, graph.training))]:
+    for candidate in [*fitting, *related, *(c | settled for c in _candidates(kinds, graph.training))]:
         if candidate not in seen and _bearable(graph, candidate):
             seen.append(candidate)
             yield candidate
@@ -155,11 +155,11 @@ def _fits(graph: Graph, candidate: Sizes) -> bool:
 def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step: int) -> Sizes:
     """Return a size for each symbol by its kind. Symbols of one kind get sizes that grow by `step`."""
     sizes = {"batch": batch, "other": other, "spatial": spatial}
-    found: Sizes = {}
+    candidate: Sizes = {}
     for name, kind in kinds.items():
-        found[name] = sizes[kind]
+        candidate[name] = sizes[kind]
         sizes[kind] += step if kind != "batch" else 0
-    return found
+    return candidate
 
 
 def _bearable(graph: Graph, candidate: Sizes) -> bool:
@@ -190,26 +190,26 @@ def steps(graph: Graph, refused: Collection[Sizes], taken: Sizes, runs: Callable
     bound = graph.known.keys() | {name for dim in graph.known.values() for name in symbols(dim)}
     asked = [n for n, kind in kinds_of(graph).items() if kind != "batch" and n not in bound and n in taken]
     asked = [n for n in asked if any(r.get(n) != taken[n] for r in refused)]
-    found: dict[str, int] = {}
+    by_name: dict[str, int] = {}
     for name in asked[:MAX_NAMES]:
         step = 1
         while step <= MAX_STEP and taken[name] % step == 0 and not runs({**taken, name: taken[name] + step}):
             step *= 2
         if 1 < step <= MAX_STEP and taken[name] % step == 0:
-            found[name] = step
-    return found
+            by_name[name] = step
+    return by_name
 
 
-def fit(sizes: Mapping[str, int], found: Mapping[str, int]) -> bool:
+def fit(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> bool:
     """Return True if sizes are multiples of the steps."""
-    return all(sizes.get(name, 0) % step == 0 for name, step in found.items())
+    return all(sizes.get(name, 0) % step == 0 for name, step in multiples.items())
 
 
-def described(found: Mapping[str, int]) -> str:
+def described(multiples: Mapping[str, int]) -> str:
     """Say what the sizes must be: `the sizes height, width must be multiples of 32`."""
     parts = []
-    for step in sorted(set(found.values())):
-        names = [printable(name) for name, s in found.items() if s == step]
+    for step in sorted(set(multiples.values())):
+        names = [printable(name) for name, s in multiples.items() if s == step]
         sizes = "the sizes" if len(names) > 1 else "the size"
         parts.append(f"{sizes} {', '.join(names)} must be {'multiples' if len(names) > 1 else 'a multiple'} of {step}")
     return "; ".join(parts)

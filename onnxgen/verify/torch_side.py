@@ -104,13 +104,13 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 def as_onnx(outputs: list[Any]) -> list[Any]:
     """Convert outputs to ONNX values. Raises `Failed` if that is not possible."""
-    found = []
+    values = []
     for i, output in enumerate(outputs):
         try:
-            found.append(to_numpy(output))
+            values.append(to_numpy(output))
         except TypeError as error:
             raise Failed(f"output {i} is {error}") from None
-    return found
+    return values
 
 
 @dataclass
@@ -172,18 +172,18 @@ def whole_dtype(module: nn.Module, stored: set[str]) -> torch.dtype | None:
 
     `stored`: the floating point dtypes of the ONNX file's weights.
     """
-    found = {p.dtype for p in (*module.parameters(), *module.buffers()) if p.is_floating_point()}
-    if len(found) != 1 or not stored:
+    dtypes = {p.dtype for p in (*module.parameters(), *module.buffers()) if p.is_floating_point()}
+    if len(dtypes) != 1 or not stored:
         return None
-    dtype = found.pop()
+    dtype = dtypes.pop()
     return None if str(dtype).removeprefix("torch.") in stored else dtype
 
 
 def dtype_of(name: str) -> torch.dtype:
     """Return the torch dtype of a name such as "float16"."""
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def cast_numpy(value: Any, dtype: torch.dtype | None) -> Any:

@@ -133,10 +133,10 @@ class Results:
 
     def takes(self, function: str, array: NDArray[Any], rtol: float) -> bool:
         """Return True if the function returned this array. The match is used up: it matches no other array."""
-        found = self.by_function.get(function, [])
-        at = next((i for i, result in enumerate(found) if close(array, result, rtol)), None)
+        unmatched = self.by_function.get(function, [])
+        at = next((i for i, result in enumerate(unmatched) if close(array, result, rtol)), None)
         if at is not None:
-            del found[at]
+            del unmatched[at]
         return at is not None
 
 
@@ -212,14 +212,14 @@ def stepwise(
         return None
     _force(model, steps)
     try:
-        found = Onnxruntime(path, model, ()).run({**feeds, **{name + MODULE: value for name, value in steps.items()}})
+        results = Onnxruntime(path, model, ()).run({**feeds, **{name + MODULE: value for name, value in steps.items()}})
     except Refused:
         return None
-    named = dict(zip((value.name for value in model.graph.output), found, strict=True))
+    named = dict(zip((value.name for value in model.graph.output), results, strict=True))
     rtol = same(graph)
     if not all(_agree(named[name], value, rtol) for name, value in steps.items()):
         return None
-    return len(steps), found[: len(outputs)]
+    return len(steps), results[: len(outputs)]
 
 
 def _of_module(
@@ -230,13 +230,13 @@ def _of_module(
     for event in traced(module, graph, feeds):
         for result in event.results:
             by_size.setdefault(result.size, []).append(result)
-    found = {}
+    nearest = {}
     for name, value in values.items():
         near = [result.reshape(value.shape) for result in by_size.get(value.size, []) if result.dtype.kind == "f"]
         distances = [_ulp_distance(value, result) for result in near]
         if value.size > 1 and distances and min(distances) < MAX_DISTANCE:
-            found[name] = near[distances.index(min(distances))]
-    return found
+            nearest[name] = near[distances.index(min(distances))]
+    return nearest
 
 
 def _ulp_distance(value: NDArray[Any], result: NDArray[Any]) -> float:
@@ -335,8 +335,8 @@ def _looked_up(had: _Had, expected: Sequence[Event], at: int) -> onnx.NodeProto 
         nodes = [n for n in had.nodes if had.given(n, event) is not None]
         if not nodes:
             continue
-        found = [value for n in nodes if (value := had.given(n, event)) is not None]
-        order = [(_is_others(value, event, found, expected), -had.taken(n, event)) for n, value in zip(nodes, found)]
+        values = [value for n in nodes if (value := had.given(n, event)) is not None]
+        order = [(_is_others(value, event, values, expected), -had.taken(n, event)) for n, value in zip(nodes, values)]
         last: onnx.NodeProto = nodes[min(range(len(nodes)), key=order.__getitem__)]
         return last
     return None
@@ -361,8 +361,8 @@ def _largest(expected: Event, got: Event | None) -> float:
     """Return the largest difference between two events' results of the same shapes."""
     pairs = zip(expected.results, () if got is None else got.results, strict=False)
     with np.errstate(all="ignore"):
-        found = [float(np.nan_to_num(np.abs(a - b)).max()) for a, b in pairs if a.shape == b.shape and a.size]
-    return max(found, default=float("inf"))
+        differences = [float(np.nan_to_num(np.abs(a - b)).max()) for a, b in pairs if a.shape == b.shape and a.size]
+    return max(differences, default=float("inf"))
 
 
 class _Had:
