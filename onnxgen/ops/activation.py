@@ -41,20 +41,19 @@ for _name, (_template, _trait, _least, _numbers) in UNARY.items():
 
 @op("Softplus", traits=[RECTIFIER], least=0.0, numbers=lambda x: np.logaddexp(0, x))
 def softplus(b: Builder, X: Arg) -> ast.expr:
-    # F.softplus is linear above its threshold; the default, 20, is too low for float64
-    return b.call("F.softplus", X, threshold=OMIT if _is_narrow(X) else 40)
+    return b.call("F.softplus", X, threshold=_threshold(X))
 
 
-def _is_narrow(x: Arg) -> bool:
-    return x.dtype is not None and x.dtype.itemsize <= 4
+def _threshold(x: Arg) -> Any:
+    """F.softplus is linear above its threshold; the default, 20, is too low for float64."""
+    return OMIT if x.dtype is not None and x.dtype.itemsize <= 4 else 40
 
 
 @op("Softplus", domain=DOMAIN, traits=[ELEMENTWISE], reference=own.Softplus)
 def softplus_scaled(b: Builder, x: Arg, *, beta: float) -> ast.expr:
     """`softplus(beta * x) / beta`"""
     beta = shortest(beta, x.dtype)
-    whole = int(beta) if beta == int(beta) else beta
-    return b.call("F.softplus", x, beta=unless(whole, 1), threshold=OMIT if _is_narrow(x) else 40)
+    return b.call("F.softplus", x, beta=unless(int(beta) if beta == int(beta) else beta, 1), threshold=_threshold(x))
 
 
 op("LogSigmoid", domain=DOMAIN, traits=[ELEMENTWISE], reference=own.LogSigmoid)(unary("F.logsigmoid(x)"))
@@ -65,14 +64,9 @@ def glu(b: Builder, x: Arg, *, axis: int) -> ast.expr:
     return b.call("F.glu", x, dim=unless(shown_axis(axis, x.rank), -1))
 
 
-def _elu(function: str) -> Lowering:
-    def lower(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
-        return b.call(function, X, alpha=unless(shortest(alpha, X.dtype), 1.0))
-
-    return lower
-
-
-op("Elu", traits=[RECTIFIER], bound=lambda node, bounds: -node.attributes.get_float("alpha", 1.0))(_elu("F.elu"))
+@op("Elu", traits=[RECTIFIER], bound=lambda node, bounds: -node.attributes.get_float("alpha", 1.0))
+def elu(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
+    return b.call("F.elu", X, alpha=unless(shortest(alpha, X.dtype), 1.0))
 
 
 @op("Celu", traits=[RECTIFIER])
@@ -124,8 +118,7 @@ def swish(b: Builder, X: Arg, *, alpha: float = 1.0) -> ast.expr:
 @op("PRelu", since=1)
 def prelu_by_channel(b: Builder, X: Arg, slope: Arg) -> ast.expr:
     """Before opset 7, a vector has one value per channel."""
-    call = _prelu_module(b, X, slope)
-    if call is not None:
+    if (call := _prelu_module(b, X, slope)) is not None:
         return call
     if slope.known_rank == 1 and slope.shape != (1,) and X.known_rank > 2:
         return b("torch.where(x < 0, slope.reshape(s) * x, x)", x=X, slope=slope, s=(-1, *[1] * (X.known_rank - 2)))
@@ -143,14 +136,14 @@ def prelu(b: Builder, X: Arg, slope: Arg) -> ast.expr:
 
 def _prelu_module(b: Builder, X: Arg, slope: Arg) -> ast.expr | None:
     """Return the call of an `nn.PReLU`, if the slope is stored and has one value, or one per channel."""
-    source, rank = slope.source, X.rank
-    if source is None or rank is None or rank < 2 or not X.is_float:
+    source = slope.source
+    if source is None or X.shape is None or len(X.shape) < 2 or not X.is_float:
         return None
-    shape = source.shape[1:] if len(source.shape) == rank and source.shape[0] == 1 else source.shape
+    ones = (1,) * (len(X.shape) - 2)
+    shape = source.shape[1:] if len(source.shape) == len(X.shape) and source.shape[0] == 1 else source.shape
     if b.opset < 7 and len(shape) == 1:
-        shape = (*shape, *[1] * (rank - 2))
-    per_channel = len(shape) == rank - 1 and all(d == 1 for d in shape[1:])
-    count = shape[0] if per_channel and X.shape is not None and shape[0] == X.shape[1] else 1
+        shape = (*shape, *ones)
+    count = shape[0] if shape == (X.shape[1], *ones) else 1
     if source.nbytes != count * source.dtype.itemsize:
         return None
     flat = source if len(source.shape) == 1 else source.reshape((count,))

@@ -42,7 +42,7 @@ def _is_plain(node: ir.Node) -> bool:
     """True if there is no cache, softcap or window, only one output, one kind of mask, and the numbers of heads fit."""
     attributes = {name: a.value for name, a in node.attributes.items()}
     inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
-    if any(v is not None for v in inputs[4:]) or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+    if {*inputs[4:]} != {None} or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
         return False
     if attributes.keys() - KNOWN_ATTRIBUTES or attributes.get("softcap"):
         return False
@@ -51,11 +51,14 @@ def _is_plain(node: ir.Node) -> bool:
     mask, keys = info(inputs[3]).shape, info(inputs[1]).shape
     if mask and keys and known_less(mask[-1], keys[-2]):
         return False
-    heads = _heads(inputs[0], attributes.get("q_num_heads"))
-    shared = _heads(inputs[1], attributes.get("kv_num_heads"))
-    if heads == shared:
-        return heads is not None
-    return isinstance(heads, int) and isinstance(shared, int) and heads % shared == 0
+    return _share(_heads(inputs[0], attributes.get("q_num_heads")), _heads(inputs[1], attributes.get("kv_num_heads")))
+
+
+def _share(queries: Dim | None, keys: Dim | None) -> bool:
+    """True if each head of the keys has the same number of heads of the queries."""
+    if queries == keys:
+        return queries is not None
+    return isinstance(queries, int) and isinstance(keys, int) and queries % keys == 0
 
 
 def _heads(value: ir.Value | None, num_heads: int | None) -> Dim | None:
@@ -150,9 +153,8 @@ def _set_role(b: Builder, arg: Arg | None, name: str) -> None:
 
 def _mask(b: Builder, q: Arg, mask: Arg) -> Any:
     """Return the mask for torch, which takes bools or the queries' dtype; ONNX takes numbers of any dtype."""
-    if mask.dtype in (ir.DataType.BOOL, q.dtype) or mask.dtype is None or q.dtype is None:
-        return mask
-    return b("m.to(d)", m=mask, d=q.dtype)
+    is_fit = mask.dtype in (ir.DataType.BOOL, q.dtype, None) or q.dtype is None
+    return mask if is_fit else b("m.to(d)", m=mask, d=q.dtype)
 
 
 def _scale(dtype: ir.DataType | None, size: Dim | None, scale: float | None) -> Any:
@@ -250,7 +252,7 @@ def tensors_of(
     return keys, tuple(w.shape[1] for w in weights)
 
 
-ATTENTIONS = {"encoder": ("self_attn",), "decoder": ("self_attn", "multihead_attn")}
+ATTENTIONS = {"Encoder": ("self_attn",), "Decoder": ("self_attn", "multihead_attn")}
 
 
 @op("Transformer", domain=DOMAIN, reference=own_layers.Transformer)
@@ -264,69 +266,51 @@ def transformer(
 
     `tensors`: those of each layer: of its attentions, of both linear layers, of its norms; then of the stack's norm.
     """
+    kind, count = ("Encoder", encoders) if encoders else ("Decoder", decoders)
     cursor, keys = _Tensors(tensors, starts, transposed), Keys()
-    for i in range(encoders or decoders):
-        cursor.layer(keys, f"layers.{i}." if stacked else "", ATTENTIONS["encoder" if encoders else "decoder"])
+    for i in range(count):
+        cursor.layer(keys, f"layers.{i}." if stacked else "", ATTENTIONS[kind])
     if norms:
         cursor.pair(keys, "norm")
-    linear, size = tensors[8 if encoders else 16], None if source.shape is None else source.shape[-1]
+    linear, size = tensors[8 * len(ATTENTIONS[kind])], None if source.shape is None else source.shape[-1]
     assert linear is not None and linear.shape is not None
-    dtype, bias = unless(source.dtype, ir.DataType.FLOAT), unless(tensors[7] is not None, True)
+    dtype, has_bias = unless(source.dtype, ir.DataType.FLOAT), tensors[7] is not None
     options = {
         "dropout": unless(shortest(dropout, ir.DataType.FLOAT), 0.1),
         "activation": unless(activation, "relu"),
         "layer_norm_eps": unless(shortest(epsilon, ir.DataType.FLOAT), 1e-5),
         "batch_first": unless(bool(batch_first), False),
         "norm_first": unless(bool(norm_first), False),
-        "bias": bias,
+        "bias": unless(has_bias, True),
         "dtype": dtype,
     }
-    inner = unless(linear.shape[-1], 2048)
-    build = b.call(f"nn.Transformer{'Encoder' if encoders else 'Decoder'}Layer", size, heads, inner, **options)
+    build = b.call(f"nn.Transformer{kind}Layer", size, heads, unless(linear.shape[-1], 2048), **options)
     if stacked:
-        norm = _norm(b, size, norm_epsilon, tensors[-1] is not None, dtype) if norms else OMIT
-        is_fast = batch_first and not norm_first and heads % 2 == 0 and bias is OMIT
-        build = _stack(b, build, encoders, decoders, norm, bool(is_fast))
+        eps, norm_bias = unless(shortest(norm_epsilon, ir.DataType.FLOAT), 1e-5), unless(tensors[-1] is not None, True)
+        norm = b.call("nn.LayerNorm", size, eps=eps, bias=norm_bias, dtype=dtype) if norms else OMIT
+        # torch warns if an encoder is asked for nested tensors, the default, but can't use them
+        is_fast = all((batch_first, not norm_first, heads % 2 == 0, has_bias))
+        nested = OMIT if decoders or is_fast else False
+        build = b.call(f"nn.Transformer{kind}", build, count, norm=norm, enable_nested_tensor=nested)
     module = b.module_at(b.scope, "transformer", build, keys)
     if module is None:
         raise b.error("the weights of the transformer belong to other modules", BUG)
-    masks = _masks(b, stacked, encoders, src_mask, tgt_mask, memory_mask)
-    for name in masks.keys() & {"mask", "src_mask", "tgt_mask"}:
-        query = target if name == "tgt_mask" and encoders else source
-        masks[name] = masks[name] if query is None else with_length(b, masks[name], query, batch_first)
-    return b.call(module, source, unless(target, None), **masks)
-
-
-def _norm(b: Builder, size: Any, epsilon: float, has_bias: bool, dtype: Any) -> ast.expr:
-    """Return the norm behind a stack."""
-    eps = unless(shortest(epsilon, ir.DataType.FLOAT), 1e-5)
-    return b.call("nn.LayerNorm", size, eps=eps, bias=unless(has_bias, True), dtype=dtype)
-
-
-def _stack(b: Builder, layer: ast.expr, encoders: int, decoders: int, norm: Any, is_fast: bool) -> ast.expr:
-    """Return a stack. torch warns if an encoder is asked for nested tensors, the default, but can't use them."""
-    if decoders:
-        return b.call("nn.TransformerDecoder", layer, decoders, norm=norm)
-    return b.call(
-        "nn.TransformerEncoder", layer, encoders, norm=norm, enable_nested_tensor=OMIT if is_fast else False
-    )  # fmt: skip
-
-
-def _masks(
-    b: Builder, stacked: int, encoders: int, src_mask: Arg | None, tgt_mask: Arg | None, memory_mask: Arg | None
-) -> dict[str, Any]:
-    """Return the masks as keywords. Stacks look at the numbers of a mask unless they are told that it is causal."""
     names = "mask" if stacked and encoders else "src_mask", "tgt_mask", "memory_mask"
+    masks = dict(zip(names, (src_mask, tgt_mask, memory_mask)))
+    return b.call(module, source, unless(target, None), **_masks(b, masks, stacked, source, batch_first))
+
+
+def _masks(b: Builder, masks: dict[str, Arg | None], stacked: int, query: Arg, batch_first: int) -> dict[str, Any]:
+    """Return the masks as keywords. Stacks look at the numbers of a mask unless they are told that it is causal."""
     keywords: dict[str, Any] = {}
-    for name, mask in zip(names, (src_mask, tgt_mask, memory_mask)):
+    for name, mask in masks.items():
         if mask is None:
             continue
         b.role(mask, "mask")
-        keywords[name] = mask
+        keywords[name] = mask if name == "memory_mask" else with_length(b, mask, query, batch_first)
         if stacked and name != "memory_mask":
             triangle = causal(mask.value)
-            hint = "is_causal" if name == "mask" else name.replace("mask", "is_causal")
-            keywords[hint] = triangle is not None and bool(triangle.inside == 0)
+            keywords[name.replace("mask", "is_causal")] = triangle is not None and bool(triangle.inside == 0)
     return keywords
 
 

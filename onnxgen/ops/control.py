@@ -36,19 +36,18 @@ def if_(b: Builder, cond: Arg, *, then_branch: ir.Graph, else_branch: ir.Graph) 
         statements, results = b.block(then_branch if known.item() else else_branch, [])
         for statement in statements:
             b.emit(statement)
-        return [_as_output(b, i, result) if b.wants(i) else None for i, result in enumerate(results)]
+        return _as_outputs(b, results)
     then, then_results = b.block(then_branch, [])
     orelse, else_results = b.block(else_branch, [])
     names: list[str] = []
     outputs: list[ast.expr | None] = []
     for i, (one, other) in enumerate(zip(then_results, else_results)):
-        if not b.wants(i):
-            outputs.append(None)
-            continue
-        names.append(_fresh(b, b.node.outputs[i]))
-        outputs.append(Ref(names[-1]))
-        then.append(Assign((names[-1],), one, b.scope))
-        orelse.append(Assign((names[-1],), other, b.scope))
+        outputs.append(None)
+        if b.wants(i):
+            names.append(_fresh(b, b.node.outputs[i]))
+            outputs[i] = Ref(names[-1])
+            then.append(Assign((names[-1],), one, b.scope))
+            orelse.append(Assign((names[-1],), other, b.scope))
     b.emit(If(cond.truth, then, orelse, tuple(names), b.scope, b.nodes))
     return outputs
 
@@ -67,34 +66,33 @@ def loop(
     states = [_state(b, value, arg.expr) for value, arg in zip(body.inputs[2:], v_initial)]
     number, going = _fresh(b, body.inputs[0]), _fresh(b, body.inputs[1])
     statements, results = b.block(body, [Ref(name) for name in (number, going, *states)])
-    keep, keeps = _condition(b, cond, going, body.outputs[0], results[0])
-    endless = M is None or (isinstance(M.scalar, int) and M.scalar >= ENDLESS)
-    iterable = None if endless or M is None else b("range(n)", n=M.as_int())
+    condition = _condition(b, cond, going, body.outputs[0], results[0])
+    trips = None if M is None else M.scalar
+    if isinstance(trips, int) and trips >= ENDLESS:
+        M = None
+    turns, iterable = ((), None) if M is None else ((turn,), b("range(n)", n=M.as_int()))
     head: list[Statement] = []
     ends: list[tuple[str, ast.expr]] = list(zip(states, results[1 : count + 1]))
     if _uses(statements, results, number):
         value: ast.expr = Ref(turn)
-        if endless:  # a `while` has no loop variable: the number is a state
+        if M is None:  # a `while` has no loop variable: the number is a state
             turn = b.fresh("i", Info(kind="int"))
             b.emit(Assign((turn,), literal(0), b.scope))
             value, states, ends = Ref(turn), [turn, *states], [*ends, (turn, b("i + 1", i=Ref(turn)))]
         head.append(Assign((number,), _tensor(value, body.inputs[0]), b.scope))
     if _uses(statements, results, going):
         head.append(Assign((going,), _tensor(literal(True), body.inputs[1]), b.scope))
-    if keep is not None:
-        states = [keep, *states]
-        ends += [(keep, keeps)] if keeps is not None else []
-    elif endless:
+    if condition is not None:
+        states = [condition[0], *states]
+        ends.append(condition)
+    elif M is None:
         raise b.error("the Loop has neither a trip count nor a condition, so it never ends", WRITER)
     stacks = _Stacks(b, count, body.outputs[count + 1 :], results[count + 1 :])
     inner = [*head, *statements, *stacks.appends, *_together(b, ends)]
-    stop = None if keep is None else Ref(keep)
-    turns = () if endless else (turn,)
+    stop = None if condition is None else Ref(condition[0])
     b.emit(Loop(turns, iterable, stop, inner, (*states, *stacks.lists), b.scope, b.nodes))
-    offset = len(states) - count
-    final_states = [_as_output(b, i, Ref(states[offset + i])) if b.wants(i) else None for i in range(count)]
-    fixed = stop is None and M is not None and (M.scalar or 0) > 0
-    return final_states + stacks.results(may_be_empty=not fixed)
+    final_states = _as_outputs(b, map(Ref, states[len(states) - count :]))
+    return final_states + stacks.results(may_be_empty=condition is not None or (trips or 0) <= 0)
 
 
 @op("Scan", since=9, inner=bodies.scan)
@@ -172,7 +170,7 @@ def _iterate(
 def _slices(b: Builder, x: Arg, axis: int, reverse: int) -> ast.expr:
     """Return what a `for` iterates over: the slices of a tensor along an axis."""
     tensor = flipped(b, x, x.dtype, axis) if reverse else x.expr
-    return tensor if axis == 0 else quote("x.unbind(axis)", x=tensor, axis=axis)
+    return tensor if axis == 0 else b("x.unbind(axis)", x=tensor, axis=axis)
 
 
 class _Stacks:
@@ -248,19 +246,19 @@ def _tensor(value: ast.expr, like: ir.Value) -> ast.expr:
 
 def _condition(
     b: Builder, cond: Arg | None, going: str, after: ir.Value, result: ast.expr
-) -> tuple[str | None, ast.expr | None]:
-    """Return the variable that says whether to go on (None: always), and its next value (None: it does not change)."""
+) -> tuple[str, ast.expr] | None:
+    """Return the variable that says whether to go on, and its next value, which may be itself; None: always."""
     start = True if cond is None else cond.scalar
     same = isinstance(result, Ref) and result.value == going
     known = info(after).constant
     always = same or (known is not None and known.size == 1 and bool(known.item()))
     if start and always:
-        return None, None
+        return None
     keep = b.fresh("keep", Info(kind="bool"))
     first = literal(bool(start)) if start is not None or cond is None else cond.truth
     b.emit(Assign((keep,), first, b.scope))
     if always:
-        return keep, None
+        return keep, Ref(keep)
     return keep, literal(bool(known.item())) if known is not None and known.size == 1 else result
 
 
@@ -282,8 +280,11 @@ def _together(b: Builder, ends: list[tuple[str, ast.expr]]) -> list[Statement]:
 
 
 def _uses(statements: list[Statement], results: list[ast.expr], name: str) -> bool:
-    trees = [*results, *(e for s in statements for e in expressions(s))]
-    return any(name in refs(tree) for tree in trees)
+    return any(name in refs(tree) for tree in (*results, *(e for s in statements for e in expressions(s))))
+
+
+def _as_outputs(b: Builder, results: Iterable[ast.expr]) -> list[ast.expr | None]:
+    return [_as_output(b, i, result) if b.wants(i) else None for i, result in enumerate(results)]
 
 
 def _as_output(b: Builder, index: int, result: ast.expr) -> ast.expr:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgen.code.quote import OMIT, literal, unless
+from onnxgen.code.quote import OMIT, unless
 from onnxgen.errors import CHECK, FIX_SHAPE, INFER
 from onnxgen.graph.operators import is_a, op
 from onnxgen.graph.traits import CONVOLUTION, FILLS, PASSES_ON, PRODUCT, SAMPLES
@@ -43,31 +43,36 @@ def pad(
     if mode not in ("constant", *MODES):
         raise b.error(f"attribute 'mode' must be constant, reflect, edge or wrap, not {mode!r}", CHECK)
     value = _value(b, constant_value) if mode == "constant" else OMIT
-    known, chosen = pads.ints, None if axes is None else axes.ints
-    if known is None or (axes is not None and chosen is None) or data.rank is None:
+    sides = _sides(data, pads, axes)
+    if sides is None:
         return b.call(
             "pad_axes", data, pads.as_ints(), axes=OMIT if axes is None else axes.as_ints(),
             mode=unless(mode, "constant"), value=value,
         )  # fmt: skip
-    rank = data.rank
-    positions = list(range(rank)) if chosen is None else [a % rank for a in chosen if isinstance(a, int)]
-    sides: dict[int, tuple[Dim, Dim]] = {
-        axis: (begin, end)
-        for axis, begin, end in zip(positions, known[: len(positions)], known[len(positions) :])
-        if begin != 0 or end != 0
-    }
     if not sides:
         return data.expr
+    rank, first = data.known_rank, min(sides)
     if isinstance(value, Arg):
-        return b.call("pad_with", data, _from_last(sides, rank, min(sides)), value)
+        return b.call("pad_with", data, _from_last(sides, rank, first), value)
     if mode == "constant":
-        return b.call("F.pad", data, _from_last(sides, rank, min(sides)), value=value)
-    first = _spatial(data, sides, mode)
-    if first is not None:
+        return b.call("F.pad", data, _from_last(sides, rank, first), value=value)
+    first = min(first, 2)
+    if data.is_float and first and 1 <= rank - first <= 3 and all(_fits(data, *side, mode) for side in sides.items()):
         return b.call("F.pad", data, _from_last(sides, rank, first), mode=MODES[mode])
     order = sorted(sides)
     flat = [*(sides[a][0] for a in order), *(sides[a][1] for a in order)]
     return b.call("pad_axes", data, tuple(flat), axes=tuple(order), mode=mode)
+
+
+def _sides(data: Arg, pads: Arg, axes: Arg | None) -> dict[int, tuple[Dim, Dim]] | None:
+    """Return begin and end of each axis that is padded; None if the axes or sizes are known at run time only."""
+    known, chosen = pads.ints, None if axes is None else axes.ints
+    if known is None or (axes is not None and chosen is None) or data.rank is None:
+        return None
+    rank = data.rank
+    positions = list(range(rank)) if chosen is None else [a % rank for a in chosen if isinstance(a, int)]
+    sides = zip(positions, zip(known[: len(positions)], known[len(positions) :]))
+    return {axis: side for axis, side in sides if side != (0, 0)}
 
 
 def _value(b: Builder, constant_value: Arg | None) -> Any:
@@ -87,25 +92,14 @@ def _from_last(sides: dict[int, tuple[Dim, Dim]], rank: int, first: int) -> tupl
     return tuple(p for axis in range(rank - 1, first - 1, -1) for p in sides.get(axis, (0, 0)))
 
 
-def _spatial(data: Arg, sides: dict[int, tuple[Dim, Dim]], mode: str) -> int | None:
-    """Return the first of the axes that `F.pad` can pad in this mode (the last 1 to 3, after one or two others)."""
-    rank, shape = data.known_rank, data.shape or ()
-    first = 2 if min(sides) >= 2 else 1
-    if not data.is_float or min(sides) < first or not 1 <= rank - first <= 3:
-        return None
-    for axis, pair in sides.items():
-        size = shape[axis]
-        if not all(isinstance(p, int) and p >= 0 for p in pair):
-            return None
-        most = max(p for p in pair if isinstance(p, int))
-        # with a dynamic size, F.pad itself raises an error where "reflect" is impossible, but not for "circular"
-        if isinstance(size, int):
-            limit = {"reflect": size - 1, "edge": most if size > 0 else -1, "wrap": size}[mode]
-            if most > limit:
-                return None
-        elif mode == "wrap":
-            return None
-    return first
+def _fits(data: Arg, axis: int, side: tuple[Dim, Dim], mode: str) -> bool:
+    """Return True if `F.pad` can pad an axis in a mode that copies elements."""
+    size, known = (data.shape or ())[axis], [p for p in side if isinstance(p, int) and p >= 0]
+    if len(known) < len(side):
+        return False
+    if not isinstance(size, int):  # F.pad itself raises an error where "reflect" is impossible, but not for "circular"
+        return mode != "wrap"
+    return max(known) <= {"reflect": size - 1, "edge": max(known) if size > 0 else -1, "wrap": size}[mode]
 
 
 @op("CenterCropPad", traits=[FILLS], ranges=ranges.pad)
@@ -154,8 +148,9 @@ def halved(totals: list[Dim], auto_pad: str) -> tuple[list[Dim], list[Dim]]:
 def padded(b: Builder, X: Arg | ast.expr, pads: tuple[list[Dim], list[Dim]]) -> tuple[ast.expr | Arg, list[int]]:
     """Return the input and the padding that the module does itself, which is none if `F.pad` has to come before it."""
     begins, ends = pads
-    if begins == ends and all(isinstance(p, int) and p >= 0 for p in begins):
-        return X, [p for p in begins if not isinstance(p, Sym)]
+    plain = [p for p in begins if isinstance(p, int) and p >= 0]
+    if begins == ends and len(plain) == len(begins):
+        return X, plain
     return b.call("F.pad", X, f_pad(begins, ends)), [0] * len(begins)
 
 
@@ -193,18 +188,16 @@ def conv(
     strides: list[int] | None = None,
 ) -> ast.expr:
     B = _without_zeros(B)
-    kernel = kernel_sizes(b, W, kernel_shape)
+    kernel, strides, dilations = geometry(b, W, kernel_shape, strides, dilations)
     n = len(kernel)
-    strides, dilations = strides or [1] * n, dilations or [1] * n
     x, padding = padded(b, X, resolve_pads(b, X, auto_pad, pads, kernel, strides, dilations))
     options = conv_options(strides, padding, dilations, group)
     spec = layer(b, W, f"Conv{n}d")
     source = spec.weight
     if source is not None and not _is_filter(source, W):
         channels = source.shape[1] * group, source.shape[0]
-        build = spec.build(
-            b, *channels, same(kernel), **options, bias=unless(B is not None, True), dtype=_dtype(source.dtype)
-        )
+        dtype = unless(source.dtype, ir.DataType.FLOAT)
+        build = spec.build(b, *channels, same(kernel), **options, bias=unless(B is not None, True), dtype=dtype)
         module = b.module("conv", build, **spec.keys, bias=B)
         if module is not None:
             return b("m(x)", m=module, x=x)
@@ -218,9 +211,11 @@ def _is_filter(source: Source, weight: Arg) -> bool:
     called a buffer is no layer's, either.
     """
     value = weight.value
-    if value is not None and is_buffer_name(value.name or "") and not weight.is_trainable:
+    if value is None:
+        return False
+    if is_buffer_name(value.name or "") and not weight.is_trainable:
         return True
-    if value is None or len(source.names) != 1 or param_path(source.names[0]) is not None:
+    if len(source.names) != 1 or param_path(source.names[0]) is not None:
         return False
     while (node := value.producer()) is not None and is_a(node, PASSES_ON) and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -256,10 +251,8 @@ def conv_transpose(
 ) -> ast.expr:
     """torch pads both ends equally; the rest of the longer end is cut from the result."""
     B = _without_zeros(B)
-    kernel = kernel_sizes(b, W, kernel_shape)
-    n = len(kernel)
-    strides, dilations = strides or [1] * n, dilations or [1] * n
-    extra: list[Dim] = list(output_padding or [0] * n)
+    kernel, strides, dilations = geometry(b, W, kernel_shape, strides, dilations)
+    extra: list[Dim] = list(output_padding or [0] * len(kernel))
     if output_shape is None and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = resolve_pads(b, X, auto_pad, pads, kernel, strides, dilations)
     else:
@@ -292,7 +285,7 @@ def _transposed(
         channels = source.shape[0], source.shape[1] * group
         build = spec.build(
             b, *channels, same(kernel), **options,
-            bias=unless(B is not None, True), dilation=dilation, dtype=_dtype(source.dtype),
+            bias=unless(B is not None, True), dilation=dilation, dtype=unless(source.dtype, ir.DataType.FLOAT),
         )  # fmt: skip
         module = b.module("deconv", build, **spec.keys, bias=B)
         if module is not None:
@@ -327,8 +320,10 @@ def _computed_pads(
     return halved(totals, auto_pad)
 
 
-def kernel_sizes(b: Builder, W: Arg, kernel_shape: list[int] | None) -> list[Dim]:
-    """Return the spatial sizes of the kernel, of which PyTorch allows 1 to 3."""
+def geometry(
+    b: Builder, W: Arg, kernel_shape: list[int] | None, strides: list[int] | None, dilations: list[int] | None
+) -> tuple[list[Dim], list[int], list[int]]:
+    """Return the size of the kernel, the stride and the dilation along each axis. PyTorch has 1 to 3 of them."""
     if not kernel_shape and W.shape is None:
         raise b.error("the rank of the kernel is unknown", INFER)
     kernel: list[Dim] = list(kernel_shape or (W.shape or ())[2:])
@@ -336,8 +331,4 @@ def kernel_sizes(b: Builder, W: Arg, kernel_shape: list[int] | None) -> list[Dim
         raise b.error(
             f"a convolution over {len(kernel)} axes has no PyTorch function", "PyTorch has 1 to 3 spatial axes"
         )
-    return kernel
-
-
-def _dtype(dtype: ir.DataType) -> Any:
-    return unless(dtype, ir.DataType.FLOAT)
+    return kernel, strides or [1] * len(kernel), dilations or [1] * len(kernel)

@@ -64,23 +64,25 @@ def range_(b: Builder, start: Arg, limit: Arg, delta: Arg, *, stash_type: int = 
     dtype = start.dtype
     if dtype is None:
         raise b.error("the type of the inputs is unknown", INFER)
-    sized = [x.sized if limit.is_sized else None for x in (start, limit, delta)]
-    counted = [None if s is None or not s.exact else s.one for s in sized]
+    counted, (first, last, step) = zip(*(_of_range(x, limit.is_sized) for x in (start, limit, delta)))
     bounds: list[Any] = [x.as_int() if n is None else n for x, n in zip((start, limit, delta), counted)]
-    first, last, step = (_int(x) if s is None else s.dim for x, s in zip((start, limit, delta), sized))
+    is_float = dtype.is_floating_point() and None in counted
     ascending = first is not None and last is not None and step == 1 and nonnegative(last - first)
     if not ascending:
-        if dtype.is_floating_point() and None in counted:  # keep tensors: they may need a gradient
+        if is_float:  # keep tensors: they may need a gradient
             bounds[0], bounds[2] = (x if x.number is None else x.number for x in (start, delta))
         return b.call("range_tensor", *bounds, dtype=unless(dtype, T.INT64), device=DeviceOf())
-    implied = T.FLOAT if dtype.is_floating_point() and None in counted else T.INT64
     arguments = bounds[1:2] if first == 0 else bounds[:2]
+    implied = T.FLOAT if is_float else T.INT64
     return b.call("torch.arange", *arguments, dtype=unless(dtype, implied), device=DeviceOf())
 
 
-def _int(x: Arg) -> Any:
-    ints = x.ints if x.dtype is not None and not x.dtype.is_floating_point() else None
-    return ints[0] if ints else None
+def _of_range(x: Arg, is_sized: bool) -> tuple[Any, Any]:
+    """Return a number of a range as Python computes it exactly from sizes, and as a dim; None where it does not."""
+    if is_sized and (sized := x.sized) is not None:
+        return sized.one if sized.exact else None, sized.dim
+    ints = None if x.is_float else x.ints
+    return None, ints[0] if ints else None
 
 
 # -------------------------------------------------------------------------------------------- like another tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,30 +72,43 @@ def never_negative(value: ir.Value | None, trust_inputs: bool = False, depth: in
     """Return True if that is proven. `trust_inputs`: the graph's inputs are taken for ids, which are not negative."""
     if value is None or depth == 0:
         return False
-    data: NDArray[Any] | None = info(value).data
-    if data is not None:
-        if data.dtype == object:
-            return all(nonnegative(d) for d in data.flat)
-        return data.dtype.kind in "biuf" and bool((data >= 0).all())
-    tensor = stored(value)
-    if tensor is not None:
-        return tensor.dtype.is_integer() and bool((tensor.numpy() >= 0).all())
+    if (by_elements := _elements_nonnegative(value)) is not None:
+        return by_elements
     node = value.producer()
     if node is None:
         return trust_inputs and value.is_graph_input()
     if node.domain not in ("", "ai.onnx"):
         return False
-    facts = known(node)
-    if node.op_type == "TopK" and value is node.outputs[1]:
+    is_first = value is node.outputs[0]
+    if _starts_at_zero(node, is_first):
         return True
-    if value is node.outputs[0] and facts.least is not None and facts.least >= 0:
-        return True
-    places: Collection[int] = {"Clip": (1,), "Range": (0, 2)}.get(node.op_type, facts.data)
-    if node.op_type not in ("Clip", "Range"):
-        if not is_a(node, MOVES) and not (value is node.outputs[0] and is_a(node, KEEPS_SIGN)):
-            return False
-    inputs = [v for i, v in enumerate(node.inputs) if i in places and v is not None]
+    signs = SIGNS.get(node.op_type, known(node).data if _keeps_signs(node, is_first) else ())
+    inputs = [v for i, v in enumerate(node.inputs) if i in signs and v is not None]
     return bool(inputs) and all(never_negative(i, trust_inputs, depth - 1) for i in inputs)
+
+
+SIGNS: dict[str, Collection[int]] = {"Clip": (1,), "Range": (0, 2)}  # the inputs that decide the sign of the result
+
+
+def _starts_at_zero(node: ir.Node, is_first: bool) -> bool:
+    """Return True if a lower bound of an operator's result is known, and is 0 or more."""
+    least = known(node).least if is_first else 0.0 if node.op_type == "TopK" else None
+    return least is not None and least >= 0
+
+
+def _keeps_signs(node: ir.Node, is_first: bool) -> bool:
+    return is_a(node, MOVES) or (is_first and is_a(node, KEEPS_SIGN))
+
+
+def _elements_nonnegative(value: ir.Value) -> bool | None:
+    """Return whether all elements are known to be 0 or more; None if they are not known."""
+    data: NDArray[Any] | None = info(value).data
+    if data is not None and data.dtype == object:
+        return all(nonnegative(d) for d in data.flat)
+    if data is not None:
+        return data.dtype.kind in "biuf" and bool((data >= 0).all())
+    tensor = stored(value)
+    return None if tensor is None else tensor.dtype.is_integer() and bool((tensor.numpy() >= 0).all())
 
 
 FAR = 2**31 - 1  # exporters write "to the end" as INT32_MAX, INT64_MAX or their negatives
@@ -114,8 +127,7 @@ def gather(b: Builder, data: Arg, indices: Arg, *, axis: int = 0) -> ast.expr | 
     shape = b.sized(data.value)
     if shape is not None and shape.whole is not None and isinstance(indices.number, ast.Constant | ast.UnaryOp):
         return Sized(each(lambda i: b("s[i]", s=shape.whole, i=int(i)), np.asarray(indices.constant)))
-    embedding = _embedding(b, data, indices, axis)
-    if embedding is not None:
+    if (embedding := _embedding(b, data, indices, axis)) is not None:
         return embedding
     return subscript(data, {axis: _index(data, indices, axis)}, data.rank)
 
@@ -134,8 +146,10 @@ def _embedding(b: Builder, data: Arg, indices: Arg, axis: int) -> ast.expr | Non
     named = path is not None and path[-1] == "weight"
     if not named and (data.constant is not None or not never_negative(indices.value, trust_inputs=True)):
         return None
-    dtype = unless(source.dtype, ir.DataType.FLOAT)
-    build = table.build(b, *source.shape, padding_idx=_padding_row(b.node, source.shape[0]), dtype=dtype)
+    # a row of zeros does not tell of padding: a table may have one that is trained
+    row = padding_row(b.node) if (noted := PADDING.get(b.node)) is None else noted
+    padding = row if row is not None and row < source.shape[0] else OMIT
+    build = table.build(b, *source.shape, padding_idx=padding, dtype=unless(source.dtype, ir.DataType.FLOAT))
     module = b.module(_kind_of(indices), build, **table.keys)
     return None if module is None else b("m(i)", m=module, i=indices)
 
@@ -159,13 +173,6 @@ def _counts(array: NDArray[Any] | None) -> bool:
     return array is not None and array.size > 1 and bool((np.diff(array.reshape(-1)) == 1).all())
 
 
-def _padding_row(node: ir.Node, rows: int) -> Any:
-    """Return the `padding_idx` of a lookup. A row of zeros does not tell: a table may have one that is trained."""
-    row = PADDING.get(node)
-    row = padding_row(node) if row is None else row
-    return row if row is not None and row < rows else OMIT
-
-
 def _index(data: Arg, indices: Arg, axis: int) -> Any:
     """Return what to write between the brackets: a number, a slice, a short list, or a tensor."""
     ints = indices.ints
@@ -173,11 +180,15 @@ def _index(data: Arg, indices: Arg, axis: int) -> Any:
         return indices
     if indices.rank == 0:
         return ints[0]
-    size = None if data.shape is None else data.shape[axis]
-    run = _run(ints, size)
+    run = _run(ints, _size(data, axis))
     if run is not None:
         return run
-    return list(ints) if 0 < len(ints) <= MAX_WRITTEN_INDICES or not _all_ints(ints) else indices
+    is_short = 0 < len(ints) <= MAX_WRITTEN_INDICES
+    return list(ints) if is_short or not all(isinstance(i, int) for i in ints) else indices
+
+
+def _size(data: Arg, axis: int) -> Dim | None:
+    return None if data.shape is None else data.shape[axis]
 
 
 def _run(ints: list[Dim], size: Dim | None) -> ast.Slice | None:
@@ -239,17 +250,15 @@ def scatter_elements(
     b: Builder, data: Arg, indices: Arg, updates: Arg, *, axis: int = 0, reduction: str = "none"
 ) -> ast.expr:
     index = _from_front(b, data.expr, indices, axis)
-    method = {"none": "x.scatter(axis, i, u)", "add": "x.scatter_add(axis, i, u)"}.get(
-        reduction, "x.scatter_reduce(axis, i, u, how)"
-    )
+    methods = {"none": "x.scatter(axis, i, u)", "add": "x.scatter_add(axis, i, u)"}
+    method = methods.get(reduction, "x.scatter_reduce(axis, i, u, how)")
     return _scatter(b, method, data, index, updates, reduction, axis)
 
 
 @op("ScatterND", traits=[MOVES], data="data updates", **rules("scatter_nd", infer=same))
 def scatter_nd(b: Builder, data: Arg, indices: Arg, updates: Arg, *, reduction: str = "none") -> ast.expr:
-    method = {"none": "x.index_put(i.unbind(-1), u)", "add": "x.index_put(i.unbind(-1), u, accumulate=True)"}.get(
-        reduction, "scatter_nd_reduce(x, i, u, how)"
-    )
+    methods = {"none": "x.index_put(i.unbind(-1), u)", "add": "x.index_put(i.unbind(-1), u, accumulate=True)"}
+    method = methods.get(reduction, "scatter_nd_reduce(x, i, u, how)")
     return _scatter(b, method, data, indices, updates, reduction, 0)
 
 
@@ -259,15 +268,13 @@ def _scatter(b: Builder, template: str, data: Arg, index: Any, updates: Arg, red
         raise b.error(f"attribute 'reduction' must be none, add, mul, max or min, not {reduction!r}", CHECK)
     if data.dtype not in BITS:
         return b(template, x=data, i=index, u=updates, how=how, axis=axis)
+    there, back = "x.long()", "x.to(d)"  # torch has kernels for signed types; the order counts for "max" and "min"
     if reduction not in ("max", "min"):
-        signed = BITS[data.dtype]
-        x, u = b("x.view(d)", x=data, d=signed), b("u.view(d)", u=updates, d=signed)
-        return b("y.view(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
-    if data.dtype == ir.DataType.UINT64:
-        x, u = b("ordered(x)", x=data), b("ordered(u)", u=updates)
-        return b("unordered(y)", y=b(template, x=x, i=index, u=u, how=how, axis=axis))
-    x, u = b("x.long()", x=data), b("u.long()", u=updates)
-    return b("y.to(d)", y=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
+        there, back = "x.view(s)", "x.view(d)"
+    elif data.dtype == ir.DataType.UINT64:
+        there, back = "ordered(x)", "unordered(x)"
+    x, u = (b(there, x=v, s=BITS[data.dtype]) for v in (data, updates))
+    return b(back, x=b(template, x=x, i=index, u=u, how=how, axis=axis), d=data.dtype)
 
 
 @op("TensorScatter", traits=[MOVES], data="past_cache update", infer=same)
@@ -291,20 +298,17 @@ def slice_(
 ) -> ast.expr:
     """`x[:, 1:-1]`. A negative step becomes a flip: position p of the flipped axis is position ~p of the axis."""
     first, last = starts.ints, ends.ints
-    known_axes = None if axes is None else axes.ints
-    known_steps = None if steps is None else steps.ints
-    if first is None or last is None or (axes and not _all_ints(known_axes)) or (steps and not _all_ints(known_steps)):
+    count = len(first or ())
+    positions, strides = _ints(axes, range(count)), _ints(steps, [1] * count)
+    if first is None or last is None or positions is None or strides is None:
         return _slice_at_run_time(b, data, starts, ends, axes, steps)
-    positions = _axes(data, known_axes, len(first))
-    strides = [s for s in known_steps if isinstance(s, int)] if known_steps is not None else [1] * len(first)
+    if min(positions, default=0) < 0:
+        positions = [a % data.known_rank for a in positions]
     backward = tuple(a for a, s in zip(positions, strides) if s < 0)
     items: dict[int, ast.Slice] = {}
     for axis, start, end, step in zip(positions, first, last, strides):
-        size = None if data.shape is None else data.shape[axis]
-        if step < 0:
-            start, end, step = _flipped(b, start, size), FAR if end in FARTHEST else -1 - end, -step
-        span = _piece(start, end, step, size)
-        if span.lower is not None or span.upper is not None or span.step is not None:
+        span = _span(b, start, end, step, _size(data, axis))
+        if any((span.lower, span.upper, span.step)):
             items[axis] = span
     x = data.expr
     if backward:
@@ -323,19 +327,18 @@ def _flipped(b: Builder, start: Dim, size: Dim | None) -> Dim:
     return dim_min(-1 - start, size - 1)
 
 
-def _all_ints(ints: list[Dim] | None) -> bool:
-    return ints is not None and all(isinstance(i, int) for i in ints)
+def _ints(x: Arg | None, default: Sequence[int]) -> list[int] | None:
+    """Return the elements of an optional input; None if one of them is no known number."""
+    if x is None:
+        return list(default)
+    numbers = [i for i in x.ints or () if isinstance(i, int)]
+    return numbers if x.ints is not None and len(numbers) == len(x.ints) else None
 
 
-def _axes(data: Arg, axes: list[Dim] | None, count: int) -> list[int]:
-    if axes is None:
-        return list(range(count))
-    numbers = [a for a in axes if isinstance(a, int)]
-    return [a % data.known_rank for a in numbers] if min(numbers, default=0) < 0 else numbers
-
-
-def _piece(start: Dim, end: Dim, step: int, size: Dim | None) -> ast.Slice:
-    """Return a slice without the bounds that are the axis's own."""
+def _span(b: Builder, start: Dim, end: Dim, step: int, size: Dim | None) -> ast.Slice:
+    """Return a slice without the bounds that are the axis's own; for a negative step, that of the flipped axis."""
+    if step < 0:
+        start, end, step = _flipped(b, start, size), FAR if end in FARTHEST else -1 - end, -step
     from_front = isinstance(start, int) and (start == 0 or start <= -FAR or (isinstance(size, int) and start <= -size))
     to_end = (isinstance(end, int) and (end >= FAR or (isinstance(size, int) and end >= size))) or end == size
     if isinstance(end, int) and end <= -FAR:
@@ -344,12 +347,9 @@ def _piece(start: Dim, end: Dim, step: int, size: Dim | None) -> ast.Slice:
 
 
 def _slice_at_run_time(b: Builder, data: Arg, starts: Arg, ends: Arg, axes: Arg | None, steps: Arg | None) -> ast.expr:
-    count = starts.shape[0] if starts.shape else None
-    axis = axes.ints if axes is not None else [0]
-    step = steps.ints if steps is not None else [1]
-    if count == 1 and axis is not None and isinstance(axis[0], int) and step is not None and step[0] == 1:
-        position = axis[0] % data.known_rank
-        return subscript(data, {position: piece(starts.as_int(), ends.as_int())}, data.rank)
+    axis, step = _ints(axes, [0]), _ints(steps, [1])
+    if starts.shape == (1,) and axis and step and step[0] == 1:
+        return subscript(data, {axis[0] % data.known_rank: piece(starts.as_int(), ends.as_int())}, data.rank)
     first = b.let(starts.as_ints(), "starts")
     chosen = b("range(len(s))", s=first) if axes is None else axes.as_ints()
     strides = b("[1] * len(s)", s=first) if steps is None else steps.as_ints()

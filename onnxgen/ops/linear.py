@@ -106,11 +106,7 @@ class QuantizedLayer:
 
 def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> QuantizedLayer:
     """Return the torch layer with this weight; `transposed`: the layer stores the transposed matrix."""
-    value, flips = weight.value, transposed
-    node = None if value is None else value.producer()
-    while node is not None and _transposes(node):
-        value, flips = node.inputs[0], not flips
-        node = None if value is None else value.producer()
+    node, flips = _maker(weight.value, transposed)
     made_by = parametrised(b, node, weight) if node is not None and not flips else None
     if made_by is not None:
         return QuantizedLayer(f"nn.{name}", made_by.weight, keys=made_by.tensors, around=made_by.function)
@@ -126,6 +122,15 @@ def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> Quant
     return QuantizedLayer(
         f"Quantized{name}", weight_source, {"quantize": quantizer[0]}, {"weight": weight_source, **keys}
     )
+
+
+def _maker(value: ir.Value | None, flips: bool) -> tuple[ir.Node | None, bool]:
+    """Return the node that makes a matrix which others only transpose; `flips` changes with each of these."""
+    while True:
+        node = None if value is None else value.producer()
+        if node is None or not _transposes(node):
+            return node, flips
+        value, flips = node.inputs[0], not flips
 
 
 def _transposes(node: ir.Node) -> bool:

@@ -201,19 +201,25 @@ def pow_(b: Builder, X: Arg, Y: Arg, *, broadcast: int = 0, axis: int | None = N
     """The result has the base's type: an integer to a fractional power is truncated."""
     integer = is_integer(b, X)
     x, y = aligned(b, X, Y, axis)
-    exponent = Y.scalar if not isinstance(y, (Arg, ast.Subscript)) else None
+    is_tensor = isinstance(y, (Arg, ast.Subscript))
+    exponent = None if is_tensor else Y.scalar
     if isinstance(exponent, float) and exponent.is_integer() and abs(exponent) < 1024:
         exponent, y = int(exponent), literal(int(exponent))
     if X.dtype != Y.dtype:
         x = X  # a number would take the exponent's type
-    if integer and (Y.is_float if exponent is None else isinstance(exponent, float) or exponent < 0):
+    if integer and _is_fraction(Y, exponent):
         return b("(x.double() ** y).to(d)", x=X, y=y, d=X.dtype)
-    if X.dtype == Y.dtype or not isinstance(y, (Arg, ast.Subscript)):
+    if X.dtype == Y.dtype or not is_tensor:
         return computed(b, X.dtype, lambda x, y: b("x ** y", x=x, y=y), x, y)
     if Y.is_float and Y.dtype is not None and X.dtype is not None and Y.dtype.itemsize < X.dtype.itemsize:
         return b("x ** y.to(d)", x=X, y=y, d=X.dtype)
     wide = b("x.to(d)", x=X, d=Y.dtype) if Y.is_float else X.expr
     return b("(x ** y).to(d)", x=wide, y=y, d=X.dtype)
+
+
+def _is_fraction(exponent: Arg, number: float | int | None) -> bool:
+    """Return True if a power of integers is no integer. `number`: the exponent, if it is known."""
+    return exponent.is_float if number is None else isinstance(number, float) or number < 0
 
 
 @op("BitShift", traits=[BROADCASTS], flat=INTEGERS)
@@ -277,11 +283,11 @@ def _extreme(function: str, bound: str) -> Callable[..., ast.expr]:
     return lower
 
 
-_greatest = op(
+_declare = op(
     "Max", traits=[COMMUTES, PICKS], numbers=np.maximum, dims=dim_max, neutral=-math.inf,
     bound=lambda node, bounds: max(bounds),
 )  # fmt: skip
-_greatest(_extreme("maximum", "min"))
+_declare(_extreme("maximum", "min"))
 op("Min", traits=[COMMUTES, PICKS], numbers=np.minimum, dims=dim_min, neutral=math.inf)(_extreme("minimum", "max"))
 
 
@@ -425,11 +431,11 @@ def _logic(template: str, of_sizes: str) -> Callable[..., ast.expr | Sized]:
     return of_either
 
 
-for _relation, (_written, _of_sizes, _computed, _dims, _neutral) in LOGIC.items():
-    _logical = op(_relation, traits=[COMMUTES], numbers=_computed, dims=_dims, neutral=_neutral, flat=INTEGERS)
-    _logical(_logic(_written, _of_sizes))
-for _relation, (_written, _computed, _dims) in ORDER.items():
-    op(_relation, traits=[COMPARISON], numbers=_computed, dims=_dims)(_order(_written))
+for _name, (_template, _of_sizes, _numbers, _dims, _neutral) in LOGIC.items():
+    _declare = op(_name, traits=[COMMUTES], numbers=_numbers, dims=_dims, neutral=_neutral, flat=INTEGERS)
+    _declare(_logic(_template, _of_sizes))
+for _name, (_template, _numbers, _dims) in ORDER.items():
+    op(_name, traits=[COMPARISON], numbers=_numbers, dims=_dims)(_order(_template))
 
 
 @op("Equal", traits=[COMPARISON], numbers=np.equal, dims=equal_dims)

@@ -90,27 +90,19 @@ def window(
     n = len(kernel_shape)
     stride, dilation = strides or [1] * n, dilations or [1] * n
     begins, ends = resolve_pads(b, X, auto_pad, pads, kernel_shape, stride, dilation)
-    ceil = bool(ceil_mode) and not auto_pad.startswith("SAME")
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilation)]
     overhang: list[Dim] = [0] * n
-    if ceil:
-        shape = X.shape
-        if shape is None:
-            raise b.error("ceil_mode needs the spatial sizes of the input, which are unknown", FIX_SHAPE)
-        for i in range(n):
-            reach = (kernel_shape[i] - 1) * dilation[i] + 1
-            overhang[i] = _overhang(shape[i + 2], begins[i], ends[i], reach, stride[i])
-        ceil = any(o != 0 for o in overhang)
+    if ceil_mode and not auto_pad.startswith("SAME"):
+        overhang = _overhangs(b, X, begins, ends, reaches, stride)
+    ceil = any(o != 0 for o in overhang)
     kernel: list[Dim] = list(kernel_shape)
-    for i in range(n):
-        if X.shape is None or ceil:
-            continue
+    for i, size in enumerate(() if X.shape is None or ceil else X.shape[2:]):
         if dilation[i] == 1 and begins[i] == ends[i] == 0:
-            kernel[i] = _clipped(b, X.shape[i + 2], kernel_shape[i], stride[i])
+            kernel[i] = _clipped(b, size, kernel_shape[i], stride[i])
             continue
-        room = X.shape[i + 2] + begins[i] + ends[i] - (kernel_shape[i] - 1) * dilation[i] - 1
+        room = size + begins[i] + ends[i] - reaches[i]
         if isinstance(room, int) and -stride[i] < room < 0:
             overhang[i] = -room
-    reaches = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilation)]
     empty = _empty(X, begins, ends, overhang, reaches, stride)
     return Window(kernel, stride, dilation, begins, ends, overhang, ceil, empty)
 
@@ -142,11 +134,18 @@ def _clipped(b: Builder, size: Dim, kernel: int, stride: int) -> Dim:
     return dim_min(kernel, size if stride >= kernel else dim_max(size, kernel - stride + 1))
 
 
-def _overhang(size: Dim, begin: Dim, end: Dim, reach: int, stride: int) -> Dim:
-    """Return how far the last window reaches past the padded end. No window starts in the padding at the end."""
-    total = size + begin + end
-    count = dim_min((total - reach + stride - 1) // stride + 1, (size + begin + stride - 1) // stride)
-    return (count - 1) * stride + reach - total
+def _overhangs(
+    b: Builder, X: Arg, begins: list[Dim], ends: list[Dim], reaches: list[int], strides: list[int]
+) -> list[Dim]:
+    """Return how far each axis's last window reaches past the padded end. None starts in the padding at the end."""
+    if X.shape is None:
+        raise b.error("ceil_mode needs the spatial sizes of the input, which are unknown", FIX_SHAPE)
+    overhangs = []
+    for size, begin, end, reach, stride in zip(X.shape[2:], begins, ends, reaches, strides):
+        total = size + begin + end
+        count = dim_min((total - reach + stride - 1) // stride + 1, (size + begin + stride - 1) // stride)
+        overhangs.append((count - 1) * stride + reach - total)
+    return overhangs
 
 
 def _options(w: Window, padding: list[int] | None) -> dict[str, Any]:
@@ -272,11 +271,7 @@ def average_pool(
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     if w.empty is not None:
         return b("x.new_empty(s)", x=X, s=w.empty)
-    plain = all(d == 1 for d in w.dilation) and w.n <= 3
-    if w.n == 3 and X.shape is not None:  # F.avg_pool3d compares the window with the size before padding
-        pairs = zip(X.shape[2:], w.kernel)
-        plain = plain and not any(isinstance(s, int) and isinstance(k, int) and s < k for s, k in pairs)
-    padding = w.padding
+    plain, padding = _is_plain(X, w), w.padding
     if plain and padding is not None:
         include = unless(bool(count_include_pad) or not any(padding), True)
         options = {**_options(w, padding), "ceil_mode": unless(w.ceil, False), "count_include_pad": include}
@@ -285,6 +280,15 @@ def average_pool(
         return b.call(f"F.avg_pool{w.n}d", b("F.pad(x, s)", x=X, s=w.sides), same(w.kernel), **_options(w, None))
     windows = tuple(w.kernel), tuple(w.stride), tuple(w.dilation)
     return b.call("average_pool", X, *windows, w.sides, w.overhang_sides, bool(count_include_pad))
+
+
+def _is_plain(X: Arg, w: Window) -> bool:
+    """Return True if torch has a function for these windows: over up to three axes, without dilation."""
+    if w.n > 3 or any(d != 1 for d in w.dilation):
+        return False
+    # F.avg_pool3d compares the window with the size before padding
+    pairs = zip((X.shape or ())[2:], w.kernel) if w.n == 3 else ()
+    return not any(isinstance(s, int) and isinstance(k, int) and s < k for s, k in pairs)
 
 
 @op("SummedPool", domain=DOMAIN, traits=[POOL], reference=own.SummedPool)

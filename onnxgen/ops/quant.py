@@ -21,7 +21,7 @@ from onnxgen.graph.traits import CONVOLUTION, QUANTISED, QUANTISES, RECURRENT, S
 from onnxgen.lowering.builder import Arg, Builder, Unpack
 from onnxgen.lowering.parameter import role_in_integers
 from onnxgen.ops.cast import as_float32, converted
-from onnxgen.ops.conv import conv_options, kernel_sizes, padded, resolve_pads
+from onnxgen.ops.conv import conv_options, geometry, padded, resolve_pads
 from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
 from onnxgen.passes.match import uniform
@@ -225,9 +225,8 @@ def _integer_conv(
     dilations: list[int] | None, group: int, kernel_shape: list[int] | None, pads: list[int] | None,
     strides: list[int] | None,
 ) -> ast.expr:  # fmt: skip
-    kernel = kernel_sizes(b, w, kernel_shape)
+    kernel, strides, dilations = geometry(b, w, kernel_shape, strides, dilations)
     n = len(kernel)
-    strides, dilations = strides or [1] * n, dilations or [1] * n
     data = _shifted(b, x, _zero(b, x_zero, (-1,)))
     weight = _shifted(b, w, _zero(b, w_zero, (-1, *[1] * (n + 1))))
     data, padding = padded(b, data, resolve_pads(b, x, auto_pad, pads, kernel, strides, dilations))

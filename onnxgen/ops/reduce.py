@@ -41,23 +41,24 @@ class Reduction:
         known = None if axes is None else axes.ints
         self.axes: list[int] | None = None
         wanted = [d for d in known or [] if isinstance(d, int)]
-        if axes is not None and (known is None or len(wanted) < len(known)):
+        if axes is not None and wanted != known:
             self.dims: Dims = axes.as_ints()
             self.may_be_none = known is None and not (axes.shape and isinstance(axes.shape[0], int) and axes.shape[0])
             return
         rank = x.rank
+        self.keep = self.keep and rank != 0
+        if rank is not None:
+            self.axes = sorted({a % rank for a in wanted}) if wanted and rank else list(range(rank))
+        self.dims = self._torch_dims(wanted, rank)
+
+    def _torch_dims(self, wanted: list[int], rank: int | None) -> Dims:
+        """Return torch's `dim` for axes as the file writes them; without any, for all."""
+        is_whole = self.axes is not None and len(self.axes) == rank
+        if not self.keep and (is_whole or not wanted):
+            return None
         if wanted:
-            self.axes = None if rank is None else sorted({a % max(rank, 1) for a in wanted})
-            self.dims = wanted[0] if len(wanted) == 1 else wanted
-        else:
-            self.axes = None if rank is None else list(range(rank))
-            self.dims = None if not keepdims else literal(self.axes) if rank else None
-            if keepdims and rank is None:
-                self.dims = b("list(range(x.dim()))", x=x)
-        if self.axes is not None and len(self.axes) == rank and not keepdims:
-            self.dims = None
-        if rank == 0:
-            self.dims, self.keep, self.axes = None, False, []
+            return wanted[0] if len(wanted) == 1 else wanted
+        return self.b("list(range(x.dim()))", x=self.x) if rank is None else literal(self.axes)
 
     @property
     def is_empty(self) -> bool:
@@ -72,10 +73,11 @@ class Reduction:
 
     @property
     def count(self) -> Dim | ast.expr:
-        """How many elements are reduced to one."""
+        """How many elements are reduced to one; at least 1 where there may be none."""
         if self.axes is None or self.x.shape is None:
             return self.b("x.numel() // y.numel()", x=self.x, y=self.call("sum", self.x.expr))
-        return product(self.x.shape[a] for a in self.axes)
+        count = product(self.x.shape[a] for a in self.axes)
+        return dim_max(count, 1) if self.may_be_empty else count
 
     @property
     def options(self) -> dict[str, Any]:
@@ -159,16 +161,13 @@ def _reduced(b: Builder, how: str, x: ast.expr, r: Reduction, data: Arg, integer
     """Write one reduction, in the dtype of its input."""
     # torch sums and multiplies small integers as int64 by default
     dtype = unless(data.dtype, ir.DataType.INT64) if integer and data.dtype not in WIDER else OMIT
-    if how == "sum":
-        return r.call("sum", x, dtype)
-    if how == "mean" and r.is_empty:  # 0 in onnxruntime, where torch has NaN
+    if how == "sum" or (how == "mean" and r.is_empty):  # the mean of nothing is 0 in onnxruntime, where torch has NaN
         return r.call("sum", x, dtype)
     if how == "mean" and (integer or r.may_be_empty):
-        count = dim_max(r.count, 1) if r.may_be_empty and not isinstance(r.count, ast.expr) else r.count
         template = "torch.div(s, n, rounding_mode='trunc')" if integer else "s / n"
         if data.dtype in HALF:  # the sum may pass their range
-            return b("(s / n).to(d)", s=r.call("sum", x, ir.DataType.FLOAT), n=count, d=data.dtype)
-        return b(template, s=r.call("sum", x, dtype), n=count)
+            return b("(s / n).to(d)", s=r.call("sum", x, ir.DataType.FLOAT), n=r.count, d=data.dtype)
+        return b(template, s=r.call("sum", x, dtype), n=r.count)
     if how == "prod":
         return _product(b, x, r, dtype)
     if how in ("amax", "amin"):

@@ -24,6 +24,8 @@ from onnxgen.shapes.info import Info
 SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
 WHOLE_SIZE_PRODUCERS = ("pytorch", "tf2onnx")  # their frameworks align corners between whole sizes
 LONGEST = 2048  # the sizes up to which a ratio that is no single number is tried
+HALF = np.float32(0.5)
+Coordinates = NDArray[np.floating[Any]]
 COMPARED_SIZE = 1024  # the input size for which two roundings are compared if the size is dynamic
 
 
@@ -65,40 +67,45 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> ast.expr:
-    scales, sizes = _given(scales), _given(sizes)
+    scales, sizes = _either(b, scales, sizes)
+    cropped = coordinate_transformation_mode == "tf_crop_and_resize"
+    is_nearest = mode == "nearest"
+    special = {
+        "cubic": _only(mode == "cubic", shortest(cubic_coeff_a), -0.75),
+        "exclude_outside": _only(not is_nearest, bool(exclude_outside), False),
+        "antialias": _only(not is_nearest, bool(antialias), False),
+        "roi": _only(cropped, _floats(roi), None),
+        "outside": _only(cropped, shortest(extrapolation_value), 0.0),
+        "policy": _only(sizes is not None, keep_aspect_ratio_policy, "stretch"),
+    }
+    every = list(range(X.known_rank)) if axes is None else [a % X.known_rank for a in axes]
+    request = Request(
+        every, None if sizes is None else sizes.ints, _scales(scales), mode,
+        coordinate_transformation_mode, nearest_mode,
+    )  # fmt: skip
+    request.whole = scales is None or _between_whole_sizes(b, X, request)
+    if not cropped and special["policy"] is OMIT:
+        _drop_unchanged(request, X)
+    if not request.axes or (not cropped and _keeps_its_size(request, X)):
+        return X.expr
+    is_special = any(option is not OMIT for option in special.values())
+    y = None if is_special else _at_nice_sizes(b, X, request)
+    return _resize(b, X, request, scales, sizes, special) if y is None else y
+
+
+def _either(b: Builder, scales: Arg | None, sizes: Arg | None) -> tuple[Arg | None, Arg | None]:
+    """Return scales and sizes, of which one is None. Raises a problem if none or both are given."""
+    scales, sizes = (None if arg is None or arg.shape == (0,) else arg for arg in (scales, sizes))
     if scales is not None and sizes is not None and not isinstance((scales.shape or (None,))[0], int):
         scales = None  # only one of the two may have elements
     if (scales is None) == (sizes is None):
         raise b.error("Resize needs either scales or sizes", CHECK)
-    cropped = coordinate_transformation_mode == "tf_crop_and_resize"
-    is_nearest = mode == "nearest"
-    policy = OMIT if sizes is None else unless(keep_aspect_ratio_policy, "stretch")
-    special = {
-        "cubic": OMIT if mode != "cubic" else unless(shortest(cubic_coeff_a), -0.75),
-        "exclude_outside": OMIT if is_nearest else unless(bool(exclude_outside), False),
-        "antialias": OMIT if is_nearest else unless(bool(antialias), False),
-        "roi": _floats(roi) if cropped and roi is not None else OMIT,
-        "outside": unless(shortest(extrapolation_value), 0.0) if cropped else OMIT,
-        "policy": policy,
-    }
-    every = list(range(X.known_rank)) if axes is None else [a % X.known_rank for a in axes]
-    request = Request(
-        every, None if sizes is None else sizes.ints, None if scales is None else _scales(scales), mode,
-        coordinate_transformation_mode, nearest_mode,
-    )  # fmt: skip
-    request.whole = scales is None or _between_whole_sizes(b, X, request)
-    if not cropped and policy is OMIT:
-        _drop_unchanged(request, X)
-    if not request.axes or (not cropped and _keeps_its_size(request, X)):
-        return X.expr
-    if all(v is OMIT for v in special.values()):
-        multiple = _multiple(request, X)
-        y = None if multiple is None else _interpolate(b, X, multiple)
-        y = _interpolate(b, X, request) if y is None else y
-        y = _resize_floor(b, X, request) if y is None else y
-        if y is not None:
-            return y
-    return _resize(b, X, request, scales, sizes, special)
+    return scales, sizes
+
+
+def _only(applies: bool, value: Any, default: Any) -> Any:
+    """Return an option; OMIT where it does not apply."""
+    return unless(value, default) if applies else OMIT
 
 
 @op("Resize", "Upsample", since=7, traits=[RESAMPLES], **rules("resize"), flat={"scales": SETS_SIZE})
@@ -141,17 +148,12 @@ def _is_whole(dim: Dim, scale: float) -> bool:
     return width == int(width)
 
 
-def _given(arg: Arg | None) -> Arg | None:
-    """Return an optional input, or None if it is empty."""
-    return None if arg is None or arg.shape == (0,) else arg
-
-
-def _scales(arg: Arg) -> list[float] | None:
-    constant = arg.constant
+def _scales(arg: Arg | None) -> list[float] | None:
+    constant = None if arg is None else arg.constant
     return None if constant is None else [float(np.float32(v)) for v in constant.reshape(-1)]
 
 
-def _floats(arg: Arg) -> Any:
+def _floats(arg: Arg | None) -> Any:
     known = _scales(arg)
     return arg if known is None else tuple(shortest(v) for v in known)
 
@@ -196,8 +198,14 @@ def _multiple(request: Request, X: Arg) -> Request | None:
     return replace(request, sizes=None, scales=[float(factor)] * len(request.axes))
 
 
-def _resize_floor(b: Builder, X: Arg, r: Request) -> ast.expr | None:
-    """Return the helper for sizes of which one is known only at run time, where `F.interpolate` rounds otherwise."""
+def _at_nice_sizes(b: Builder, X: Arg, r: Request) -> ast.expr | None:
+    """Return `F.interpolate`, by scales if these are whole numbers, or the helper that rounds down, else None.
+
+    The helper is for sizes of which one is known only at run time, where `F.interpolate` rounds otherwise.
+    """
+    for request in (_multiple(r, X), r):
+        if request is not None and (y := _interpolate(b, X, request)) is not None:
+            return y
     is_floor = (r.mode, r.coordinates, r.rounding) == ("nearest", "asymmetric", "floor")
     if not is_floor or r.sizes is None or all(isinstance(s, int) for s in r.sizes) or 0 in (b.out().shape or ()):
         return None
@@ -227,38 +235,33 @@ def _resize(b: Builder, X: Arg, r: Request, scales: Arg | None, sizes: Arg | Non
 
 def _interpolate(b: Builder, X: Arg, r: Request) -> ast.expr | None:
     """Return `F.interpolate`, or None if it does not compute exactly this."""
-    rank = X.known_rank
-    if rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or not r.whole:
+    if X.known_rank not in SPATIAL or min(r.axes) < 2 or not X.is_float or not r.whole:
         return None
-    if r.scales is None and r.sizes is None:
+    if (r.scales is None and r.sizes is None) or 0 in (b.out().shape or ()):  # torch refuses sizes of 0
         return None
     shape = X.shape or ()
-    if 0 in (b.out().shape or ()):  # torch refuses sizes of 0
+    if (target := _target(r, shape)) is None:
         return None
-    options: dict[str, Any]
-    if r.scales is not None:
-        by_axis = dict(zip(r.axes, r.scales))
-        factors = [by_axis.get(a, 1.0) for a in range(2, rank)]
-        if not all(_same_size(shape[a], s) for a, s in by_axis.items()) or _may_keep_its_size(r, shape):
-            return None
-        options = {"scale_factor": same([_factor(f) for f in factors])}
-        ratios: list[float | None] = list(r.scales)
-    else:
-        new = dict(zip(r.axes, r.sizes or []))
-        sizes = [new.get(a, shape[a]) for a in range(2, rank)]
-        options = {"size": same(sizes)}
-        ratios = [_ratio(shape[a], s) for a, s in new.items()]
-        if None in ratios and r.mode == "nearest" and not all(_sizes_agree(shape[a], s) for a, s in new.items()):
-            return None
-    mode = _torch_mode(r, shape, ratios)
-    if mode is None:
+    options, ratios = target
+    if (mode := _torch_mode(r, shape, ratios)) is None:
         return None
     aligned = r.mode != "nearest" and r.coordinates == "align_corners"
     return b.call("F.interpolate", X, **options, mode=unless(mode, "nearest"), align_corners=unless(aligned, False))
 
 
-def _factor(scale: float) -> float | int:
-    return int(scale) if scale == int(scale) else NiceFloat(shortest(scale))
+def _target(r: Request, shape: tuple[Dim, ...]) -> tuple[dict[str, Any], list[float | None]] | None:
+    """Return torch's `scale_factor` or `size`, and the ratio of each axis, if known; None if torch rounds otherwise."""
+    if r.scales is not None:
+        scales = dict(zip(r.axes, r.scales))
+        if not all(_same_size(shape[a], s) for a, s in scales.items()) or _may_keep_its_size(r, shape):
+            return None
+        factors = [scales.get(a, 1.0) for a in range(2, len(shape))]
+        return {"scale_factor": same([int(f) if f == int(f) else NiceFloat(shortest(f)) for f in factors])}, [*r.scales]
+    sizes = dict(zip(r.axes, r.sizes or []))
+    ratios = [_ratio(shape[a], s) for a, s in sizes.items()]
+    if None in ratios and r.mode == "nearest" and not all(_sizes_agree(shape[a], s) for a, s in sizes.items()):
+        return None
+    return {"size": same([sizes.get(a, shape[a]) for a in range(2, len(shape))])}, ratios
 
 
 def _same_size(dim: Dim, scale: float) -> bool:
@@ -300,9 +303,8 @@ def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
 
     If the ratio of the sizes is known only at run time, see `_sizes_agree`.
     """
-    rounding = r.rounding
     if scale is None:
-        return r.coordinates == "asymmetric" and rounding == "floor"
+        return r.coordinates == "asymmetric" and r.rounding == "floor"
     before = dim if isinstance(dim, int) else COMPARED_SIZE
     after = scale_size(before, scale) if r.scales is not None else round(before * scale)
     if not isinstance(after, int) or after > 1 << 20:
@@ -313,19 +315,24 @@ def _nearest_agrees(r: Request, dim: Dim, scale: float | None) -> bool:
     onnx = _positions(i, np.float32(scale), before, after, r.coordinates)
     if onnx is None:
         return False
-    if rounding == "simple":
-        rounding = "ceil" if scale < 1 else "floor"
-    half = np.float32(0.5)
-    if "round" in rounding:
-        between = np.floor(onnx) + half
-        onnx = np.where(np.abs(onnx - between) <= 1e-6, between, onnx)
-    if rounding == "round_prefer_floor":
-        rounded = np.ceil(onnx - half)
-    elif rounding == "round_prefer_ceil":
-        rounded = np.floor(onnx + half)
-    else:
-        rounded = np.floor(onnx) if rounding == "floor" else np.ceil(onnx)
+    simple = "ceil" if scale < 1 else "floor"
+    rounded = _rounded(onnx, simple if r.rounding == "simple" else r.rounding)
     return bool(np.array_equal(torch, np.clip(rounded, 0, before - 1)))
+
+
+def _rounded(points: Coordinates, rounding: str) -> Coordinates:
+    """Round input coordinates (Resize-19, nearest_mode); what is nearly between two counts as between them."""
+    if "round" in rounding:
+        between = np.floor(points) + HALF
+        points = np.where(np.abs(points - between) <= 1e-6, between, points)
+    match rounding:
+        case "round_prefer_floor":
+            return np.ceil(points - HALF)
+        case "round_prefer_ceil":
+            return np.floor(points + HALF)
+        case "floor":
+            return np.floor(points)
+    return np.ceil(points)
 
 
 @lru_cache(maxsize=256)
@@ -351,18 +358,12 @@ def _picks_the_same(before: np.float32, after: np.float32) -> bool:
     return bool(np.array_equal(np.floor(i * (before / after)), np.floor(i / (after / before))))
 
 
-def _positions(
-    i: NDArray[np.float32], scale: np.float32, before: int, after: int, mode: str
-) -> NDArray[np.floating[Any]] | None:
+def _positions(i: NDArray[np.float32], scale: np.float32, before: int, after: int, mode: str) -> Coordinates | None:
     """Return the input coordinates of output points in float32 (Resize-19, coordinate_transformation_mode)."""
-    half = np.float32(0.5)
-    positions: NDArray[np.floating[Any]] | None = None
     if mode == "asymmetric":
-        positions = i / scale
-    elif mode == "half_pixel" or (mode == "pytorch_half_pixel" and after > 1):
-        positions = (i + half) / scale - half
-    elif mode == "tf_half_pixel_for_nn":
-        positions = (i + half) / scale
-    elif mode == "align_corners":
-        positions = i * np.float32(before - 1) / np.float32(max(after - 1, 1))
-    return positions
+        return i / scale
+    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and after > 1):
+        return (i + HALF) / scale - HALF
+    if mode == "tf_half_pixel_for_nn":
+        return (i + HALF) / scale
+    return i * np.float32(before - 1) / np.float32(max(after - 1, 1)) if mode == "align_corners" else None

@@ -119,19 +119,26 @@ def _unflattened(b: Builder, data: Arg, shape: tuple[Dim, ...], out: tuple[Dim, 
     for axis in range(len(shape)):
         parts = out[axis : axis + more + 1]
         if out[:axis] == shape[:axis] and out[axis + more + 1 :] == shape[axis + 1 :] and product(parts) == shape[axis]:
-            symbolic = [d for d in parts if isinstance(d, Sym)]
-            if len(symbolic) == 2 and 0 not in parts and (computed := _computed(symbolic)) is not None:
-                sizes: tuple[Any, ...] = tuple(-1 if d is computed else d for d in parts)
-                return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
-            if len(symbolic) > 1 or 0 in parts or (symbolic and isinstance(shape[axis], int)):
-                return None
-            if not symbolic and axis == 1 and len(shape) == 2 and not _moves_rows(b):
+            known = [d for d in parts if isinstance(d, int)]
+            sizes = _parts(parts, known)
+            if sizes is not None and len(known) == len(parts) and axis == 1 and len(shape) == 2 and not _moves_rows(b):
                 return b.call(b("x.reshape", x=data), -1, *parts)
-            sizes = tuple(-1 if not isinstance(d, int) else d for d in parts)
-            if not symbolic and parts[-1] > parts[-2]:  # type: ignore[operator]
-                sizes = (*sizes[:-1], -1)  # heads, groups: their number is chosen, and their size follows
-            return b("x.unflatten(i, s)", x=data, i=-1 if axis == len(shape) - 1 else axis, s=sizes)
+            i = -1 if axis == len(shape) - 1 else axis
+            return None if sizes is None else b("x.unflatten(i, s)", x=data, i=i, s=sizes)
     return None
+
+
+def _parts(parts: tuple[Dim, ...], known: list[int]) -> tuple[Dim, ...] | None:
+    """Return the sizes that an axis is divided into, with -1 for one that follows; None if others are not known."""
+    symbolic = [d for d in parts if isinstance(d, Sym)]
+    if 0 in known or len(symbolic) > 2:
+        return None
+    if len(symbolic) == 2:
+        computed = _computed(symbolic)
+        return None if computed is None else tuple(-1 if d is computed else d for d in parts)
+    if not symbolic and known[-1] > known[-2]:
+        return (*parts[:-1], -1)  # heads, groups: their number is chosen, and their size follows
+    return tuple(-1 if isinstance(d, Sym) else d for d in parts)
 
 
 def _computed(dims: Sequence[Sym]) -> Sym | None:
@@ -230,18 +237,27 @@ def split(b: Builder, input: Arg, split: Arg | None = None, *, axis: int = 0, nu
     count = len(b.node.outputs)
     size = None if input.shape is None else input.shape[axis]
     dim = unless(_from_end(input, axis), 0)
-    sizes = split.ints if split is not None else None if size is None else equal_parts(size, count)
-    if count == 1 and (split is None or (size is not None and sizes == [size])):
+    if split is None:
+        return _equal_split(b, input, size, count, dim)
+    sizes = split.ints
+    if count == 1 and sizes == [size]:
         return input.expr
-    is_even = isinstance(size, int) and size and sizes is not None and [d * count for d in sizes] == [size] * count
-    if is_even or split is None and (b.opset < 18 or (size is not None and sizes == [size] * count)):
+    part = sizes[0] if sizes and len(set(sizes)) == 1 else 0  # the size of all parts
+    if isinstance(size, int) and part != 0 and part * count == size:
         return b.unpack(b.call(b("x.chunk", x=input), count, dim=dim))
-    if split is None and not isinstance(size, int):
-        return b.unpack(b.call("equal_parts", input, count, dim=dim))
-    part: Any = split.as_ints() if split is not None and sizes is None else sizes
-    if sizes is not None and len(set(sizes)) == 1 and sizes[0]:
-        part = sizes[0]
-    return b.unpack(b.call(b("x.split", x=input), part, dim=dim))
+    parts: Any = split.as_ints() if sizes is None else sizes
+    return b.unpack(b.call(b("x.split", x=input), parts if part == 0 else part, dim=dim))
+
+
+def _equal_split(b: Builder, x: Arg, size: Dim | None, count: int, dim: Any) -> Any:
+    """Divide an axis into equal parts. From opset 18 on, the last one may be smaller."""
+    if count == 1:
+        return x.expr
+    if b.opset < 18 or (isinstance(size, int) and size % count == 0):
+        return b.unpack(b.call(b("x.chunk", x=x), count, dim=dim))
+    if not isinstance(size, int):
+        return b.unpack(b.call("equal_parts", x, count, dim=dim))
+    return b.unpack(b.call(b("x.split", x=x), equal_parts(size, count), dim=dim))
 
 
 def _from_end(x: Arg, axis: int) -> int:
