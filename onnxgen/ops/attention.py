@@ -123,20 +123,17 @@ def scaled_dot_product(
     """`F.scaled_dot_product_attention` of q, k, v as [..., length, size]; an `nn.Dropout` has the dropout rate."""
     for arg, name in ((q, "q"), (k, "k"), (v, "v"), (mask, "mask")):
         _set_role(b, arg, name)
+    rate: Any = OMIT
+    if dropout:
+        build = b.call("nn.Dropout", unless(shortest(dropout, ir.DataType.FLOAT), 0.5))
+        rate = b("m.p if self.training else 0.0", m=b.at(DROPOUT.get(b.node)).module("dropout", build))
     return b.call(
         "F.scaled_dot_product_attention", q, k, v,
         attn_mask=unless(mask, None),
-        dropout_p=_dropout(b, dropout) if dropout else OMIT,
+        dropout_p=rate,
         is_causal=True if is_causal else OMIT,
         scale=_scale(q.dtype, None if q.shape is None else q.shape[-1], scale),
     )  # fmt: skip
-
-
-def _dropout(b: Builder, ratio: float) -> ast.expr:
-    build = b.call("nn.Dropout", unless(shortest(ratio, ir.DataType.FLOAT), 0.5))
-    module = b.at(DROPOUT.get(b.node)).module("dropout", build)
-    assert module is not None
-    return b("m.p if self.training else 0.0", m=module)
 
 
 def _set_role(b: Builder, arg: Arg | None, name: str) -> None:

@@ -250,8 +250,8 @@ def _condition(
     """Return the variable that says whether to go on, and its next value, which may be itself; None: always."""
     start = True if cond is None else cond.scalar
     same = isinstance(result, Ref) and result.value == going
-    known = info(after).constant
-    always = same or (known is not None and known.size == 1 and bool(known.item()))
+    known = info(after).truth
+    always = same or known
     if start and always:
         return None
     keep = b.fresh("keep", Info(kind="bool"))
@@ -259,7 +259,7 @@ def _condition(
     b.emit(Assign((keep,), first, b.scope))
     if always:
         return keep, Ref(keep)
-    return keep, literal(bool(known.item())) if known is not None and known.size == 1 else result
+    return keep, result if known is None else literal(known)
 
 
 def _together(b: Builder, ends: list[tuple[str, ast.expr]]) -> list[Statement]:

@@ -36,35 +36,6 @@ from onnxgen.weights.stored import viewed_from
 KEYS = ("original1", "original0")  # of the inputs, in their order
 
 
-@dataclass(frozen=True)
-class Parametrised:
-    """How torch makes a layer's weight.
-
-    Attributes:
-        weight: the stored tensor that has the weight's shape.
-        tensors: all stored tensors by key of the layer, each with the index of the layer's input.
-        function: torch's function that takes the layer, with its options.
-    """
-
-    weight: Source
-    tensors: dict[str, tuple[Source, tuple[int, ...]]]
-    function: tuple[str, dict[str, Any]]
-
-
-def parametrised(b: Builder, node: ir.Node, weight: Arg) -> Parametrised | None:
-    """Return how the weight of a layer is made by a node; None if that is no weight norm."""
-    if (node.domain, node.op_type) != (DOMAIN, "WeightNorm"):
-        return None
-    sources = [source for value in node.inputs if (source := b.source(value)) is not None]
-    if len(sources) < len(KEYS):
-        return None
-    indices = tuple(i for i, value in enumerate(b.node.inputs) if value is weight.value)
-    keys = (f"parametrizations.weight.{key}" for key in KEYS)
-    dim = node.attributes.get_int("dim", 0)
-    function = "nn.utils.parametrizations.weight_norm", {"dim": unless(None if dim == WHOLE_WEIGHT else dim, 0)}
-    return Parametrised(sources[0], {key: (source, indices) for key, source in zip(keys, sources)}, function)
-
-
 @op("WeightNorm", traits=[WEIGHT], domain=DOMAIN, infer=unchanged, reference=own.WeightNorm)
 def weight_norm(b: Builder, v: Arg, g: Arg, *, dim: int) -> ast.expr:
     """`v * g / |v|` with the norm of each slice along an axis, or of the whole."""
@@ -107,9 +78,9 @@ class QuantizedLayer:
 def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> QuantizedLayer:
     """Return the torch layer with this weight; `transposed`: the layer stores the transposed matrix."""
     node, flips = _maker(weight.value, transposed)
-    made_by = parametrised(b, node, weight) if node is not None and not flips else None
-    if made_by is not None:
-        return QuantizedLayer(f"nn.{name}", made_by.weight, keys=made_by.tensors, around=made_by.function)
+    normed = _weight_normed(b, node, weight, name) if node is not None and not flips else None
+    if normed is not None:
+        return normed
     if node is None or node.op_type != FAKE or node.domain != DOMAIN:
         source = weight.source
         return QuantizedLayer.plain(name, source.transpose((1, 0)) if source is not None and transposed else source)
@@ -122,6 +93,20 @@ def layer(b: Builder, weight: Arg, name: str, transposed: bool = False) -> Quant
     return QuantizedLayer(
         f"Quantized{name}", weight_source, {"quantize": quantizer[0]}, {"weight": weight_source, **keys}
     )
+
+
+def _weight_normed(b: Builder, node: ir.Node, weight: Arg, name: str) -> QuantizedLayer | None:
+    """Return the torch layer whose weight a node makes; None if that is no weight norm."""
+    if (node.domain, node.op_type) != (DOMAIN, "WeightNorm"):
+        return None
+    sources = [source for value in node.inputs if (source := b.source(value)) is not None]
+    if len(sources) < len(KEYS):
+        return None
+    indices = tuple(i for i, value in enumerate(b.node.inputs) if value is weight.value)
+    keys = {f"parametrizations.weight.{key}": (source, indices) for key, source in zip(KEYS, sources)}
+    dim = node.attributes.get_int("dim", 0)
+    around = "nn.utils.parametrizations.weight_norm", {"dim": unless(None if dim == WHOLE_WEIGHT else dim, 0)}
+    return QuantizedLayer(f"nn.{name}", sources[0], keys=keys, around=around)
 
 
 def _maker(value: ir.Value | None, flips: bool) -> tuple[ir.Node | None, bool]:

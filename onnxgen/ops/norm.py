@@ -209,8 +209,8 @@ def _layer_norm(b: Builder, X: Arg, scale: Arg, bias: Arg | None, shape: list[in
     normalised = shape[0] if len(shape) == 1 else tuple(shape)
     if is_plain(scale, bias):
         return b.call("F.layer_norm", X, tuple(shape), eps=unless(eps, 1e-5))
-    if OWN_NORM.get(b.node):
-        weights = [_own_parameter(b, w, tuple(shape)) for w in (scale, bias) if w is not None]
+    if OWN_NORM.get(b.node):  # the parameters belong to a module that computes more than the norm
+        weights = [b.parameter(w, shape=tuple(shape[-1:])) for w in (scale, bias) if w is not None]
         return b.call("F.layer_norm", X, tuple(shape), *weights, eps=unless(eps, 1e-5))
     if scale.shape != tuple(shape) or (bias is not None and bias.shape != tuple(shape)):
         return None
@@ -244,11 +244,6 @@ def _statistic(method: str) -> Lowering:
 
 op("Variance", domain=DOMAIN, reference=own.Variance)(_statistic("var"))
 op("Deviation", domain=DOMAIN, reference=own.Deviation)(_statistic("std"))
-
-
-def _own_parameter(b: Builder, weight: Arg, shape: Any) -> ast.expr:
-    """Return the weight of a norm over the last axis as a parameter of a module that computes more than the norm."""
-    return b.parameter(weight, shape=shape[-1:])
 
 
 @op(
@@ -286,13 +281,13 @@ def rms_normalization(
 ) -> ast.expr:
     """Normalise over the axes from `axis` on."""
     rank = X.known_rank
-    shape = None if X.shape is None else X.shape[axis % rank :]
+    shape: Any = None if X.shape is None else X.shape[axis % rank :]
     eps = shortest(epsilon)
     known = shape is not None and all(isinstance(d, int) for d in shape)
     if known and is_plain(scale, None):
         return b.call("F.rms_norm", X, shape, eps=eps)
     if OWN_NORM.get(b.node):
-        return b.call("F.rms_norm", X, shape, _own_parameter(b, scale, X.shape), eps=eps)
+        return b.call("F.rms_norm", X, shape, b.parameter(scale, shape=shape[-1:]), eps=eps)
     if shape is None or scale.shape != shape or not known:
         normal = b.call("F.rms_norm", X, b("x.shape[i:]", x=X, i=axis % rank), eps=eps)
         return b("n * s", n=normal, s=scale)

@@ -129,19 +129,15 @@ def matmul_integer(
     b: Builder, A: Arg, B: Arg, a_zero_point: Arg | None = None, b_zero_point: Arg | None = None
 ) -> ast.expr:
     """The zero points are single numbers, one per row of A, or one per column of B."""
-    return _integer_matmul(b, A, B, a_zero_point, b_zero_point)
+    left, right = _zero(b, a_zero_point, _by_row(A)), _zero(b, b_zero_point, (-1,))
+    no_right = isinstance(right, int) and right == 0
+    no_left = no_right and isinstance(left, int) and left == 0
+    return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
 
 
 def _by_row(A: Arg) -> tuple[int, ...]:
     """Return the shape of one number per row of A. If A is a vector, it is one row, and the product has no row axis."""
     return (-1,) if A.rank == 1 else (-1, 1)
-
-
-def _integer_matmul(b: Builder, A: Arg, B: Arg, a_zero: Arg | None, b_zero: Arg | None) -> ast.expr:
-    left, right = _zero(b, a_zero, _by_row(A)), _zero(b, b_zero, (-1,))
-    no_right = isinstance(right, int) and right == 0
-    no_left = no_right and isinstance(left, int) and left == 0
-    return b.call("integer_matmul", A, B, OMIT if no_left else left, OMIT if no_right else right)
 
 
 @op("QLinearMatMul", matrix="b", **rules("qlinear_matmul"), flat=PIECEWISE_CONSTANT)
@@ -150,8 +146,7 @@ def qlinear_matmul(
     y_scale: Arg, y_zero_point: Arg,
 ) -> ast.expr:  # fmt: skip
     """MatMulInteger, scaled by `a_scale * b_scale / y_scale`."""
-    total = _integer_matmul(builder, a, b, a_zero_point, b_zero_point)
-    rows = _by_row(a)
+    total, rows = matmul_integer(builder, a, b, a_zero_point, b_zero_point), _by_row(a)
     scale = _ratio(builder, (a_scale, rows), (b_scale, (-1,)), (y_scale, rows))
     return _requantized(builder, total, scale, y_zero_point, rows)
 
@@ -170,11 +165,11 @@ def _ratio(b: Builder, x: Shaped, w: Shaped, y: Shaped) -> Any:
         ]
         ratio = np.asarray(shaped[0] * shaped[1] / shaped[2], np.float32)
         return shortest(float(ratio)) if ratio.size == 1 else b.buffer(ratio, "scale", T.FLOAT)
-    parts = []
-    for arg, shape in (x, w, y):
-        value = as_float32(b, arg)
-        parts.append(b("s.reshape(shape)", s=value, shape=shape) if _is_vector(arg) else value)
-    return b("x * w / y", x=parts[0], w=parts[1], y=parts[2])
+    parts = (
+        b("s.reshape(shape)", s=as_float32(b, arg), shape=shape) if _is_vector(arg) else as_float32(b, arg)
+        for arg, shape in (x, w, y)
+    )
+    return b("x * w / y", **dict(zip("xwy", parts)))
 
 
 def _is_vector(x: Arg) -> bool:

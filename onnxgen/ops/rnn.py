@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -52,7 +53,8 @@ def torch_lstm(
         state = b("(h, c)", h=_rows(b, h), c=b("torch.zeros_like(h)", h=_rows(b, h)) if c is None else _rows(b, c))
     else:
         state = None
-    return _layer(b, "LSTM", X, state, (h, c), weights, hidden_size, directions, batch_first, relu, dropout)
+    layers = _Layers("LSTM", weights, hidden_size, directions, batch_first, relu, dropout)
+    return layers.outputs(b, X, state, (h, c))
 
 
 def _torch_layer(kind: str) -> Lowering:
@@ -61,8 +63,8 @@ def _torch_layer(kind: str) -> Lowering:
         hidden_size: int, directions: int, batch_first: int, relu: int, dropout: float = 0.0,
     ) -> Any:  # fmt: skip
         """`y, h = self.layer(x, h)`, with torch's layout of inputs and outputs."""
-        state = _rows(b, h)
-        return _layer(b, kind, X, state, (h,), weights, hidden_size, directions, batch_first, relu, dropout)
+        layers = _Layers(kind, weights, hidden_size, directions, batch_first, relu, dropout)
+        return layers.outputs(b, X, _rows(b, h), (h,))
 
     return lower
 
@@ -131,105 +133,85 @@ def _rows(b: Builder, state: Arg | None) -> Any:
     return b("h.contiguous()", h=state)
 
 
-def _layer(
-    b: Builder,
-    kind: str,
-    X: Arg,
-    state: Any,
-    states: Sequence[Arg | None],
-    weights: Sequence[Arg | None],
-    hidden: int,
-    directions: int,
-    batch_first: int,
-    relu: int,
-    dropout: float,
-) -> Any:
-    module = _module(b, kind, weights, hidden, directions, batch_first, relu, dropout)
-    if module is None and dropout:
-        raise b.error(
-            "the weights of recurrent layers with Dropout between them belong to other modules",
-            "export the model in evaluation mode",
+@dataclass(frozen=True)
+class _Layers:
+    """What torch builds a recurrent module from. `weights`: weight, recurrent weight and bias of each layer."""
+
+    kind: str
+    weights: Sequence[Arg | None]
+    hidden_size: int
+    directions: int
+    batch_first: int
+    relu: int
+    dropout: float
+
+    def outputs(self, b: Builder, X: Arg, state: Any, states: Sequence[Arg | None]) -> Any:
+        """Write the call. `state`: the first states as the module takes them; `states`: as they are."""
+        module = self._module(b)
+        if module is None and self.dropout:
+            raise b.error(
+                "the weights of recurrent layers with Dropout between them belong to other modules",
+                "export the model in evaluation mode",
+            )
+        if module is None:
+            return self._onnx_outputs(b, X, states)
+        outputs = b.call(module, X, unless(state, None))
+        if self.kind == "LSTM" and (b.wants(1) or b.wants(2)):
+            return b.unpack(outputs, 3, "{}, ({}, {})")
+        return b.unpack(outputs, 2)
+
+    def _module(self, b: Builder) -> MemberRef | None:
+        first, count = self.weights[0], len(self.weights) // 3
+        assert first is not None and first.source is not None
+        keys: dict[str, Source | None] = {}
+        for k in range(count):
+            w, r, bias = (None if a is None else a.source for a in self.weights[3 * k : 3 * k + 3])
+            assert w is not None and r is not None
+            for d in range(self.directions):
+                suffix = f"_l{k}" + "_reverse" * d
+                keys["weight_ih" + suffix] = self._gates(w, d)
+                keys["weight_hh" + suffix] = self._gates(r, d)
+                if bias is not None:
+                    keys["bias_ih" + suffix] = self._gates(bias, d)
+                    keys["bias_hh" + suffix] = self._gates(bias, d, bias.shape[1] // 2)
+        build = b.call(
+            f"nn.{self.kind}",
+            first.source.shape[2],
+            self.hidden_size,
+            num_layers=unless(count, 1),
+            nonlinearity=unless("relu" if self.relu else "tanh", "tanh"),
+            bias=unless(self.weights[2] is not None, True),
+            batch_first=unless(bool(self.batch_first), False),
+            dropout=unless(shortest(self.dropout, ir.DataType.FLOAT), 0.0),
+            bidirectional=unless(self.directions == 2, False),
+            dtype=unless(first.source.dtype, ir.DataType.FLOAT),
         )
-    if module is None:
-        return _onnx_layer(b, kind, X, states, weights, directions, batch_first, relu)
-    outputs = b.call(module, X, unless(state, None))
-    if kind == "LSTM" and (b.wants(1) or b.wants(2)):
-        return b.unpack(outputs, 3, "{}, ({}, {})")
-    return b.unpack(outputs, 2)
+        return b.module(self.kind.lower(), build, **keys)
 
+    def _gates(self, source: Source, direction: int, start: int = 0) -> Source:
+        """Return the tensor of one direction, with the gates in torch's order."""
+        one, n = source.slice(0, direction, direction + 1).squeeze(0), self.hidden_size
+        parts = [one.slice(0, start + g * n, start + (g + 1) * n) for g in card("", self.kind).rules.gates]
+        return parts[0] if len(parts) == 1 else concat(parts, 0)
 
-def _module(
-    b: Builder,
-    kind: str,
-    weights: Sequence[Arg | None],
-    hidden: int,
-    directions: int,
-    batch_first: int,
-    relu: int,
-    dropout: float,
-) -> MemberRef | None:
-    first = weights[0]
-    assert first is not None and first.source is not None
-    keys: dict[str, Source | None] = {}
-    for k in range(len(weights) // 3):
-        w, r, bias = (None if a is None else a.source for a in weights[3 * k : 3 * k + 3])
-        assert w is not None and r is not None
-        for d in range(directions):
-            suffix = f"_l{k}" + "_reverse" * d
-            keys["weight_ih" + suffix] = _gates(kind, w, d, 0, hidden)
-            keys["weight_hh" + suffix] = _gates(kind, r, d, 0, hidden)
-            if bias is not None:
-                keys["bias_ih" + suffix] = _gates(kind, bias, d, 0, hidden)
-                keys["bias_hh" + suffix] = _gates(kind, bias, d, bias.shape[1] // 2, hidden)
-    build = b.call(
-        f"nn.{kind}",
-        first.source.shape[2],
-        hidden,
-        num_layers=unless(len(weights) // 3, 1),
-        nonlinearity=unless("relu" if relu else "tanh", "tanh"),
-        bias=unless(weights[2] is not None, True),
-        batch_first=unless(bool(batch_first), False),
-        dropout=unless(shortest(dropout, ir.DataType.FLOAT), 0.0),
-        bidirectional=unless(directions == 2, False),
-        dtype=unless(first.source.dtype, ir.DataType.FLOAT),
-    )
-    return b.module(kind.lower(), build, **keys)
-
-
-def _gates(kind: str, source: Source, direction: int, start: int, hidden: int) -> Source:
-    """Return the tensor of one direction, with the gates in torch's order."""
-    one = source.slice(0, direction, direction + 1).squeeze(0)
-    parts = [one.slice(0, start + g * hidden, start + (g + 1) * hidden) for g in card("", kind).rules.gates]
-    return parts[0] if len(parts) == 1 else concat(parts, 0)
-
-
-def _onnx_layer(
-    b: Builder,
-    kind: str,
-    X: Arg,
-    states: Sequence[Arg | None],
-    weights: Sequence[Arg | None],
-    directions: int,
-    batch_first: int,
-    relu: int,
-) -> Any:
-    """Write the layer with the helper of ONNX's operator, for tensors whose names put them into other modules."""
-    if len(weights) != 3:
-        raise b.error("the weights are named as parts of several modules", BUG)
-    outputs = b.call(
-        "onnx_" + kind.lower(),
-        b("x.transpose(0, 1)", x=X) if batch_first else X,
-        *weights,
-        None,
-        *states,
-        activations=[("Relu", 0.0, 0.0)] * directions if relu else OMIT,
-        linear_before_reset=True if kind == "GRU" else OMIT,
-    )
-    names = [b.fresh(name) for name in ("y", "h", "c")[: len(states) + 1]]
-    b.emit(Assign(tuple(names), outputs, b.scope, b.nodes))
-    y, *ends = map(Ref, names)
-    order = (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)
-    return [b("y.permute(order).flatten(2)", y=y, order=order), *ends]
+    def _onnx_outputs(self, b: Builder, X: Arg, states: Sequence[Arg | None]) -> Any:
+        """Call the helper of ONNX's operator, for tensors whose names put them into other modules."""
+        if len(self.weights) != 3:
+            raise b.error("the weights are named as parts of several modules", BUG)
+        outputs = b.call(
+            "onnx_" + self.kind.lower(),
+            b("x.transpose(0, 1)", x=X) if self.batch_first else X,
+            *self.weights,
+            None,
+            *states,
+            activations=[("Relu", 0.0, 0.0)] * self.directions if self.relu else OMIT,
+            linear_before_reset=True if self.kind == "GRU" else OMIT,
+        )
+        names = [b.fresh(name) for name in ("y", "h", "c")[: len(states) + 1]]
+        b.emit(Assign(tuple(names), outputs, b.scope, b.nodes))
+        y, *ends = map(Ref, names)
+        order = (2, 0, 1, 3) if self.batch_first else (0, 2, 1, 3)
+        return [b("y.permute(order).flatten(2)", y=y, order=order), *ends]
 
 
 # ------------------------------------------------------------------------------------------------- ONNX's own

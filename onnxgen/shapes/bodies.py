@@ -60,17 +60,15 @@ def _walk(walker: Walker, graph: ir.Graph, inputs: Iterable[Info] = ()) -> Outsi
     return walker.symbols.leave_body()
 
 
-def _walk_branch(walker: Walker, n: NodeFacts, name: str) -> list[Info]:
-    graph = n.graph(name)
-    outside = _walk(walker, graph)
-    return [_export(n, i, info(v), outside) for i, v in enumerate(graph.outputs)]
-
-
 def choice(walker: Walker, n: NodeFacts) -> list[Info]:
-    then, other = (_walk_branch(walker, n, name) for name in ("then_branch", "else_branch"))
-    condition = n.input(0).constant
-    if condition is not None and condition.size == 1:
-        return then if condition.item() else other
+    branches = []
+    for graph in (n.graph("then_branch"), n.graph("else_branch")):
+        outside = _walk(walker, graph)
+        branches.append([_export(n, i, info(v), outside) for i, v in enumerate(graph.outputs)])
+    then, other = branches
+    condition = n.input(0).truth
+    if condition is not None:
+        return then if condition else other
     return [_join(n, i, a, b) for i, (a, b) in enumerate(zip(then, other, strict=False))]
 
 
@@ -140,10 +138,7 @@ def loop(walker: Walker, n: NodeFacts) -> list[Info]:
     body = n.graph("body")
     states = list(body.inputs[2:])
     count, condition = len(states), body.outputs[0]
-    fixed = [
-        (body.inputs[0], Info(ir.DataType.INT64, _scalar(body.inputs[0]))),
-        (body.inputs[1], Info(ir.DataType.BOOL, _scalar(body.inputs[1]))),
-    ]
+    fixed = [(v, Info(t, _scalar(v))) for v, t in zip(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL))]
     initial = [n.input(i + 2) for i in range(count)]
     held, outside = _iterate(walker, body, fixed, states, initial, body.outputs[1 : count + 1])
     last = [info(v) for v in body.outputs[1 : count + 1]] if _runs(n) else held
@@ -160,17 +155,16 @@ def _scalar(value: ir.Value) -> tuple[int, ...]:
 
 
 def _runs(n: NodeFacts) -> bool:
-    """True if there is an iteration for certain: what the state is after the loop, the body then has made."""
+    """True if there is an iteration for certain, so that the state after the loop is what the body returns."""
     first = [n.input(i).constant if n.has(i) else np.array(1) for i in (0, 1)]
     return all(value is not None and value.size == 1 and value.item() > 0 for value in first)
 
 
 def _trips(n: NodeFacts, before: ir.Value, after: ir.Value) -> Dim | None:
     """Return the number of iterations if it equals input M: the condition starts true and never changes."""
-    start = n.input(1).constant if n.has(1) else np.array(True)
-    constant = info(after).constant
-    always = origin(after) is before or (constant is not None and constant.size == 1 and bool(constant.item()))
-    if start is None or start.size != 1 or not start.item() or not always or n.input(0).data is None:
+    starts = n.input(1).truth if n.has(1) else True
+    always = origin(after) is before or info(after).truth
+    if not starts or not always or n.input(0).data is None:
         return None
     dims = n.dims(0)
     return dim_max(dims[0], 0) if len(dims) == 1 else None
@@ -187,35 +181,41 @@ def _stacked(n: NodeFacts, output: int, facts: Info, outside: Outside, length: D
 
 def scan(walker: Walker, n: NodeFacts) -> list[Info]:
     """Infer Scan. Opset 8 has a batch axis before all others, and the sequences' lengths as first input."""
-    body, scans = n.graph("body"), n.int_("num_scan_inputs")
-    batched = n.opset < 9
-    inputs = [n.input(i) for i in range(batched, len(n.inputs))]
-    count = len(inputs) - scans
-    if scans < 0 or count < 0:
-        raise Contradiction("Scan with fewer inputs than it says")
-    axes = n.ints("scan_input_axes") or [0] * scans
-    batch = next((f.shape[0] for f in inputs if f.shape), None) if batched else None
-    if batched:
-        inputs = [_drop(f, 0)[0] for f in inputs]
-    slices = [_drop(f, axis) for f, axis in zip(inputs[count:], axes, strict=True)]
-    length = next((size for _, size in slices if size is not None), None)
-    fixed = [(v, f) for v, (f, _) in zip(body.inputs[count:], slices, strict=True)]
-    held, outside = _iterate(walker, body, fixed, list(body.inputs[:count]), inputs[:count], body.outputs[:count])
-    if batched:
-        scanned = [info(v) for v in body.outputs[count:]]
-        states = [_batched(n, i, facts, outside, [batch]) for i, facts in enumerate(held)]
-        return states + [_batched(n, i, facts, outside, [batch, length]) for i, facts in enumerate(scanned, count)]
+    if n.opset < 9:
+        return _scan_batched(walker, n)
+    held, outside, length = _scanned(walker, n, [n.input(i) for i in range(len(n.inputs))])
     outputs = [_export(n, i, facts, outside, keep_data=False) for i, facts in enumerate(held)]
-    places = n.ints("scan_output_axes") or [0] * (len(body.outputs) - count)
-    for i, (value, axis) in enumerate(zip(body.outputs[count:], places, strict=True), count):
+    values = n.graph("body").outputs[len(held) :]
+    axes = n.ints("scan_output_axes") or [0] * len(values)
+    for i, (value, axis) in enumerate(zip(values, axes, strict=True), len(held)):
         outputs.append(_stacked(n, i, info(value), outside, length, axis))
     return outputs
 
 
-def _batched(n: NodeFacts, output: int, facts: Info, outside: Outside, before: list[Dim | None]) -> Info:
-    if facts.shape is None:
-        return Info(facts.dtype)
-    return Info(facts.dtype, _outer(n, output, [*before, *facts.shape], outside))
+def _scan_batched(walker: Walker, n: NodeFacts) -> list[Info]:
+    inputs = [n.input(i) for i in range(1, len(n.inputs))]
+    batch = next((f.shape[0] for f in inputs if f.shape), None)
+    held, outside, length = _scanned(walker, n, [_drop(f, 0)[0] for f in inputs])
+    outputs = [(facts, [batch]) for facts in held]
+    outputs += [(info(value), [batch, length]) for value in n.graph("body").outputs[len(held) :]]
+    return [
+        Info(f.dtype, None if f.shape is None else _outer(n, i, [*before, *f.shape], outside))
+        for i, (f, before) in enumerate(outputs)
+    ]
+
+
+def _scanned(walker: Walker, n: NodeFacts, inputs: list[Info]) -> tuple[list[Info], Outside, Dim | None]:
+    """Propagate through a Scan's body. Returns the facts of its state, a test of dims, and the number of slices."""
+    body, scans = n.graph("body"), n.int_("num_scan_inputs")
+    count = len(inputs) - scans
+    if scans < 0 or count < 0:
+        raise Contradiction("Scan with fewer inputs than it says")
+    axes = n.ints("scan_input_axes") or [0] * scans
+    slices = [_drop(f, axis) for f, axis in zip(inputs[count:], axes, strict=True)]
+    length = next((size for _, size in slices if size is not None), None)
+    fixed = [(v, f) for v, (f, _) in zip(body.inputs[count:], slices, strict=True)]
+    held, outside = _iterate(walker, body, fixed, list(body.inputs[:count]), inputs[:count], body.outputs[:count])
+    return held, outside, length
 
 
 def _drop(facts: Info, axis: int) -> tuple[Info, Dim | None]:

@@ -49,8 +49,7 @@ def choosing(graph: ir.Graph) -> list[ir.Node]:
 
 def choice_of(node: ir.Node) -> bool | None:
     """Return what the condition of an If is known to be, else None."""
-    known = info(node.inputs[0]).constant
-    return bool(known.item()) if known is not None and known.size == 1 else None
+    return info(node.inputs[0]).truth
 
 
 def _changes_rank(node: ir.Node) -> bool:

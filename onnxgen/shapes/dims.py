@@ -62,8 +62,11 @@ def known_different(a: Dim, b: Dim) -> bool:
 def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
     flat: list[Dim] = []
     for dim in dims:
-        atom = dim.terms[0][0][0][0] if isinstance(dim, Sym) and dim == _only_call(dim, function) else None
-        flat.extend(a for a in atom.args if not isinstance(a, float)) if isinstance(atom, Call) else flat.append(dim)
+        atom = _only_atom(dim) if isinstance(dim, Sym) else None
+        if isinstance(atom, Call) and atom.function == function:  # min(a, min(b, c)) is min(a, b, c)
+            flat.extend(a for a in atom.args if not isinstance(a, float))
+        else:
+            flat.append(dim)
     kept: list[Dim] = []
     for dim in flat:
         if any(_beats(function, other, dim) for other in kept):
@@ -74,13 +77,11 @@ def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
     return call(function, *sorted(kept, key=lambda dim: (isinstance(dim, Sym), key_of(dim))))
 
 
-def _only_call(dim: Sym, function: str) -> Sym | None:
-    """Return `dim` if it is exactly one call of `function`, else None."""
+def _only_atom(dim: Sym) -> Atom | None:
+    """Return the atom that a dim consists of; None if it is a sum or product."""
     (monomial, coefficient), *rest = dim.terms
-    if rest or coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
-        return None
-    atom = monomial[0][0]
-    return dim if isinstance(atom, Call) and atom.function == function else None
+    is_single = not rest and coefficient == 1 and len(monomial) == 1 and monomial[0][1] == 1
+    return monomial[0][0] if is_single else None
 
 
 def _beats(function: str, a: Dim, b: Dim) -> bool:
@@ -278,8 +279,5 @@ def _simple(dim: Dim | float) -> bool:
     """Return True if the text of the dim needs no parentheses as an operand of a division."""
     if not isinstance(dim, Sym):
         return True
-    (monomial, coefficient), *rest = dim.terms
-    if rest or coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
-        return False
-    atom = monomial[0][0]
-    return isinstance(atom, Symbol) or atom.function not in ("floordiv", "mod")
+    atom = _only_atom(dim)
+    return isinstance(atom, Symbol) or (atom is not None and atom.function not in ("floordiv", "mod"))

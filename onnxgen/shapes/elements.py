@@ -7,7 +7,7 @@ An object array holds dims. An operation that dims cannot express raises `Unknow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.operators import Operator, card
-from onnxgen.graph.traits import BROADCASTS, COMPARISON, REDUCTION, Trait
+from onnxgen.graph.traits import BROADCASTS, COMPARISON, REDUCTION
 from onnxgen.shapes.dims import (
     Dim,
     Sym,
@@ -40,15 +40,6 @@ Operation = Callable[..., Any]
 def objects(function: Operation, *arrays: Array) -> Array:
     """Make a function that applies `function` elementwise to object arrays, with broadcasting."""
     return np.asarray(np.frompyfunc(function, len(arrays), 1)(*map(as_objects, arrays)), object)
-
-
-def of_kind(traits: Collection[Trait], number: Operation, dims: Operation | None) -> Operation | None:
-    """Make the evaluator of an operator from what it computes of numbers, and of dims (None: it cannot)."""
-    if REDUCTION in traits and dims is None:
-        return None
-    kinds = {COMPARISON: _comparing, BROADCASTS: folded, REDUCTION: _reducing}
-    make = next((make for trait, make in kinds.items() if trait in traits), _unary)
-    return make(number, dims or undefined)
 
 
 def folded(number: Operation, dims: Operation) -> Operation:
@@ -192,9 +183,6 @@ def undefined(*dims: Any) -> Any:
     raise Unknown("dims have no such function")
 
 
-Arranging = Callable[..., Any]
-
-
 def _array(dims: list[Dim]) -> Array:
     result = np.empty(len(dims), object)
     result[:] = dims
@@ -312,11 +300,11 @@ def _by_rows(n: NodeFacts, a: Array, indices: Array) -> tuple[Array, ...]:
     return tuple(np.moveaxis(_ints(indices), -1, 0))
 
 
-def _gathering(where: Arranging) -> Arranging:
+def _gathering(where: Operation) -> Operation:
     return lambda n, a, indices: [a[where(n, a, indices)]]
 
 
-def _scattering(where: Arranging) -> Arranging:
+def _scattering(where: Operation) -> Operation:
     def run(n: NodeFacts, a: Array, indices: Array, updates: Array) -> list[Array]:
         if n.str_("reduction", "none") != "none":
             raise Unknown("a reduction")
@@ -412,10 +400,18 @@ def evaluate(n: NodeFacts, limit: int) -> list[Info]:
 
 @cache
 def operation_of(known: Operator) -> Operation | None:
-    """Return what computes the elements of an operator's outputs; None if nothing does."""
-    if known.rules.elements is not None or known.rules.numbers is None:
-        return known.rules.elements
-    return of_kind(known.traits, known.rules.numbers, known.rules.dims)
+    """Return what computes the elements of an operator's outputs; None if nothing does.
+
+    It is made of what the operator computes of numbers, and of dims (None: it cannot), or a rule of its own.
+    """
+    rules = known.rules
+    if rules.elements is not None or rules.numbers is None:
+        return rules.elements
+    if REDUCTION in known.traits and rules.dims is None:
+        return None
+    kinds = {COMPARISON: _comparing, BROADCASTS: folded, REDUCTION: _reducing}
+    make = next((make for trait, make in kinds.items() if trait in known.traits), _unary)
+    return make(rules.numbers, rules.dims or undefined)
 
 
 def _small(facts: Info, limit: int) -> bool:

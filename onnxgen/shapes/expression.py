@@ -129,25 +129,19 @@ class Sym:
     def _negated(self) -> Sym:
         return Sym(tuple((m, -c) for m, c in self.terms))
 
-    # Division and text build on sums and products, so they are imported on first use.
-
     def __floordiv__(self, other: Dim) -> Dim:
-
         return floordiv(self, other) if _is_dim(other) else NotImplemented
 
     def __rfloordiv__(self, other: Dim) -> Dim:
-
         return floordiv(other, self) if _is_dim(other) else NotImplemented
 
     def __mod__(self, other: Dim) -> Dim:
-
         return modulo(self, other) if _is_dim(other) else NotImplemented
 
     def __rmod__(self, other: Dim) -> Dim:
-
         return modulo(other, self) if _is_dim(other) else NotImplemented
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # the text builds on sums and products, so it is imported on first use
         from onnxgen.shapes.dims import readable
 
         return readable(self)

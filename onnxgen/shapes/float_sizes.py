@@ -39,7 +39,7 @@ class FloatSizes:
     def follow(self, n: NodeFacts, outputs: list[Info]) -> list[Info]:
         """Follow scaled sizes through one node. Returns `outputs`, with elements where sizes become integers again."""
         cast = n.op == "Cast" and bool(outputs) and outputs[0].data is None
-        if not cast and not (self._known and any(v in self._known for v in n.node.inputs if v is not None)):
+        if not cast and self._known.keys().isdisjoint(n.node.inputs):
             return outputs
         try:
             if cast:

@@ -229,19 +229,18 @@ def reshape(n: NodeFacts) -> list[Info]:
         return [tensor(n.dtype(0), n.fresh_shape(_length(n, 1)))]
     shape = n.input(0).shape
     for i, dim in enumerate(target):
-        if isinstance(dim, int) and dim == 0 and not n.int_("allowzero"):
+        if dim == 0 and not n.int_("allowzero"):
             if shape is not None and i >= len(shape):
                 raise Contradiction("Reshape copies an axis that is not there")
             target[i] = n.fresh(i) if shape is None else shape[i]
-    open_axes = [i for i, dim in enumerate(target) if isinstance(dim, int) and dim == -1]
-    if len(open_axes) > 1:
+    if target.count(-1) > 1:
         raise Contradiction("Reshape with more than one -1")
-    if open_axes:
-        rest = target[: open_axes[0]] + target[open_axes[0] + 1 :]
-        target[open_axes[0]] = n.fresh(open_axes[0]) if shape is None else _quotient(product(shape), product(rest))
-    elif shape is not None:
-        if known_different(product(shape), product(target)):
-            raise Contradiction("Reshape to another number of elements")
+    if -1 in target:
+        axis = target.index(-1)
+        rest = product(target[:axis] + target[axis + 1 :])
+        target[axis] = n.fresh(axis) if shape is None else _quotient(product(shape), rest)
+    elif shape is not None and known_different(product(shape), product(target)):
+        raise Contradiction("Reshape to another number of elements")
     return [tensor(n.dtype(0), target)]
 
 

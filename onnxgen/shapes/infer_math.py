@@ -25,62 +25,53 @@ def broadcast(n: NodeFacts, shapes: list[Shape], output: int = 0, offset: int = 
 
 
 def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
-    different: list[Dim] = []
-    for dim in dims:
-        if dim != 1 and dim not in different:
-            different.append(dim)
+    different = [dim for dim in dict.fromkeys(dims) if dim != 1]
     if len(different) < 2:
         return different[0] if different else 1
     sure = [d for d in different if d == 0 or known_less(1, d)]
     if len({d for d in sure if isinstance(d, int)}) > 1:
         raise Contradiction(f"dims {dims} do not broadcast")
-    if len(different) == 2 and not sure:
-        for dim, other in (different, reversed(different)):
-            if _is_clipped(other, dim):
-                return dim
-    # dims that cannot be 1 must be equal for the node to run, so take the simplest one
-    return min(sure, key=lambda d: (not isinstance(d, int), len(str(d)))) if sure else n.fresh(axis, output)
+    if sure:  # dims that cannot be 1 must be equal for the node to run, so take the simplest one
+        return min(sure, key=lambda d: (not isinstance(d, int), len(str(d))))
+    dim = _unclipped(*different) if len(different) == 2 else None
+    return n.fresh(axis, output) if dim is None else dim
 
 
-def _is_clipped(other: Dim, dim: Dim) -> bool:
-    """Return True if `other` is min(c, dim) with c > 1. Then both are equal, or the node fails at run time."""
-    inner = list(atoms(other))
-    call = inner[-1] if inner else None
-    return (
-        isinstance(call, Call)
-        and call.function == "min"
-        and other == Sym(((((call, 1),), 1),))
-        and all(a == dim or (isinstance(a, int) and a > 1) for a in call.args)
-    )
+def _unclipped(one: Dim, other: Dim) -> Dim | None:
+    """Return the dim of which the other one is min(c, dim) with c > 1: they are equal, or the node fails."""
+    for dim, clipped in ((one, other), (other, one)):
+        *_, call = (None, *atoms(clipped))
+        if not isinstance(call, Call) or call.function != "min" or clipped != Sym(((((call, 1),), 1),)):
+            continue
+        if all(a == dim or (isinstance(a, int) and a > 1) for a in call.args):
+            return dim
+    return None
 
 
-def _broadcasting(n: NodeFacts) -> Shape:
-    if n.opset < 7 and n.int_("broadcast"):  # opsets 1 to 6: b broadcasts to the shape of a
-        return n.shape(0)
-    return broadcast(n, [n.shape(i) for i in range(len(n.inputs))])
-
-
-def _guarded(n: NodeFacts) -> Shape | None:
+def _broadcasted(n: NodeFacts) -> Shape | None:
+    """Return the shape that all inputs broadcast to; None if it is unknown."""
     try:
-        return _broadcasting(n)
+        if n.opset < 7 and n.int_("broadcast"):  # opsets 1 to 6: b broadcasts to the shape of a
+            return n.shape(0)
+        return broadcast(n, [n.shape(i) for i in range(len(n.inputs))])
     except Unknown:
         return None
 
 
 def arithmetic(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(*range(len(n.inputs))), _guarded(n))]
+    return [tensor(n.dtype(*range(len(n.inputs))), _broadcasted(n))]
 
 
 def comparison(n: NodeFacts) -> list[Info]:
-    return [tensor(BOOL, _guarded(n))]
+    return [tensor(BOOL, _broadcasted(n))]
 
 
 def power(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0), _guarded(n))]
+    return [tensor(n.dtype(0), _broadcasted(n))]
 
 
 def where(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(1, 2), _guarded(n))]
+    return [tensor(n.dtype(1, 2), _broadcasted(n))]
 
 
 def cast(n: NodeFacts) -> list[Info]:
@@ -287,14 +278,11 @@ def dft(n: NodeFacts) -> list[Info]:
         is_same = not n.has(1) and not onesided
         return [tensor(n.dtype(), [*(shape[:-1] if is_same else n.fresh_shape(len(shape) - 1)), parts])]
     (where,) = n.axes([int(axis)], len(shape))
-    length = _size(n, 1)
-    if length is None and n.has(1):
-        length = n.fresh(where)
-    if onesided and inverse:
-        size = (shape[where] - 1) * 2 if length is None else length
-    else:
-        full = shape[where] if length is None else length
-        size = floordiv(full, 2) + 1 if onesided else full
+    full = (shape[where] - 1) * 2 if inverse and onesided else shape[where]
+    if n.has(1):
+        length = _size(n, 1)
+        full = n.fresh(where) if length is None else length
+    size = floordiv(full, 2) + 1 if onesided and not inverse else full
     return [tensor(n.dtype(), [*shape[:where], size, *shape[where + 1 : -1], parts])]
 
 

@@ -60,6 +60,12 @@ class Info:
             return self.data.astype(np.int64)
         return None
 
+    @property
+    def truth(self) -> bool | None:
+        """Return whether the only element is true, if it is known, else None."""
+        constant = self.constant
+        return bool(constant.item()) if constant is not None and constant.size == 1 else None
+
 
 UNKNOWN = Info()
 
@@ -327,11 +333,11 @@ def shape_option(value: ir.Value | None) -> str:
             continue
         if RANKLESS.get(current):
             inputs[printable(current.name or "")] = None
-        node = current.producer()
-        inner = [] if node is None else [n for graph in subgraphs(node) for n in all_nodes(graph)]
-        used = [] if node is None else [v for n in (node, *inner) for v in n.inputs]
-        todo += (new := [v for v in dict.fromkeys(used) if v not in seen])
-        seen.update(new)
+        if (node := current.producer()) is not None:
+            nodes = [node, *(n for graph in subgraphs(node) for n in all_nodes(graph))]
+            new = [v for v in dict.fromkeys(v for n in nodes for v in n.inputs) if v not in seen]
+            todo += new
+            seen.update(new)
     if not inputs:
         return ""
     options = " ".join(f"--input-shape {name}=2,3" for name in list(inputs)[:MAX_INPUTS_SHOWN])

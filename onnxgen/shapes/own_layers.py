@@ -58,18 +58,26 @@ def _layers(
         parts = []
         for d in range(directions):
             both = np.zeros(2 * w.shape[1], x.dtype) if bias is None else bias[d]
-            h, *rest = (s[layer * directions + d] for s in firsts)
-            c = rest[0] if rest else h
-            outputs = []
-            for step in x[::-1] if d else x:
-                h, c = KINDS[kind][0](step, h, c, w[d], r[d], both[: w.shape[1]], both[w.shape[1] :], relu)
-                outputs.append(h)
-            parts.append(np.stack(outputs[::-1] if d else outputs))
-            for end, last in zip(ends, (h, c)):
-                end.append(last)
+            first = [s[layer * directions + d] for s in firsts]
+            outputs, *last = _one_way(kind, x[::-1] if d else x, first, (w[d], r[d], *np.split(both, 2)), relu)
+            parts.append(outputs[::-1] if d else outputs)
+            for end, state in zip(ends, last):
+                end.append(state)
         x = np.concatenate(parts, -1)
         x = dropped(x, dropout) if layer < count - 1 else x
     return [np.swapaxes(x, 0, 1) if batch_first else x, *(np.stack(end) for end in ends)]
+
+
+def _one_way(
+    kind: str, x: Array, states: Sequence[Array], weights: tuple[Array, ...], relu: int
+) -> tuple[Array, Array, Array]:
+    """Return the outputs of all steps in one direction, and the last states."""
+    h, c = states[0], states[-1]  # only an LSTM has the second
+    outputs = []
+    for step in x:
+        h, c = KINDS[kind][0](step, h, c, *weights, relu)  # type: ignore[call-arg, arg-type]
+        outputs.append(h)
+    return np.stack(outputs), h, c
 
 
 def _states(x: Array, initial: Sequence[Array | None], shape: tuple[int, ...]) -> list[Array]:
@@ -125,15 +133,15 @@ def RNN(x: Array, h: Array | None, *weights: Array | None, **attributes: Any) ->
     return _layers("RNN", x, (h,), weights, **attributes)
 
 
-Numbers: TypeAlias = Any  # numpy says no more of most results
+def _masked(scores: Array, mask: Array | None, padding: Array | None) -> Array:
+    batch, heads, length, keys = scores.shape
+    if mask is not None:
+        mask = _added(mask, scores, (length, keys), (batch * heads, length, keys))
+        scores = scores + (mask if mask.ndim == 2 else mask.reshape(scores.shape))
+    return scores if padding is None else scores + _added(padding, scores, (batch, keys))[:, None, None]
 
 
-def _projected(x: Numbers, weight: Numbers, bias: Numbers | None, start: int, width: int) -> Numbers:
-    y = x @ weight[:, start : start + width]
-    return y if bias is None else y + bias[start : start + width]
-
-
-def _added(mask: Numbers, x: Numbers, *shapes: tuple[int, ...]) -> Numbers:
+def _added(mask: Array, x: Array, *shapes: tuple[int, ...]) -> Array:
     """Return the numbers that a mask of one of some shapes adds to scores. torch broadcasts no mask."""
     if mask.shape not in shapes:
         raise ValueError(f"a mask {mask.shape} instead of one of {shapes}")
@@ -141,35 +149,29 @@ def _added(mask: Numbers, x: Numbers, *shapes: tuple[int, ...]) -> Numbers:
 
 
 def MultiheadAttention(
-    query: Numbers, key: Numbers, value: Numbers, *tensors: Numbers | None,
+    query: Array, key: Array, value: Array, *tensors: Array | None,
     heads: int, starts: Sequence[int], transposed: int, batch_first: int, dropout: float, need_weights: int,
     average: int,
-) -> list[Numbers]:  # fmt: skip
+) -> list[Array]:  # fmt: skip
     weights, biases, (out_weight, out_bias) = tensors[:3], tensors[3:6], tensors[6:8]
     attn_mask, padding = [*tensors[8:], None, None][:2]
     assert out_weight is not None
     width = out_weight.shape[0]
     inputs = [x.swapaxes(0, 1) for x in (query, key, value)] if not batch_first else [query, key, value]
-    operands = zip(inputs, weights, biases, starts)
-    q, k, v = (_projected(x, w, b, start, width) for x, w, b, start in operands)
+    parts = [slice(start, start + width) for start in starts]
+    q, k, v = (_linear(x, w[:, p], b if b is None else b[p]) for x, w, b, p in zip(inputs, weights, biases, parts))
     q, k, v = (x.reshape(*x.shape[:2], heads, width // heads).swapaxes(1, 2) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) / q.dtype.type(math.sqrt(width // heads))
-    batch, _, length, keys = scores.shape
-    if not need_weights and 0 in (batch, keys) and (attn_mask is not None or padding is not None):
+    if not need_weights and 0 in (len(scores), scores.shape[-1]) and (attn_mask is not None or padding is not None):
         raise ValueError("a mask without elements, which torch's layer does not split by heads")
-    if attn_mask is not None:
-        attn_mask = _added(attn_mask, scores, (length, keys), (batch * heads, length, keys))
-        scores = scores + (attn_mask if attn_mask.ndim == 2 else attn_mask.reshape(scores.shape))
-    if padding is not None:
-        scores = scores + _added(padding, scores, (batch, keys))[:, None, None]
+    scores = _masked(scores, attn_mask, padding)
     powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
     shares = powers / powers.sum(-1, keepdims=True)
     if not need_weights:  # torch's other function: a row without any key is zeros
         shares = np.where((scores > -np.inf).any(-1, keepdims=True), shares, scores.dtype.type(0))
     shares = dropped(shares, dropout)
     y = (shares @ v).swapaxes(1, 2)
-    y = y.reshape(*y.shape[:2], width) @ (out_weight if transposed else out_weight.T)
-    y = y if out_bias is None else y + out_bias
+    y = _linear(y.reshape(*y.shape[:2], width), out_weight if transposed else out_weight.T, out_bias)
     return [y if batch_first else y.swapaxes(0, 1), shares.mean(1) if average else shares]
 
 
@@ -177,17 +179,17 @@ class _Module:
     """One `onnxgen.Transformer` while it is computed; takes its tensors in their order."""
 
     def __init__(
-        self, tensors: Sequence[Numbers | None], starts: Sequence[int], transposed: Sequence[int], **options: Any
+        self, tensors: Sequence[Array | None], starts: Sequence[int], transposed: Sequence[int], **options: Any
     ):
         self.tensors, self.starts, self.transposed = list(tensors), list(starts), list(transposed)
         self.options = options
 
-    def attention(self, taken: list[Numbers | None]) -> Any:
+    def attention(self, taken: list[Array | None]) -> Any:
         starts, self.starts = self.starts[:3], self.starts[3:]
         turned = self.transposed.pop(0)
         options = {key: self.options[key] for key in ("heads", "batch_first", "dropout")}
 
-        def function(x: Numbers, memory: Numbers | None, mask: Numbers | None) -> Numbers:
+        def function(x: Array, memory: Array | None, mask: Array | None) -> Array:
             keys = x if memory is None else memory
             tensors = (*taken, mask, None)
             return MultiheadAttention(
@@ -196,27 +198,27 @@ class _Module:
 
         return function
 
-    def take(self, count: int) -> list[Numbers | None]:
+    def take(self, count: int) -> list[Array | None]:
         taken, self.tensors = self.tensors[:count], self.tensors[count:]
         return taken
 
-    def norm(self, x: Numbers, taken: Sequence[Numbers | None], epsilon: float) -> Numbers:
+    def norm(self, x: Array, taken: Sequence[Array | None], epsilon: float) -> Array:
         weight, bias = taken
         centred = x - x.mean(-1, keepdims=True)
         y = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + x.dtype.type(epsilon)) * weight
         return y if bias is None else y + bias
 
-    def layer(self, x: Numbers, memory: Numbers | None, masks: Sequence[Numbers | None]) -> Numbers:
+    def layer(self, x: Array, memory: Array | None, masks: Sequence[Array | None]) -> Array:
         parts = [self.attention(self.take(8)) for _ in masks]
         linears, norms = [self.take(2) for _ in range(2)], [self.take(2) for _ in range(len(masks) + 1)]
         rate, epsilon = self.options["dropout"], self.options["epsilon"]
 
-        def block(i: int, x: Numbers) -> Numbers:
+        def block(i: int, x: Array) -> Array:
             if i < len(parts):
                 return dropped(parts[i](x, memory if i else None, masks[i]), rate)
-            inner = self.linear(x, linears[0])
+            inner = _linear(x, *linears[0])
             inner = np.maximum(inner, 0) if self.options["activation"] == "relu" else _gelu(inner)
-            return dropped(self.linear(dropped(inner, rate), linears[1]), rate)
+            return dropped(_linear(dropped(inner, rate), *linears[1]), rate)
 
         for i, norm in enumerate(norms):
             if self.options["norm_first"]:
@@ -225,20 +227,20 @@ class _Module:
                 x = self.norm(x + block(i, x), norm, epsilon)
         return x
 
-    def linear(self, x: Numbers, taken: Sequence[Numbers | None]) -> Numbers:
-        weight, bias = taken
-        return x @ weight if bias is None else x @ weight + bias
+
+def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
+    return x @ weight if bias is None else x @ weight + bias
 
 
-def _gelu(x: Numbers) -> Numbers:
+def _gelu(x: Array) -> Array:
     return x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))).astype(x.dtype) / 2
 
 
 def Transformer(
-    source: Numbers, target: Numbers | None,
-    src_mask: Numbers | None, tgt_mask: Numbers | None, memory_mask: Numbers | None, *tensors: Numbers | None,
+    source: Array, target: Array | None,
+    src_mask: Array | None, tgt_mask: Array | None, memory_mask: Array | None, *tensors: Array | None,
     stacked: int, encoders: int, decoders: int, norms: int, norm_epsilon: float, **options: Any,
-) -> Numbers:  # fmt: skip
+) -> Array:  # fmt: skip
     module = _Module(tensors, **options)
     x = source
     for _ in range(encoders):

@@ -257,11 +257,7 @@ def reshape(node: Node, wide: bool, x: Array, shape: Array) -> Array:
 def flatten(node: Node, wide: bool, x: Array) -> Array:
     axis = int(node.attribute("axis", 1))
     axis = axis + x.ndim if axis < 0 else axis
-    return (
-        x.reshape(math.prod(x.shape[:axis]), -1)
-        if x.size
-        else x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
-    )
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def transpose(node: Node, wide: bool, x: Array) -> Array:

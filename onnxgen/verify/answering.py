@@ -25,7 +25,7 @@ import numpy as np
 from onnxgen.common.crashes import CRASHES
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError
-from onnxgen.shapes.dims import Dim, symbol, symbols
+from onnxgen.shapes.dims import is_symbol, symbol, symbols
 from onnxgen.verify import feeds as drawing
 from onnxgen.verify import sizes as sizing
 from onnxgen.verify.feeds import LOUDER, SPREADS
@@ -108,26 +108,41 @@ def answers(check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any
             oracle = Stacked(oracle, check.freed, check.graph.outputs)
         used: list[sizing.Sizes] = []
         check.only_reference, check.loads_elsewhere = check.loads_elsewhere, True
-        for run in range(runs if feeds is None else len(feeds)):
-            tries = _drawn(check, run, seed, used) if feeds is None else _own(check, feeds[run])
-            before = len(check.refusals)
-            most = MAX_SETTLED_REFUSALS if settled else MAX_REFUSALS
-            answer = _answer(check, oracle, islice(tries, most), bool(used))
-            if answer is not None and feeds is None:
-                answer = _told_by(check, answer)
-            _note_refusals(check, oracle, check.refusals[before:], answer)
-            if answer is None and not used:
-                break
+        for tries in _tries(check, runs, seed, feeds, used):
+            tries = islice(tries, MAX_SETTLED_REFUSALS if settled else MAX_REFUSALS)
+            answer = _answer(check, oracle, tries, feeds is None, bool(used))
             if answer is not None:
                 used.append(answer.sizes)
                 yield answer
+            elif not used:
+                break
         if used:
-            if used[0] and len(used) > 1 and all(u == used[0] for u in used):
+            if used[0] and 1 < len(used) == used.count(used[0]):
                 check.notes.append(f"of the sizes tried for dynamic dims, only {_sizes(used[0])} runs")
             return
         if settled:
             break
     raise _refused_all(check, settled)
+
+
+def _tries(
+    check: Check, runs: int, seed: int, feeds: Sequence[Mapping[str, Any]] | None, used: list[sizing.Sizes]
+) -> Iterator[Iterator[_Input]]:
+    """Yield the inputs to try in each run. `used`: the sizes of the runs before."""
+    if feeds is None:
+        yield from (_drawn(check, run, seed, used) for run in range(runs))
+    else:
+        yield from (_own(check, own) for own in feeds)
+
+
+def _answer(check: Check, oracle: Oracle, tries: Iterator[_Input], are_drawn: bool, has_others: bool) -> Answer | None:
+    """Return an oracle's answer for one run, and note what it refused before."""
+    before = len(check.refusals)
+    answer = _accepted(check, oracle, tries, has_others)
+    if answer is not None and are_drawn:
+        answer = _told_by(check, answer)
+    _note_refusals(check, oracle, check.refusals[before:], answer)
+    return answer
 
 
 def _refused_all(check: Check, settled: bool) -> OnnxgenError:
@@ -178,7 +193,9 @@ def _told_by(check: Check, answer: Answer) -> Answer:
 
         quick = answer.seconds < MAX_PROBE_SECONDS
         check.steps = steps(check.graph, check.refused, answer.sizes, runs) if quick else {}
-    return answer if check.graph.random else vivid(answer, partial(_spread, check, answer))
+    if check.graph.random:
+        return answer
+    return vivid(answer, lambda spread: _feeds(check, answer.sizes, spread, answer.seed))
 
 
 def _note_refusals(check: Check, oracle: Oracle, refusals: Sequence[str], answer: Answer | None) -> None:
@@ -200,10 +217,6 @@ def _short(why: str) -> str:
     return NODE.sub(SHORT, why).partition("Non-zero status")[0].rstrip(", ")[:MAX_REFUSAL_SHOWN]
 
 
-def _spread(check: Check, answer: Answer, spread: str) -> dict[str, Any]:
-    return _feeds(check, answer.sizes, spread, answer.seed)
-
-
 def _own(check: Check, feeds: Mapping[str, Any]) -> Iterator[_Input]:
     names = [name for name, _, _ in check.graph.inputs]
     wrong = sorted(set(names) ^ set(feeds))
@@ -212,7 +225,7 @@ def _own(check: Check, feeds: Mapping[str, Any]) -> Iterator[_Input]:
     yield {}, 0, {name: feeds[name] for name in names}
 
 
-def _answer(check: Check, oracle: Oracle, tries: Iterator[_Input], has_others: bool) -> Answer | None:
+def _accepted(check: Check, oracle: Oracle, tries: Iterator[_Input], has_others: bool) -> Answer | None:
     """Return the answer to the first inputs that the oracle accepts. `has_others`: it has answered in other runs."""
     ran_on = 0
     for sizes, seed, feeds in tries:
@@ -276,15 +289,10 @@ def _places(graph: Graph) -> dict[str, list[Place]]:
     by_name: dict[str, list[Place]] = {}
     for number, (_, _, facts) in enumerate(graph.inputs):
         for axis, dim in enumerate(facts.shape or () if facts.kind == "tensor" else ()):
-            if (name := _name(dim)) is not None:
+            if is_symbol(dim):
+                (name,) = symbols(dim)
                 by_name.setdefault(name, []).append((number, axis))
     return {name: places for name, places in by_name.items() if len(places) > 1}
-
-
-def _name(dim: Dim) -> str | None:
-    if isinstance(dim, int):
-        return None
-    return next((name for name in symbols(dim) if symbol(name) == dim), None)
 
 
 def _parts(places: list[Place]) -> Iterator[frozenset[Place]]:

@@ -35,9 +35,9 @@ from onnxgen.verify.compare import Telling, Tolerance, compare, describe
 from onnxgen.verify.graph import examine
 from onnxgen.verify.integrity import (
     approximation_of,
-    compare_recorded,
     compare_weights,
     in_part,
+    moved_tensors,
     other_file,
     record_of,
     without_alphabet,
@@ -53,7 +53,7 @@ from onnxgen.verify.oracle import (
     is_free,
     proto,
 )
-from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
+from onnxgen.verify.report import Gradients, Located, OutputCheck, Run, VerifyReport
 from onnxgen.verify.rounding import Freedom
 from onnxgen.weights.dequantised import Approximation
 from onnxgen.weights.stored import stored
@@ -182,17 +182,21 @@ class Check:
                     self.notes += answering.relied_on(self, network, first)
                 gradients.excuse_idle(network, answer.feeds, backward, self._limit(answer))
             report.untold = self.telling.untold() | self.coarse
-            if self.cast is None and self.approximation is None:  # a small change of a weight may not show in outputs
-                report.moved = compare_recorded(self.path, space, self.options)
+            report.moved = moved_tensors(self, space)
             if locate and (different is not None or report.moved):
-                how = self.path, self.proto(), self.options, self.graph
-                inputs, run = different or ({}, None)
-                wrong = [] if run is None else [n for n, o in zip(self.graph.outputs, run.outputs) if o.why]
-                report.located = trace.locate(*how, network, inputs, report.moved, wrong)
+                report.located = self._locate(network, different, report.moved)
             self._finish_gradients(network, backward, record_of(space), report.gradients)
             if integrity:
                 report.integrity = compare_weights(self.path, Path(shown), space, self.given)
         return report
+
+    def _locate(
+        self, network: nn.Module, different: tuple[dict[str, Any], Run] | None, moved: Sequence[str]
+    ) -> Located | None:
+        """Return the first place where the module differs. `different`: the inputs of a run that does, and the run."""
+        feeds, run = different or ({}, None)
+        wrong = [] if run is None else [n for n, o in zip(self.graph.outputs, run.outputs) if o.why]
+        return trace.locate(self.path, self.proto(), self.options, self.graph, network, feeds, moved, wrong)
 
     def forward(
         self, network: nn.Module, space: Mapping[str, Any], *, runs: int, seed: int, is_rounded: bool, is_anew: bool
@@ -286,23 +290,14 @@ class Check:
         feeds, expected = answer.feeds, answer.outputs
         run = Run(answer.seed, {name: describe(v) for name, v in feeds.items()}, answer.sizes, answer.oracle.name)
         try:
-            outputs = torch_side.forward(network, feeds, self.cast, len(expected), self._limit(answer))
-            got = torch_side.as_onnx(outputs)
-        except TimedOut as stopped:
-            what = f"could not verify {self.path}: a loop of the module runs on with inputs that were drawn ({stopped})"
-            raise OnnxgenError(
-                f"{what}; {answer.oracle.name} took {answer.seconds:.2g} s", help=answering.OWN_INPUTS
-            ) from None
+            outputs, got = self._outputs(network, answer)
         except torch_side.Failed as failure:
-            if self.only_reference:
-                what = f"could not verify {self.path}: of the inputs that were tried, onnxruntime refused all"
-                raise OnnxgenError(f"{what}, and the module others ({failure})", help=answering.OWN_INPUTS) from None
             return replace(run, error=str(failure))
         if len(got) != len(expected):
             error = f"forward returned {counted(len(got), 'output')}, the graph has {len(expected)}"
             if not self.partly:
                 return replace(run, error=error)
-            self.notes += [] if error in self.notes else [error]
+            self._note_once(error)
         expected = [torch_side.cast_numpy(e, self.cast) for e in expected]
         run.outputs.extend(self.output(*o) for o in zip(self.graph.outputs, expected, got))
         if self.partly:
@@ -318,6 +313,28 @@ class Check:
             gradient_report.error = gradient_report.error or str(failure)
         return run
 
+    def _outputs(self, network: nn.Module, answer: Answer) -> tuple[list[Any], list[Any]]:
+        """Return the module's outputs, as tensors and as ONNX values. Raises `Failed`, and `OnnxgenError` if that tells
+        nothing.
+        """
+        could_not = f"could not verify {self.path}:"
+        try:
+            outputs = torch_side.forward(network, answer.feeds, self.cast, len(answer.outputs), self._limit(answer))
+            return outputs, torch_side.as_onnx(outputs)
+        except TimedOut as stopped:
+            what = f"{could_not} a loop of the module runs on with inputs that were drawn ({stopped})"
+            raise OnnxgenError(
+                f"{what}; {answer.oracle.name} took {answer.seconds:.2g} s", help=answering.OWN_INPUTS
+            ) from None
+        except torch_side.Failed as failure:
+            if not self.only_reference:
+                raise
+            what = f"{could_not} of the inputs that were tried, onnxruntime refused all"
+            raise OnnxgenError(f"{what}, and the module others ({failure})", help=answering.OWN_INPUTS) from None
+
+    def _note_once(self, line: str) -> None:
+        self.notes += [] if line in self.notes else [line]
+
     def _limit(self, answer: Answer) -> float | None:
         """Return the seconds that the module may take for the inputs of an answer."""
         return max(LOOP_SECONDS, SLOWER * answer.seconds) if answer.oracle.seconds is not None else None
@@ -332,8 +349,8 @@ class Check:
             # a small step changes the meaning of inputs that are sizes or scales
             fixed = {name for name, role in self.graph.roles.items() if role.size or role.mode}
             why = gradients.hold(network, answer.feeds, fixed, gradient_report, self._limit(answer))
-        if why and why not in self.notes:
-            self.notes.append(why)
+        if why:
+            self._note_once(why)
 
     def output(self, name: str, expected: Any, got: Any, slack: Any = None) -> OutputCheck:
         random = name in self.graph.random
@@ -348,9 +365,8 @@ class Check:
         is_float = isinstance(expected, np.ndarray) and expected.dtype.kind == "f" and name not in self.graph.random
         d = compare(expected, got, self.tolerance, values=False)
         names = printable(name), describe(expected), describe(got)
-        note = f"output {names[0]} is not floating-point: only its shape and dtype are compared"
-        if not is_float and name not in self.graph.random and note not in self.notes:
-            self.notes.append(note)
+        if not is_float and name not in self.graph.random:
+            self._note_once(f"output {names[0]} is not floating-point: only its shape and dtype are compared")
         if not is_float or d.why or not expected.size:
             return OutputCheck(*names, 0.0, None, "values" if is_float else "shape and dtype", d.why)
         far = near.distance(name, expected, near.saturated(name, got))

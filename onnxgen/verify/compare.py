@@ -95,10 +95,8 @@ def compare(
 
     With `values=False` only shape and dtype count. `slack` is added to the allowed difference of each element.
     """
-    if isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
-        return _nested(list(expected.values()), [got[key] for key in expected], tolerance, values)
     if isinstance(expected, dict) or isinstance(got, dict):
-        return Difference(why=f"{describe(got)} instead of {describe(expected)}, or other keys")
+        return _maps(expected, got, tolerance, values)
     if expected is None or got is None or isinstance(expected, list) or isinstance(got, list):
         return _nested(expected, got, tolerance, values)
     expected, got = widened(expected), widened(got)
@@ -107,14 +105,24 @@ def compare(
     if not values or not expected.size:
         return Difference()
     if expected.dtype.kind in "biuOUS":
-        wrong = np.asarray(expected != got)
-        if slack is not None:
-            wrong &= np.abs(expected.astype(np.float64) - got.astype(np.float64)) > slack
-        if not wrong.any():
-            return Difference()
-        largest = _largest(np.abs(expected.astype(object) - got.astype(object))) if expected.dtype.kind in "iu" else 0.0
-        return Difference(largest, 0.0, _worst(wrong, expected, got))
+        return _exact(expected, got, slack)
     return _floats(expected, got, tolerance.at_least(str(expected.dtype)), slack)
+
+
+def _exact(expected: NDArray[Any], got: NDArray[Any], slack: NDArray[Any] | None) -> Difference:
+    wrong = np.asarray(expected != got)
+    if slack is not None:
+        wrong &= np.abs(expected.astype(np.float64) - got.astype(np.float64)) > slack
+    if not wrong.any():
+        return Difference()
+    largest = _largest(np.abs(expected.astype(object) - got.astype(object))) if expected.dtype.kind in "iu" else 0.0
+    return Difference(largest, 0.0, _worst(wrong, expected, got))
+
+
+def _maps(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Difference:
+    if isinstance(expected, dict) and isinstance(got, dict) and expected.keys() == got.keys():
+        return _nested(list(expected.values()), [got[key] for key in expected], tolerance, values)
+    return Difference(why=f"{describe(got)} instead of {describe(expected)}, or other keys")
 
 
 def _nested(expected: Any, got: Any, tolerance: Tolerance, values: bool) -> Difference:

@@ -134,15 +134,19 @@ def draw(
             feeds[name] = None
         else:
             feeds[name] = _array(rng, shape, dtype, graph.roles[name], candidate, spread, seed)
-            low, high = (ranges or {}).get(name, (0.0, 0.0))
-            if low < high and math.isfinite(high - low) and dtype.is_floating_point() and spread in SPREADS:
-                feeds[name] = _filling(rng, low, high, spread, feeds[name])
+            if ranges and dtype.is_floating_point() and spread in SPREADS:
+                feeds[name] = _filling(rng, *ranges.get(name, (0.0, 0.0)), spread, feeds[name])
     return feeds
 
 
 def _filling(rng: np.random.Generator, low: float, high: float, spread: str, like: NDArray[Any]) -> NDArray[Any]:
-    """Draw numbers from a whole range, from its inner half (wide), or from near its middle (faint)."""
+    """Draw numbers from a whole range, from its inner half (wide), or from near its middle (faint).
+
+    Returns `like`, which has their shape and type, if the range is empty or endless.
+    """
     middle, width = (low + high) / 2, high - low
+    if not 0 < width < math.inf:
+        return like
     if spread == "wide":
         drawn = rng.uniform(middle - width / 4, middle + width / 4, like.shape)
     else:
@@ -179,26 +183,45 @@ def _array(
     if dtype == ir.DataType.STRING:
         words = [w for w in role.categories if isinstance(w, str)] or WORDS
         return np.array([words[i] for i in rng.integers(0, len(words), math.prod(shape))], object).reshape(shape)
+    drawn = _by_meaning(rng, shape, role, candidate)
+    if drawn is None:
+        drawn = _by_spread(rng, shape, dtype, role, candidate, spread, turn)
+    return np.asarray(drawn).astype(dtype.numpy())
+
+
+def _by_meaning(rng: np.random.Generator, shape: tuple[int, ...], role: Role, candidate: Sizes) -> NDArray[Any] | None:
+    """Draw integers of which only some mean anything: categories, the sizes of a Reshape or a Split, a mask."""
     if numbers := [n for n in role.categories if isinstance(n, int)]:
-        return np.asarray(rng.choice(numbers, shape)).astype(dtype.numpy())
+        return np.asarray(rng.choice(numbers, shape))
     if role.reshapes is not None and len(shape) == 1 and shape[0]:
-        return _new_shape(shape[0], role.reshapes).astype(dtype.numpy())
+        return _new_shape(shape[0], role.reshapes)
     if role.parts is not None and len(shape) == 1 and shape[0]:
-        return _parts(rng, shape[0], sum(_known([role.parts], candidate))).astype(dtype.numpy())
-    if role.counted:
-        return np.ones(shape, dtype.numpy())
+        return _parts(rng, shape[0], sum(_known([role.parts], candidate)))
+    return np.ones(shape) if role.counted else None
+
+
+def _by_spread(
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: ir.DataType,
+    role: Role,
+    candidate: Sizes,
+    spread: str,
+    turn: int,
+) -> NDArray[Any]:
     if spread in ("ones", "zeros"):
-        return np.full(shape, int(spread == "ones")).astype(dtype.numpy())
+        return np.full(shape, int(spread == "ones"))
     if dtype == ir.DataType.BOOL:
         return np.asarray(rng.random(shape) < 0.5)
     if role.compared and math.prod(shape) == 1 and spread in SPREADS and dtype.is_integer():
         # one number that selects a branch: the constants it is compared with, and others, in turn
-        return np.full(shape, role.compared[turn % len(role.compared)]).astype(dtype.numpy())
+        return np.full(shape, role.compared[turn % len(role.compared)])
     low, high = _range(dtype, role, candidate, spread)
     if role.distinct is not None:
-        return _distinct(rng, shape, role.distinct, high).astype(dtype.numpy())
-    if role.indexes or role.size or not dtype.is_floating_point() and dtype.name not in ("COMPLEX64", "COMPLEX128"):
-        return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy())
+        return _distinct(rng, shape, role.distinct, high)
+    is_real = dtype.is_floating_point() or dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+    if role.indexes or role.size or not is_real:
+        return np.asarray(rng.integers(low, high, shape))
     return _numbers(rng, shape, dtype, spread)
 
 
@@ -209,9 +232,7 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: ir.DataTyp
         drawn = like
     factor, shift = {"faint": (FAINT_DEVIATION, 0.0), **LOUDER}.get(spread, (1.0, 0.0))
     drawn = factor * (drawn - shift)
-    if dtype.name.startswith("COMPLEX"):
-        return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype.numpy())
-    return np.asarray(drawn).astype(dtype.numpy())
+    return np.asarray(drawn + 1j * rng.standard_normal(shape) if dtype.name.startswith("COMPLEX") else drawn)
 
 
 def _new_shape(count: int, rank: int) -> NDArray[Any]:

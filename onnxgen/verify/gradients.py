@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -165,17 +165,13 @@ class _Wide(TorchFunctionMode):
     ) -> Any:
         if function in _NARROWING:
             return args[0].double()
-        args = tuple(torch.float64 if a in _NARROW else a for a in args) if _names_type(args) else args
+        args = tuple(torch.float64 if _is_narrow(a) else a for a in args)
         kwargs = {key: torch.float64 if _is_narrow(a) else a for key, a in (kwargs or {}).items()}
         return function(*args, **kwargs)
 
 
 def _is_narrow(argument: Any) -> bool:
     return isinstance(argument, torch.dtype) and argument in _NARROW
-
-
-def _names_type(args: Sequence[Any]) -> bool:
-    return any(map(_is_narrow, args))
 
 
 @contextmanager
@@ -221,12 +217,8 @@ class _Held:
             if isinstance(layer, nn.Embedding):  # it gives one row no gradient, whatever the outputs do
                 layer.padding_idx = None
         self.inputs = {name: _wide(value) for name, value in inputs.items()}
-        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad and p.is_floating_point()}
-        floats = {
-            n: v
-            for n, v in self.inputs.items()
-            if n not in fixed and isinstance(v, Tensor) and v.is_floating_point() and v.numel()
-        }
+        named = {n: p for n, p in self.module.named_parameters() if p.requires_grad and _is_float(p)}
+        floats = {n: v for n, v in self.inputs.items() if n not in fixed and _is_float(v) and v.numel()}
         self.groups = [*_grouped(named), *((f"input {printable(name)}", [v]) for name, v in floats.items())]
         self.leaves = [tensor.requires_grad_() for _, tensors in self.groups for tensor in tensors]
         self.generator = torch.Generator().manual_seed(0)
@@ -324,7 +316,11 @@ def _grouped(named: Mapping[str, Tensor]) -> Iterator[_Group]:
 def _wide(value: Any) -> Any:
     if isinstance(value, list):
         return [_wide(v) for v in value]
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    return value.double() if _is_float(value) else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _floats(values: Any) -> Iterator[Tensor]:

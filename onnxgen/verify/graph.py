@@ -135,24 +135,15 @@ def _solution(equation: Equation, free: Mapping[str, int]) -> tuple[str, Dim] | 
     difference = equation.a - equation.b
     if not isinstance(difference, Sym) or not symbols(difference).keys() <= free.keys():
         return None
-    best: tuple[tuple[bool, int], str, Dim] | None = None
-    for name in symbols(difference):
-        dim = _alone(difference, name)
-        if dim is None or isinstance(dim, int) and dim < 1:
-            continue
-        stands = symbol(name) in (equation.a, equation.b)
-        rank = (stands, free[name])
-        if best is None or rank > best[0]:
-            best = rank, name, dim
-    return None if best is None else best[1:]
+    solutions = ((name, _alone(difference, name)) for name in symbols(difference))
+    possible = [(name, dim) for name, dim in solutions if dim is not None and (isinstance(dim, Sym) or dim >= 1)]
+    return max(possible, key=lambda s: (symbol(s[0]) in (equation.a, equation.b), free[s[0]]), default=None)
 
 
 def _alone(difference: Sym, name: str) -> Dim | None:
     """Solve `difference == 0` for a symbol. Returns None if the solution is not a polynomial."""
-    factor = 0
-    for monomial, coefficient in difference.terms:
-        if [(a.key, p) for a, p in monomial] == [(repr(name), 1)]:
-            factor = coefficient
+    alone = [(repr(name), 1)]
+    factor = next((c for monomial, c in difference.terms if [(a.key, p) for a, p in monomial] == alone), 0)
     if factor == 0:
         return None
     rest = difference - factor * symbol(name)
@@ -260,39 +251,49 @@ class Graph:
 
 def examine(model: ir.Model, options: Options) -> Graph:
     """Examine a model that `reader.read` returned."""
-    propagate(model.graph, options)
-    declared = [info(value) for value in model.graph.inputs]
-    known, equations = related(model.graph, options)
     graph = model.graph
-    arguments = list(graph.inputs)
+    propagate(graph, options)
+    names = _names(graph.inputs)
+    inputs = [(name, v.type, info(v)) for name, v in zip(names, graph.inputs)]
+    known, equations = related(graph, options)
+    tensors = [name for name, _, facts in inputs if facts.kind == "tensor" and facts.dtype]
+    tainted = _tainted(graph)
+    values = [value for node in graph for value in node.outputs]
     examined = Graph(
-        [(v.name or "", v.type, facts) for v, facts in zip(arguments, declared)],
-        {v.name or "": _role(v) for v in arguments},
-        [v.name or "" for v in graph.outputs],
+        inputs,
+        dict(zip(names, map(_role, graph.inputs))),
+        _names(graph.outputs),
+        random=set(_names(v for v in graph.outputs if v in tainted)),
         known=known,
         equations=equations,
+        argument_types=types_of(graph, tensors),
+        types={name: int(t) for name, v in zip(_names(values), values) if (t := info(v).dtype) is not None},
     )
-    opset = model.opset_imports.get("", 1)
-    values = [value for node in graph for value in node.outputs]
-    examined.types = {v.name or "": int(dtype) for v in values if (dtype := info(v).dtype) is not None}
-    tensors = [v.name or "" for v, facts in zip(arguments, declared) if facts.kind == "tensor" and facts.dtype]
-    examined.argument_types = types_of(graph, tensors)
-    examined.random = {v.name or "" for v in _tainted(graph) if v in set(graph.outputs)}
+    _note_nodes(examined, graph, model.opset_imports.get("", 1))
+    return examined
+
+
+def _names(values: Iterable[ir.Value]) -> list[str]:
+    return [value.name or "" for value in values]
+
+
+def _note_nodes(examined: Graph, graph: ir.Graph, opset: int) -> None:
+    """Note what the nodes of a graph tell, one by one."""
     nodes = all_nodes(graph)
-    examined.multiplies_bytes = any(PRODUCTS.fullmatch(node.op_type) for node in nodes)
-    examined.straight_through = any(STRAIGHT_THROUGH.search(node.op_type) for node in nodes)
-    examined.chooses = any(node.op_type == "If" for node in nodes)
+    kinds = {node.op_type for node in nodes}
+    examined.multiplies_bytes = any(map(PRODUCTS.fullmatch, kinds))
+    examined.straight_through = any(map(STRAIGHT_THROUGH.search, kinds))
+    examined.chooses = "If" in kinds
     examined.loops = any(node.op_type != "If" and has_subgraphs(node) for node in nodes)
     examined.is_standard = all(node.domain in ("", "ai.onnx") for node in nodes)
-    examined.branches = any(True for node in nodes for _ in subgraphs(node))
-    used = [*arguments, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
+    examined.branches = any(map(has_subgraphs, nodes))
+    used = [*graph.inputs, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
     types = {v.dtype for v in used if v is not None}
     types |= {ir.DataType(node.attributes["to"].as_int()) for node in nodes if node.op_type == "Cast"}
     examined.halves = {dtype for dtype in HALVES if dtype in types}
     for node in nodes:
         _note_mode(examined, node, node.version or opset)
-        examined.windows.extend(_windows(node))
-    return examined
+        examined.windows.extend((*_cache_windows(node), *_windows(node)))
 
 
 def related(graph: ir.Graph, options: Options) -> tuple[dict[str, Dim], list[Equation]]:
@@ -347,7 +348,7 @@ def _dropout_trains(node: ir.Node, opset: int) -> bool:
     return tensor is not None and bool(np.asarray(tensor.numpy()).any())
 
 
-def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
+def _cache_windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     if node.op_type == "GroupQueryAttention" and whole(node, "sliding_window_cache") and len(node.inputs) > 6:
         total = info(node.inputs[6]).data  # a cache that is not full has uninitialised memory behind its keys
         sizes = () if total is None else (n for n in total.flat if isinstance(n, Sym))
@@ -355,6 +356,9 @@ def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     if counts_queries(node) and (query := info(node.inputs[0]).shape) and info(node.inputs[3]).shape:
         rest = most_keys(node, [info(value).shape for value in node.inputs]) - query[1]
         yield from [(rest, 0)] if isinstance(rest, Sym) else []
+
+
+def _windows(node: ir.Node) -> Iterator[tuple[Sym, int]]:
     if not is_a(node, POOL, CONVOLUTION):
         return
     at = known(node).matrix
@@ -403,22 +407,12 @@ def _role(value: ir.Value) -> Role:
                 role.counted = True
                 continue
             role.shape = role.shape or _shape_taken(node, position)
-            taken = range_of(node, position)
-            if taken is not None:
-                _limit(role, taken, node, current in copies)
-            elif node.op_type == "Dropout" and position == 2:
-                role.mode = True
-            elif position == 1 and [*card(node.domain, node.op_type).parameters][1:2] == ["indices"]:
-                role.indexes = True
-                role.bounds.extend(_bounds(node))
-            elif node.op_type in ("DictVectorizer", "CastMap"):
-                role.keys = _keys(node)
-            elif node.op_type in ENCODERS:
-                role.categories = _categories(node)
-            elif is_a(node, COMPARISON):
+            if _note_use(role, node, position, current in copies):
+                continue
+            if is_a(node, COMPARISON):
                 constants |= dict.fromkeys(_integer(node.inputs[1 - position]))
                 neighbours |= _beside(node, position)
-            elif _carries_numbers(node, position) or (node.op_type == "ReduceSum" and position == 0):
+            elif _carries_numbers(node, position):
                 new = [o for o in node.outputs if o not in seen]
                 sums.update(new if current in sums or node.op_type == "ReduceSum" else ())
                 seen.update(new)
@@ -434,10 +428,23 @@ def _beside(node: ir.Node, position: int) -> dict[int, None]:
     return {constant + step: None for constant in _integer(node.inputs[1 - position]) for step in steps}
 
 
-def _note_sizes(role: Role, node: ir.Node) -> None:
-    """Note what sizes of one axis each, or of all, must fit."""
-    role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
-    role.parts = _axis_size(node) if node.op_type.startswith("Split") else None
+def _note_use(role: Role, node: ir.Node, position: int, is_copy: bool) -> bool:
+    """Note what the elements of an input are to a node, and return True if it tells."""
+    taken = range_of(node, position)
+    if taken is not None:
+        _limit(role, taken, node, is_copy)
+    elif node.op_type == "Dropout" and position == 2:
+        role.mode = True
+    elif position == 1 and [*card(node.domain, node.op_type).parameters][1:2] == ["indices"]:
+        role.indexes = True
+        role.bounds.extend(_bounds(node))
+    elif node.op_type in ("DictVectorizer", "CastMap"):
+        role.keys = _keys(node)
+    elif node.op_type in ENCODERS:
+        role.categories = _categories(node)
+    else:
+        return False
+    return True
 
 
 def _limit(role: Role, taken: Range, node: ir.Node, is_copy: bool) -> None:
@@ -445,7 +452,8 @@ def _limit(role: Role, taken: Range, node: ir.Node, is_copy: bool) -> None:
     if taken.is_size:
         role.size = True
         if is_copy:
-            _note_sizes(role, node)
+            role.reshapes = info(node.inputs[0]).rank if node.op_type == "Reshape" else None
+            role.parts = _axis_size(node) if node.op_type.startswith("Split") else None
         return
     role.least.append(taken.least)
     role.indexes = role.indexes or taken.below is not None
@@ -458,17 +466,16 @@ def _shape_taken(node: ir.Node, position: int) -> tuple[int, ...] | None:
     is_conv = is_a(node, CONVOLUTION)
     if not is_a(node, PRODUCT) or is_a(node, SAMPLES) != is_conv or position > 1 or len(node.inputs) < 2:
         return None
-    other = info(node.inputs[1 - position]).shape
-    if other is None or not all(isinstance(d, int) for d in other) or len(other) < 2:
+    other = info(node.inputs[1 - position]).shape or ()
+    sizes = [d for d in other if isinstance(d, int)]
+    if len(sizes) < max(2, len(other)):
         return None
-    sizes = tuple(d for d in other if isinstance(d, int))
     if is_conv:
         return (2, sizes[1] * whole(node, "group", 1), *(d + 7 for d in sizes[2:])) if position == 0 else None
-    if position == 0:
-        inner = sizes[-1] if whole(node, "transB") else sizes[-2]
-        return (inner, 3) if whole(node, "transA") else (3, inner)
-    inner = sizes[-2] if whole(node, "transA") else sizes[-1]
-    return (3, inner) if whole(node, "transB") else (inner, 3)
+    # the inner size is the last of the first factor, and the last but one of the second; transposed, it is the other
+    is_transposed = [whole(node, name) != 0 for name in ("transA", "transB")]
+    inner = sizes[-1] if is_transposed[1 - position] != bool(position) else sizes[-2]
+    return (3, inner) if is_transposed[position] == bool(position) else (inner, 3)
 
 
 def _axis_size(node: ir.Node) -> Dim | None:
@@ -501,7 +508,9 @@ ABOUT = (SAME, ADDS, SCALES, COMMUTES)  # change numbers, but not their role
 
 
 def _carries_numbers(node: ir.Node, position: int) -> bool:
-    """Return True if the operator's output holds about the same numbers as its input."""
+    """Return True if the operator's output holds about the same numbers as its input, or sums of them."""
+    if node.op_type == "ReduceSum":
+        return position == 0
     is_rounded = known(node).rules.flat == PIECEWISE_CONSTANT or node.op_type == "Clip"
     return is_a(node, MOVES) and position in known(node).data or is_a(node, *ABOUT) or is_rounded
 

@@ -184,51 +184,68 @@ def _noisy(model: onnx.ModelProto, types: Mapping[str, int], seed: int, dtype: s
     precision, the numbers differ from 1 by its rounding error, and weights are multiplied too, since they are rounded.
     """
     noisy = copied(model)
-    outputs = {value.name for value in noisy.graph.output}
-    nodes: list[onnx.NodeProto] = []
-
-    def noised(exact: str, name: str, kind: int) -> None:
-        unit = max(HALF_NOISE.get(dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
-        nodes.extend(_with_noise(exact, name, kind, unit, float(seed * 7919 + len(nodes))))
-
-    scales = {name for node in every_node(noisy) if node.op_type in having(RESAMPLES) for name in node.input[1:]}
-    inputs = {value.name: value for value in noisy.graph.input}
-    for weight in noisy.graph.initializer if dtype in HALF_NOISE else ():
-        if weight.data_type not in _FLOATS or not weight.dims or weight.name in scales:
-            continue
-        if weight.name in inputs:  # before IR version 4 every initializer is also listed as an input
-            noisy.graph.input.remove(inputs[weight.name])
-        name, weight.name = weight.name, f"{weight.name}/exact"
-        noised(weight.name, name, weight.data_type)
+    writer = _NoiseWriter(noisy.graph, types, seed, dtype)
+    writer.scales = {n for node in every_node(noisy) if node.op_type in having(RESAMPLES) for n in node.input[1:]}
+    if dtype in HALF_NOISE:
+        writer.weights()
     for node in noisy.graph.node:
-        for i, name in enumerate(node.input if node.op_type in having(RECURRENT) else ()):
-            if types.get(name) in _FLOATS:
-                node.input[i] = f"{name}/into/{len(nodes)}"
-                noised(name, node.input[i], types[name])
-        nodes.append(node)
-        if node.op_type == "Constant" or node.op_type in having(VIEW):
-            continue
-        for i, name in enumerate(node.output):
-            if types.get(name) not in _FLOATS | _HALVES.keys() or name in scales:
-                continue
-            node.output[i] = f"{name}/exact"
-            noised(node.output[i], name, types[name])
+        writer.node(node)
     del noisy.graph.node[:]
-    noisy.graph.node.extend(nodes)
+    noisy.graph.node.extend(writer.nodes)
+    outputs = {value.name for value in noisy.graph.output}
     for value in [value for value in noisy.graph.value_info if value.name in outputs]:
         noisy.graph.value_info.remove(value)
     return noisy
 
 
-def _with_noise(exact: str, name: str, kind: int, unit: float, seed: float) -> list[onnx.NodeProto]:
-    noise = f"{name}/noise"
-    wide, moved = (exact, name) if kind in _FLOATS else (f"{name}/wide", f"{name}/moved")
-    draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=seed)
-    nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
-    if kind not in _FLOATS:  # no 16-bit random numbers, whose steps around 1 are too coarse
-        nodes.insert(0, cast(exact, wide, onnx.TensorProto.FLOAT))
-        nodes.append(cast(moved, name, kind))
-    return nodes
+class _NoiseWriter:
+    """Writes the nodes of a noisy copy.
+
+    Attributes:
+        nodes: those that are written so far.
+        scales: the values that say how large a resampled tensor becomes, which get no noise.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, types: Mapping[str, int], seed: int, dtype: str) -> None:
+        self.graph, self.types, self.seed, self.dtype = graph, types, seed, dtype
+        self.nodes: list[NodeProto] = []
+        self.scales: set[str] = set()
+
+    def weights(self) -> None:
+        """Add noise to the stored weights."""
+        inputs = {value.name: value for value in self.graph.input}
+        for weight in self.graph.initializer:
+            if weight.data_type not in _FLOATS or not weight.dims or weight.name in self.scales:
+                continue
+            if weight.name in inputs:  # before IR version 4 every initializer is also listed as an input
+                self.graph.input.remove(inputs[weight.name])
+            name, weight.name = weight.name, f"{weight.name}/exact"
+            self._add(weight.name, name, weight.data_type)
+
+    def node(self, node: NodeProto) -> None:
+        """Write a node, with noise in its results, and in the inputs of a recurrent layer."""
+        for i, name in enumerate(node.input if node.op_type in having(RECURRENT) else ()):
+            if self.types.get(name) in _FLOATS:
+                node.input[i] = f"{name}/into/{len(self.nodes)}"
+                self._add(name, node.input[i], self.types[name])
+        self.nodes.append(node)
+        if node.op_type == "Constant" or node.op_type in having(VIEW):
+            return
+        for i, name in enumerate(node.output):
+            if self.types.get(name) in _FLOATS | _HALVES.keys() and name not in self.scales:
+                node.output[i] = f"{name}/exact"
+                self._add(node.output[i], name, self.types[name])
+
+    def _add(self, exact: str, name: str, kind: int) -> None:
+        """Make the value `name` of the value `exact`, whose elements are of the type `kind`."""
+        unit = max(HALF_NOISE.get(self.dtype, FLOAT32_NOISE), HALF_NOISE.get(_HALVES.get(kind, ""), FLOAT32_NOISE))
+        noise, seed = f"{name}/noise", float(self.seed * 7919 + len(self.nodes))
+        wide, moved = (exact, name) if kind in _FLOATS else (f"{name}/wide", f"{name}/moved")
+        draw = onnx.helper.make_node("RandomUniformLike", [wide], [noise], low=1 - unit, high=1 + unit, seed=seed)
+        nodes = [draw, onnx.helper.make_node("Mul", [wide, noise], [moved])]
+        if kind not in _FLOATS:  # no 16-bit random numbers, whose steps around 1 are too coarse
+            nodes = [cast(exact, wide, TensorProto.FLOAT), *nodes, cast(moved, name, kind)]
+        self.nodes += nodes
 
 
 def explained(expected: Any, got: Any, others: Sequence[Any], tolerance: Tolerance) -> float | None:
@@ -311,32 +328,39 @@ def freedom(check: Check, network: nn.Module, run: Run, answer: Answer, expected
         check.freedom = Freedom(check.path, check.proto(), check.graph.types, dtype)
     answers = [(n, [torch_side.cast_numpy(v, check.cast) for v in a]) for n, a in check.freedom.answers(feeds)]
     steps = cache(partial(_steps, check, network, feeds))  # for the first output that needs it
+    rounded = dtype or "result"
     for i, (output, e, g) in enumerate(zip(run.outputs, expected, got, strict=True)):
         if not output.why:
             continue
-        own = (name for name, a in answers if check.output(output.name, a[i], g).agrees)
-        why = ""
-        if (name := next(own, None)) is not None:
-            noise = f" of one unit in the last place of every {dtype or 'result'}" if name == NOISE else ""
-            why = f"onnxruntime {name}{noise} computes the same"
-        elif (moved := explained(e, g, [a[i] for _, a in answers], check.tolerance)) is not None:
-            why = (
-                "the results of onnxruntime differ as much among themselves (optimisations, one thread, "
-                f"accuracy_level, noise of one unit in the last place of every {dtype or 'result'})"
-            )
-            if moved > MAX_SLACK_PART:
-                stepped = steps()
-                if stepped is not None and check.output(output.name, stepped[1][i], g).agrees:
-                    results = counted(stepped[0], "intermediate result")
-                    why += f", and from each of {results} to the next it computes the same"
-                else:
-                    what = f"rounding every {dtype or 'result'}"
-                    check.coarse[output.name] = f"{what} moves onnxruntime's own answer by {moved:.0%} of its size"
+        why, moved = _excuse(check, output.name, e, g, [(name, a[i]) for name, a in answers], rounded)
+        if moved > MAX_SLACK_PART:
+            stepped = steps()
+            if stepped is not None and check.output(output.name, stepped[1][i], g).agrees:
+                results = counted(stepped[0], "intermediate result")
+                why += f", and from each of {results} to the next it computes the same"
+            else:
+                what = f"rounding every {rounded}"
+                check.coarse[output.name] = f"{what} moves onnxruntime's own answer by {moved:.0%} of its size"
         if why:
             check.notes.append(
                 f"run {seed % 1000}, output {output.name}: {output.why}; but {why}, so this is not counted"
             )
             run.outputs[i] = replace(output, why="")
+
+
+def _excuse(
+    check: Check, output: str, expected: Any, got: Any, answers: Sequence[tuple[str, Any]], rounded: str
+) -> tuple[str, float]:
+    """Return how onnxruntime's answers explain a difference, and how much they differ themselves; "" if they do not."""
+    noise = f"of one unit in the last place of every {rounded}"
+    for name, answer in answers:
+        if check.output(output, answer, got).agrees:
+            return f"onnxruntime {name}{f' {noise}' if name == NOISE else ''} computes the same", 0.0
+    moved = explained(expected, got, [answer for _, answer in answers], check.tolerance)
+    if moved is None:
+        return "", 0.0
+    ways = f"optimisations, one thread, accuracy_level, noise {noise}"
+    return f"the results of onnxruntime differ as much among themselves ({ways})", moved
 
 
 def _steps(check: Check, network: nn.Module, feeds: dict[str, Any]) -> tuple[int, list[Any]] | None:

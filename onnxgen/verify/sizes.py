@@ -86,18 +86,22 @@ def sizes(graph: Graph, run: int, fixed: Mapping[str, int] | None = None) -> Ite
     settled = {name: size for name, size in (fixed or {}).items() if name in kinds}
     known = {name: substitute(dim, settled) for name, dim in graph.known.items()}
     graph = replace(graph, known={**known, **settled})
+    seen: list[Sizes] = []
+    for candidate in [*_related(graph, kinds, run), *(c | settled for c in _candidates(kinds, graph.training))]:
+        if candidate not in seen and _bearable(graph, candidate):
+            seen.append(candidate)
+            yield candidate
+
+
+def _related(graph: Graph, kinds: Mapping[str, str], run: int) -> list[Sizes]:
+    """Return sizes by which known dims follow from the free ones; first those that fit, beginning with the run's."""
     free = {name: kind for name, kind in kinds.items() if name not in graph.known}
     related = [whole for c in _candidates(free, graph.training) if (whole := _completed(graph, c)) is not None]
     fitting = [c for c in related if _fits(graph, c)]
     if len(fitting) < USUAL_CANDIDATES:
         fitting += itertools.islice(_searched(graph, free), USUAL_CANDIDATES)
     first = min(run % USUAL_CANDIDATES, len(fitting))
-    fitting = fitting[first:USUAL_CANDIDATES] + fitting[:first] + fitting[USUAL_CANDIDATES:]
-    seen: list[Sizes] = []
-    for candidate in [*fitting, *related, *(c | settled for c in _candidates(kinds, graph.training))]:
-        if candidate not in seen and _bearable(graph, candidate):
-            seen.append(candidate)
-            yield candidate
+    return [*fitting[first:USUAL_CANDIDATES], *fitting[:first], *fitting[USUAL_CANDIDATES:], *related]
 
 
 def kinds_of(graph: Graph) -> dict[str, str]:
@@ -149,7 +153,10 @@ def _completed(graph: Graph, candidate: Sizes) -> Sizes | None:
 
 
 def _fits(graph: Graph, candidate: Sizes) -> bool:
-    return _holds_windows(graph, candidate) and all(e.holds(candidate) for e in graph.equations)
+    """Return True if all equations hold, and every pool's input is as large as its window, as far as that is known."""
+    known = ((size, least) for size, least in graph.windows if candidate.keys() >= symbols(size).keys())
+    holds = all(evaluate(size, candidate) >= least for size, least in known)
+    return holds and all(e.holds(candidate) for e in graph.equations)
 
 
 def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step: int) -> Sizes:
@@ -163,16 +170,9 @@ def _spread(kinds: Mapping[str, str], batch: int, other: int, spatial: int, step
 
 
 def _bearable(graph: Graph, candidate: Sizes) -> bool:
-    return all(
-        math.prod(evaluate(d, candidate) for d in facts.shape or ()) <= MAX_INPUT_ELEMENTS
-        for _, _, facts in graph.inputs
-    ) or all(isinstance(d, int) for _, _, facts in graph.inputs for d in facts.shape or ())
-
-
-def _holds_windows(graph: Graph, candidate: Sizes) -> bool:
-    """Return True if every pool's input is as large as its window, as far as that is known."""
-    names = candidate.keys()
-    return all(evaluate(size, candidate) >= least for size, least in graph.windows if names >= set(symbols(size)))
+    shapes = [facts.shape or () for _, _, facts in graph.inputs]
+    is_small = all(math.prod(evaluate(d, candidate) for d in shape) <= MAX_INPUT_ELEMENTS for shape in shapes)
+    return is_small or all(isinstance(d, int) for shape in shapes for d in shape)
 
 
 MAX_STEP = 64  # the largest step that is asked for
@@ -188,8 +188,8 @@ def steps(graph: Graph, refused: Collection[Sizes], taken: Sizes, runs: Callable
         runs: whether it takes sizes.
     """
     bound = graph.known.keys() | {name for dim in graph.known.values() for name in symbols(dim)}
-    asked = [n for n, kind in kinds_of(graph).items() if kind != "batch" and n not in bound and n in taken]
-    asked = [n for n in asked if any(r.get(n) != taken[n] for r in refused)]
+    names = [n for n, kind in kinds_of(graph).items() if kind != "batch" and n in taken.keys() - bound]
+    asked = [n for n in names if any(r.get(n) != taken[n] for r in refused)]
     by_name: dict[str, int] = {}
     for name in asked[:MAX_NAMES]:
         step = 1

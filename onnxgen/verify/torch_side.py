@@ -135,23 +135,26 @@ class Backward:
         The mean is taken where a parameter is float16: gradients of a sum over many elements are larger than 65,504.
         """
         parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        floats = [t for t in _flat(outputs) if t.is_floating_point() and t.requires_grad]
-        if not parameters or not floats:
+        floats = [t for t in _flat(outputs) if t.is_floating_point()]
+        differentiable = [t for t in floats if t.requires_grad]
+        if not parameters or not differentiable:
             return
-        clean = all(bool(torch.isfinite(t.detach()).all()) for t in _flat(outputs) if t.is_floating_point())
+        clean = all(bool(torch.isfinite(t.detach()).all()) for t in floats)
         try:
-            loss = torch.stack([t.to(torch.promote_types(t.dtype, torch.float32)).sum().double() for t in floats]).sum()
-            if any(p.dtype == torch.float16 for p in parameters.values()):
-                loss = loss / max(1, sum(t.numel() for t in floats))
-            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-                loss, list(parameters.values()), allow_unused=True
-            )
+            gradients = _gradients(differentiable, list(parameters.values()))
         except Exception as error:
             raise Failed(typed(error)) from error
         for name, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 is_wrong = clean and not bool(torch.isfinite(gradient).all())
                 (self.not_finite if is_wrong else self.reached).add(name)
+
+
+def _gradients(outputs: list[Tensor], parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
+    loss = torch.stack([t.to(torch.promote_types(t.dtype, torch.float32)).sum().double() for t in outputs]).sum()
+    if any(p.dtype == torch.float16 for p in parameters):
+        loss = loss / max(1, sum(t.numel() for t in outputs))
+    return torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
 def _flat(values: Any) -> Iterator[Tensor]:

@@ -84,7 +84,8 @@ class _Trace(TorchFunctionMode):
         if known is not None and known[1] == tensor._version:
             return known[2]
         plain = tensor.detach()
-        wide = torch.complex128 if plain.is_complex() else plain.dtype if _is_single(plain) else torch.float64
+        wide = torch.complex128 if plain.is_complex() else torch.float64
+        wide = plain.dtype if plain.dtype in (torch.float32, torch.float64) else wide
         array: NDArray[Any] = plain.to(wide).numpy().copy()
         self.kept[id(tensor)] = tensor, tensor._version, array  # keep the tensor, or its id may be reused
         self.room -= array.nbytes
@@ -95,10 +96,6 @@ class _Trace(TorchFunctionMode):
         while frame is not None and frame.f_code.co_filename != self.file:
             frame = frame.f_back
         return 0 if frame is None else int(frame.f_lineno)
-
-
-def _is_single(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float32, torch.float64)
 
 
 def traced(module: nn.Module, graph: Graph, feeds: Mapping[str, Any]) -> list[Event]:
@@ -400,13 +397,19 @@ class _Had:
 
     def given(self, node: onnx.NodeProto, event: Event) -> NDArray[Any] | None:
         """Return the result of a node that is also a result of an event, or None."""
-        results = (self.values[name] for name in node.output if name in self.values)
-        return next((value for value in results if any(alike(value, r, self.same) for r in event.results)), None)
+        return next(
+            (value for value in self._known(node.output) if any(alike(value, r, self.same) for r in event.results)),
+            None,
+        )
 
     def taken(self, node: onnx.NodeProto, event: Event) -> int:
         """Return the number of a node's inputs that are arguments of an event. Ranks nodes with the same result."""
-        inputs = [self.values[name] for name in node.input if name in self.values]
+        inputs = self._known(node.input)
         return sum(any(alike(value, argument, self.same) for argument in event.arguments) for value in inputs)
+
+    def _known(self, names: Iterable[str]) -> list[NDArray[Any]]:
+        """Return the values of these names that were computed."""
+        return [self.values[name] for name in names if name in self.values]
 
     def out_of_order(self, name: str) -> bool:
         """Return True if a correct module has the value with its elements in order, and this module does not."""
@@ -425,11 +428,11 @@ class _Had:
     def miscomputes(self, node: onnx.NodeProto, event: Event) -> bool:
         """Return True if an event takes the inputs of a node and returns a different result of the same size."""
         names = [name for name in node.input if name and name not in self.constant]
-        inputs = [self.values[name] for name in names if name in self.values]
+        inputs = self._known(names)
         numbers = [argument for argument in event.arguments if argument.size > 1]
         pairs = [[in_order(value, a, self.same) for a in numbers] for value in inputs]
         taken = all(map(any, pairs)) and (len(pairs) < len(names) or all(map(any, zip(*pairs))))
-        sizes = {self.values[name].size for name in node.output if name in self.values}
+        sizes = {value.size for value in self._known(node.output)}
         is_size = any(result.size in sizes for result in event.results)
         return bool(inputs) and taken and is_size and self.given(node, event) is None
 
@@ -440,12 +443,7 @@ def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeP
     The module may compute nodes one by one that a correct module computes in one call. So the path begins after the
     values that the module has.
     """
-    todo, region = [last], [last]
-    while todo:
-        for name in todo.pop().input:
-            if not had(name, alike) and had.made[name] not in region:
-                region.append(had.made[name])
-                todo.append(had.made[name])
+    region = _lacking(last, had)
     if strange is not None and had.miscomputes(last, strange):
         return last
     # nodes that are correct may get the right elements in a wrong order
@@ -454,6 +452,17 @@ def _first(last: onnx.NodeProto, had: _Had, strange: Event | None) -> onnx.NodeP
     # another node with the same result is correct, so this one is wrong
     twins = [had.made[name] for name in first.input if name in had.made and name not in had.constant]
     return next((node for node in twins if strange is not None and had.miscomputes(node, strange)), first)
+
+
+def _lacking(last: onnx.NodeProto, had: _Had) -> list[onnx.NodeProto]:
+    """Return a node, and those on the way to it whose results the module lacks."""
+    todo, region = [last], [last]
+    while todo:
+        for name in todo.pop().input:
+            if not had(name, alike) and had.made[name] not in region:
+                region.append(had.made[name])
+                todo.append(had.made[name])
+    return region
 
 
 def _arranges(node: onnx.NodeProto) -> bool:
