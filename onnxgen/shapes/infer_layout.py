@@ -328,7 +328,7 @@ def equal_parts(size: Dim, count: int) -> list[Dim]:
 
 def squeeze(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
-    axes = n.ints_or_input("axes", 1)
+    axes = n.stated_axes()
     if axes is None:
         if any(isinstance(d, Sym) for d in shape):
             raise Unknown("which dims are 1")
@@ -342,7 +342,7 @@ def squeeze(n: NodeFacts) -> list[Info]:
 def unsqueeze(n: NodeFacts) -> list[Info]:
     shape = n.shape(0)
     try:
-        axes = n.ints_or_input("axes", 1) or []
+        axes = n.stated_axes() or []
     except Unknown:
         return [tensor(n.dtype(0), n.fresh_shape(len(shape) + _length(n, 1)))]
     rank = len(shape) + len(axes)

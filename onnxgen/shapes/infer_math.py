@@ -15,16 +15,16 @@ from onnxgen.shapes.info import Contradiction, Info, NodeFacts, Shape, Unknown, 
 BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
 
 
-def broadcast(n: NodeFacts, shapes: list[Shape], output: int = 0, offset: int = 0) -> Shape:
+def broadcast(n: NodeFacts, shapes: list[Shape], offset: int = 0) -> Shape:
     """Return the common shape by numpy's rules (ONNX "Broadcasting in ONNX")."""
     rank = max(map(len, shapes), default=0)
     return tuple(
-        _common(n, [s[axis - rank + len(s)] for s in shapes if axis >= rank - len(s)], axis + offset, output)
+        _common(n, [s[axis - rank + len(s)] for s in shapes if axis >= rank - len(s)], axis + offset)
         for axis in range(rank)
     )
 
 
-def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
+def _common(n: NodeFacts, dims: list[Dim], axis: int) -> Dim:
     different = [dim for dim in dict.fromkeys(dims) if dim != 1]
     if len(different) < 2:
         return different[0] if different else 1
@@ -34,7 +34,7 @@ def _common(n: NodeFacts, dims: list[Dim], axis: int, output: int) -> Dim:
     if sure:  # dims that cannot be 1 must be equal for the node to run, so take the simplest one
         return min(sure, key=lambda d: (not isinstance(d, int), len(str(d))))
     dim = _unclipped(*different) if len(different) == 2 else None
-    return n.fresh(axis, output) if dim is None else dim
+    return n.fresh(axis) if dim is None else dim
 
 
 def _unclipped(one: Dim, other: Dim) -> Dim | None:
@@ -150,9 +150,9 @@ hardmax = cumsum = same
 INT32 = ir.DataType.INT32
 
 
-def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
-    """Return the shape of numpy.matmul of two inputs."""
-    x, y = n.input(a).shape, n.input(b).shape
+def _product_shape(n: NodeFacts, second: int) -> list[Dim] | None:
+    """Return the shape of numpy.matmul of the first input and another one."""
+    x, y = n.input(0).shape, n.input(second).shape
     if x is None or y is None:
         return None
     if not x or not y:
@@ -165,15 +165,15 @@ def _product_shape(n: NodeFacts, a: int, b: int) -> list[Dim] | None:
 
 
 def matmul(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(0, 1), _product_shape(n, 0, 1))]
+    return [tensor(n.dtype(0, 1), _product_shape(n, 1))]
 
 
 def matmul_integer(n: NodeFacts) -> list[Info]:
-    return [tensor(INT32, _product_shape(n, 0, 1))]
+    return [tensor(INT32, _product_shape(n, 1))]
 
 
 def qlinear_matmul(n: NodeFacts) -> list[Info]:
-    return [tensor(n.dtype(7), _product_shape(n, 0, 3))]
+    return [tensor(n.dtype(7), _product_shape(n, 3))]
 
 
 def gemm(n: NodeFacts) -> list[Info]:
@@ -218,7 +218,7 @@ def einsum(n: NodeFacts) -> list[Info]:
 
 def reduced_axes(n: NodeFacts, rank: int) -> list[int]:
     """Return the axes that a Reduce operator reduces, from attribute or input. Raises `Unknown`."""
-    axes = n.ints_or_input("axes", 1)
+    axes = n.stated_axes()
     if not axes:
         return [] if n.int_("noop_with_empty_axes") else list(range(rank))
     return n.axes(axes, rank)
@@ -334,7 +334,7 @@ def _heads(n: NodeFacts, i: int) -> tuple[Dim, Dim, Dim, Dim]:
 
 def of_integers(n: NodeFacts) -> list[Info]:
     """A product of floats with a matrix of integers."""
-    return [tensor(n.input(0).dtype, _product_shape(n, 0, 1))]
+    return [tensor(n.input(0).dtype, _product_shape(n, 1))]
 
 
 def ceildiv(a: Dim, b: int) -> Dim:

@@ -252,12 +252,10 @@ class NodeFacts:
     def graph(self, name: str) -> ir.Graph:
         return self.node.attributes[name].as_graph()
 
-    def ints_or_input(self, name: str, i: int) -> list[int] | None:
-        """Return a list that is an attribute in old opsets and input i in new ones, else None. Raises `Unknown`."""
-        numbers = self.ints(name)
-        if numbers is not None or not self.has(i):
-            return numbers
-        return [int(d) for d in self.constant(i).flat]
+    def stated_axes(self) -> list[int] | None:
+        """Return axes that are an attribute in old opsets and input 1 in new ones, else None. Raises `Unknown`."""
+        axes = self.ints("axes")
+        return [int(d) for d in self.constant(1).flat] if axes is None and self.has(1) else axes
 
     def axes(self, axes: Iterable[int], rank: int) -> list[int]:
         """Return axes counted from the front. Raises `Contradiction` if one is out of range."""
@@ -275,10 +273,10 @@ class NodeFacts:
         """Return a new symbol for an axis of an output."""
         return self.symbols.fresh(self.node.outputs[output], axis)
 
-    def fresh_shape(self, rank: int, output: int = 0) -> Shape:
+    def fresh_shape(self, rank: int) -> Shape:
         if rank > MAX_RANK:
             raise Contradiction(f"a tensor of {rank} dims")
-        return tuple(self.fresh(axis, output) for axis in range(rank))
+        return tuple(self.fresh(axis) for axis in range(rank))
 
 
 # Errors that a rule may raise for an invalid node: wrong attributes, missing inputs, wrong subgraphs.

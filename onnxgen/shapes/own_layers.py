@@ -158,8 +158,8 @@ def MultiheadAttention(
     assert out_weight is not None
     width = out_weight.shape[0]
     inputs = [x.swapaxes(0, 1) for x in (query, key, value)] if not batch_first else [query, key, value]
-    parts = [slice(start, start + width) for start in starts]
-    q, k, v = (_linear(x, w[:, p], b if b is None else b[p]) for x, w, b, p in zip(inputs, weights, biases, parts))
+    operands = zip(inputs, weights, biases, starts)
+    q, k, v = (_linear(x, w, b, slice(start, start + width)) for x, w, b, start in operands)
     q, k, v = (x.reshape(*x.shape[:2], heads, width // heads).swapaxes(1, 2) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) / q.dtype.type(math.sqrt(width // heads))
     if not need_weights and 0 in (len(scores), scores.shape[-1]) and (attn_mask is not None or padding is not None):
@@ -228,8 +228,9 @@ class _Module:
         return x
 
 
-def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    return x @ weight if bias is None else x @ weight + bias
+def _linear(x: Array, weight: Array, bias: Array | None, columns: slice = slice(None)) -> Array:
+    y = x @ weight[:, columns]
+    return y if bias is None else y + bias[columns]
 
 
 def _gelu(x: Array) -> Array:
