@@ -68,8 +68,8 @@ def _content(metadata: Mapping[str, str]) -> tuple[str, ...]:
 def files_of(weights: Path) -> tuple[Path, ...]:
     """Return the files of a sidecar, including its index; the single file if nothing exists yet."""
     try:
-        found = sidecar_files(weights)
-        return (weights,) if found == [weights] else (*found, index_path(weights))
+        files = sidecar_files(weights)
+        return (weights,) if files == [weights] else (*files, index_path(weights))
     except OnnxgenError:
         return (weights,)
 
@@ -99,11 +99,11 @@ def _digests(entry: Entry, name: str, cache: Cache) -> list[object]:
         what = f"{entry.at('plugins')}: {_shown(entry, name)} holds {held}, which is generated with it"
         raise OnnxgenError(what, help="name only the file with the operators")
     try:
-        found = [[file.relative_to(place.parent).as_posix(), digest(file, cache)] for file in files]
+        digests = [[file.relative_to(place.parent).as_posix(), digest(file, cache)] for file in files]
     except OSError as error:
         what = f"{entry.at('plugins')}: {_shown(entry, name)} can't be read: {error.strerror}"
         raise OnnxgenError(what) from None
-    return [place.name if is_path(name) else name, found]
+    return [place.name if is_path(name) else name, digests]
 
 
 def own_files(entry: Entry) -> Iterator[Path]:
@@ -172,8 +172,8 @@ def content_of(entry: Entry, cache: Cache | None = None) -> Content:
     chosen: list[Any] = [entry.source.name, entry.output.name, source, data, _options(entry), _templates(entry, cache)]
     chosen.append(plugin_digests(entry, cache))
     asked = _short(chosen)
-    made = _short([asked, __version__, _ours(templates_dir())])
-    return Content(asked + made, source, _short(data) if data else "", (entry.source, *files))
+    generator = _short([asked, __version__, _ours(templates_dir())])
+    return Content(asked + generator, source, _short(data) if data else "", (entry.source, *files))
 
 
 def source_files(entry: Entry, cache: Cache | None = None) -> tuple[Path, ...]:
@@ -208,8 +208,8 @@ def has_weights(entry: Entry, content: Content) -> bool:
     """Return True if the sidecar exists, is complete, and belongs to the module and the source."""
     if entry.weights is None:
         return True
-    found = _FINGERPRINT.search(read(entry.output))
-    return found is not None and belongs(entry.weights, found[1].decode(), content.source, content.data)
+    fingerprint = _FINGERPRINT.search(read(entry.output))
+    return fingerprint is not None and belongs(entry.weights, fingerprint[1].decode(), content.source, content.data)
 
 
 def recorded(module: Path) -> str:
@@ -218,8 +218,8 @@ def recorded(module: Path) -> str:
 
 
 def _recorded(text: bytes) -> str:
-    found = _LINE.search(text, 0, MAX_HEADER_BYTES)
-    return found[1].decode() if found else ""
+    match = _LINE.search(text, 0, MAX_HEADER_BYTES)
+    return match[1].decode() if match else ""
 
 
 def read(module: Path) -> bytes:
@@ -240,14 +240,14 @@ def _short(content: Any) -> str:
 
 def _options(entry: Entry) -> dict[str, Any]:
     """Return the options that the output depends on. No path is absolute, so that every checkout has the same key."""
-    found = dict(vars(entry.options))
-    del found["templates"], found["plugins"]  # their content counts instead of their paths
-    found["limits"] = dict(vars(entry.options.limits))
+    options = dict(vars(entry.options))
+    del options["templates"], options["plugins"]  # their content counts instead of their paths
+    options["limits"] = dict(vars(entry.options.limits))
     weights = entry.weights
-    found["weights"] = None if weights is None else Path(os.path.relpath(weights, entry.output.parent)).as_posix()
+    options["weights"] = None if weights is None else Path(os.path.relpath(weights, entry.output.parent)).as_posix()
     for name in ("input_shapes", "const", "batch_axes", "dropout"):
-        found[name] = list(found[name].items())  # the order may matter
-    return found
+        options[name] = list(options[name].items())  # the order may matter
+    return options
 
 
 def _templates(entry: Entry, cache: Cache) -> list[list[str]]:
@@ -266,7 +266,7 @@ def _ours(folder: Path) -> list[list[str]]:
 
 def _tree(folder: Path, cache: Cache) -> list[list[str]]:
     """Return every file in a folder that a template may include, with its digest."""
-    found, seen = [], set()
+    entries, seen = [], set()
     for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         if os.path.realpath(place) in seen:  # a link leads back to a parent
             folders.clear()
@@ -275,8 +275,8 @@ def _tree(folder: Path, cache: Cache) -> list[list[str]]:
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         # Some editors lock files with a dangling link.
         paths = [Path(place, name) for name in sorted(names) if os.path.exists(os.path.join(place, name))]
-        found += [[path.relative_to(folder).as_posix(), digest(path, cache)] for path in paths]
-    return found
+        entries += [[path.relative_to(folder).as_posix(), digest(path, cache)] for path in paths]
+    return entries
 
 
 def _raise(error: OSError) -> None:
@@ -297,16 +297,16 @@ def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
     known = cache.get("locations", name)
     if isinstance(known, list):
         return [str(location) for location in known]
-    found: list[str] = []
+    names: list[str] = []
     if _mentions_data(entry.source):
         from onnxgen.reader.tensors import locations
 
         try:
-            found = sorted(locations(entry.source))
+            names = sorted(locations(entry.source))
         except OnnxgenError as error:
             raise OnnxgenError(*(f"{entry.at('source')}: {problem}" for problem in error.problems)) from None
-    cache.put("locations", name, found)
-    return found
+    cache.put("locations", name, names)
+    return names
 
 
 def _mentions_data(path: Path) -> bool:
@@ -333,9 +333,9 @@ def sources(entry: Entry) -> set[Path]:
     Weights are included only for modules with `edited = "mine"`. Others can be made again.
     """
     folder = entry.options.templates
-    found = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"} if folder else set()
+    templates = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"} if folder else set()
     kept = outputs(entry) if is_adopted(entry) else [entry.output]
-    return {*found, *source_files(entry), *own_files(entry), *(path for path in kept if path.is_file())}
+    return {*templates, *source_files(entry), *own_files(entry), *(path for path in kept if path.is_file())}
 
 
 def is_adopted(entry: Entry) -> bool:

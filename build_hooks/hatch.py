@@ -84,11 +84,11 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         """Return the files that modules are made from, with their places in the sdist, also those that git ignores."""
         from .freshness import is_adopted, is_edited, sources
 
-        found: set[Path] = set()
+        paths: set[Path] = set()
         for entry in project.entries:
             made_again = not is_adopted(entry) and not is_edited(entry)
-            found |= sources(entry) - ({entry.output} if made_again else set())
-        return {self._file(path): os.path.relpath(path, self.root) for path in sorted(found)}
+            paths |= sources(entry) - ({entry.output} if made_again else set())
+        return {self._file(path): os.path.relpath(path, self.root) for path in sorted(paths)}
 
     def _file(self, path: Path) -> str:
         """Return a file, or the target of a link out of the project, since hatchling would put the link in an sdist."""
@@ -112,10 +112,10 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
             self._check_places(entry)
         to = Path(self._folder.name).resolve()
         files = [path for built in build_project(project, to) for path in built.files]
-        found = {str(path): str(path.relative_to(to)) for path in files}
+        places = {str(path): str(path.relative_to(to)) for path in files}
         for entry in project.entries:
-            found.update(self._onnx_files(entry))
-        return found
+            places.update(self._onnx_files(entry))
+        return places
 
     def _check_places(self, entry: Entry) -> None:
         if not self._is_selected(entry.output):

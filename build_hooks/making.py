@@ -71,12 +71,12 @@ def _standing(entry: Entry, generated: Generated, content: Content, cache: Cache
     """Return the `Standing.status` of a module that was edited by hand. `merges`: it may be merged with the new one."""
     with named(entry, "output"):
         output = Output(entry.output, entry.options)
-        found = output.standing(generated)
-        if found.status == "edited" or found.status == "merged" and not merges:
-            raise output.refusal(generated, found)
-        if found.status == "kept":
+        standing = output.standing(generated)
+        if standing.status == "edited" or standing.status == "merged" and not merges:
+            raise output.refusal(generated, standing)
+        if standing.status == "kept":
             settle(entry.output, content.key, cache)
-        return found.status
+        return standing.status
 
 
 def carry(

@@ -53,13 +53,13 @@ class Paths:
             raise ValueError(f"{shown(text)} is too long for a path")
         if "\\" in text and (self.inside or os.sep == "/"):
             raise ValueError(f"{shown(text)}: paths are written with / on every system")
-        found = os.path.normpath(os.path.join(self.root, text))
+        path = os.path.normpath(os.path.join(self.root, text))
         if self.inside:
             if text.startswith("/") or re.match(r"[A-Za-z]:", text):
                 raise ValueError(f"{shown(text)} is absolute, but must be relative to the project")
-            if not Path(found).is_relative_to(self.root):
+            if not Path(path).is_relative_to(self.root):
                 raise ValueError(f"{shown(text)} lies outside the project ({self.root})")
-        return found
+        return path
 
     def sources(self, text: object) -> tuple[list[Path], bool]:
         """Return the ONNX files, and whether a glob found them."""
@@ -71,9 +71,9 @@ class Paths:
         import glob
 
         pattern = os.path.relpath(path, self.root)
-        found = sorted(name for name in glob.glob(pattern, root_dir=self.root, recursive=True))
-        files = [self.root / name for name in found if os.path.isfile(self.root / name)]
-        if odd := [name for name in found if not name.isprintable()]:
+        names = sorted(name for name in glob.glob(pattern, root_dir=self.root, recursive=True))
+        files = [self.root / name for name in names if os.path.isfile(self.root / name)]
+        if odd := [name for name in names if not name.isprintable()]:
             raise ValueError(f"{shown(odd[0])} has a character that no path should have")
         if not files:
             raise ValueError(f"no file matches {shown(text)}")
@@ -251,20 +251,20 @@ def read_project(root: Path | str) -> Project | None:
     table = _own_table(document)
     if table is None:
         return None
-    found = _Found(root, FILE, inside=True)
-    defaults = found.defaults(table)
+    reader = _Found(root, FILE, inside=True)
+    defaults = reader.defaults(table)
     models = table.get("models", [])
     if isinstance(models, dict):
-        found.wrong(f"{TABLE}.models", "must be a list of tables", "write [[tool.onnxgen.models]]")
+        reader.wrong(f"{TABLE}.models", "must be a list of tables", "write [[tool.onnxgen.models]]")
         models = []
-    found.models(models, f"{TABLE}.models", defaults)
-    return Project(root, root / FILE, found.finish(), _missing(document))
+    reader.models(models, f"{TABLE}.models", defaults)
+    return Project(root, root / FILE, reader.finish(), _missing(document))
 
 
 def nearest(folder: Path) -> Path | None:
     """Return the nearest folder with a pyproject.toml, from `folder` upwards, or None."""
     folder = Path(os.path.abspath(folder))
-    return next((found for found in (folder, *folder.parents) if (found / FILE).is_file()), None)
+    return next((parent for parent in (folder, *folder.parents) if (parent / FILE).is_file()), None)
 
 
 def entries_from(
@@ -282,9 +282,9 @@ def entries_from(
     Raises:
         OnnxgenError: with all problems.
     """
-    found = _Found(Path(os.path.abspath(root)), file, inside)
-    found.models(models, where, {})
-    return found.finish()
+    reader = _Found(Path(os.path.abspath(root)), file, inside)
+    reader.models(models, where, {})
+    return reader.finish()
 
 
 def _document(file: Path) -> dict[str, Any]:
@@ -312,10 +312,10 @@ def _own_table(document: Mapping[str, Any]) -> dict[str, Any] | None:
     tool = document.get("tool")
     if not isinstance(tool, dict) or "onnxgen" not in tool:
         return None
-    found = tool["onnxgen"]
-    if not isinstance(found, dict):
-        raise OnnxgenError(f"{FILE}: {TABLE} must be a table, not {values.shown(found)}")
-    return found
+    table = tool["onnxgen"]
+    if not isinstance(table, dict):
+        raise OnnxgenError(f"{FILE}: {TABLE} must be a table, not {values.shown(table)}")
+    return table
 
 
 def _missing(document: Mapping[str, Any]) -> str:
@@ -345,7 +345,7 @@ def _mentions_hook(tool: object) -> bool:
     targets = build.get("targets")
     places = [build, *(targets.values() if isinstance(targets, Mapping) else ())]
     hooks = [place.get("hooks") for place in places if isinstance(place, Mapping)]
-    return any(isinstance(found, Mapping) and "onnxgen" in found for found in hooks)
+    return any(isinstance(hook, Mapping) and "onnxgen" in hook for hook in hooks)
 
 
 class _Found:
@@ -376,8 +376,8 @@ class _Found:
     def defaults(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `[tool.onnxgen]` itself sets for all models."""
         known = [*(name for name in KEYS if name != "weights"), *ABOUT]
-        given = {name: value for name, value in table.items() if name != "models"}
-        return self._values(given, TABLE, known, "; source, output and weights belong to [[tool.onnxgen.models]]")
+        settings = {name: value for name, value in table.items() if name != "models"}
+        return self._values(settings, TABLE, known, "; source, output and weights belong to [[tool.onnxgen.models]]")
 
     def models(self, models: object, where: str, defaults: Mapping[str, Any]) -> None:
         """Add the entries of a list of models."""
@@ -395,8 +395,8 @@ class _Found:
 
     def _model(self, model: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> None:
         before = len(self.problems) + self.more
-        given = {name: value for name, value in model.items() if name not in PLACES}
-        chosen = {**defaults, **self._values(given, key, [*KEYS, *ABOUT], "", PLACES)}
+        settings = {name: value for name, value in model.items() if name not in PLACES}
+        chosen = {**defaults, **self._values(settings, key, [*KEYS, *ABOUT], "", PLACES)}
         pairs = self._pairs(model, key)
         if len(self.problems) + self.more > before:
             return
@@ -425,38 +425,38 @@ class _Found:
         return pairs
 
     def _values(
-        self, given: Mapping[str, Any], where: str, known: Iterable[str], aside: str, besides: Sequence[str] = ()
+        self, settings: Mapping[str, Any], where: str, known: Iterable[str], aside: str, besides: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Return values by field name (paths are still text). Unknown keys and wrong types are problems."""
-        names, found = list(known), {}
-        for written, value in given.items():
+        names, fields = list(known), {}
+        for written, value in settings.items():
             name = str(written).replace("_", "-")
             key = f"{where}.{values.key(written)}"
             if name not in names:
                 self.wrong(key, "unknown key", did_you_mean(name, [*names, *besides]) + aside)
                 continue
             target = KEYS[name][0] if name in KEYS else name.replace("-", "_")
-            if target in found:
+            if target in fields:
                 self.wrong(key, "is given twice, with - and with _")
                 continue
             try:
-                found[target] = self._value(name, value)
+                fields[target] = self._value(name, value)
             except ValueError as error:
                 self.wrong(key, f"must be {error}, not {values.shown(value)}")
             except OnnxgenError as error:
                 self.wrong(key, _cut(str(error).replace("--", "")))
-        return found
+        return fields
 
     def _value(self, name: str, value: object) -> Any:
         if name in ABOUT:
             return ABOUT[name].read(value)
         field, about = KEYS[name]
         assert about.kind is not None
-        found = about.kind.read(value)
+        parsed = about.kind.read(value)
         if about.kind is not values.PATH:  # parsed separately, so that an error names the right key
-            alone: dict[str, Any] = {field: found, "dynamic_batch": field in ("dynamic_batch", "batch_axes")}
+            alone: dict[str, Any] = {field: parsed, "dynamic_batch": field in ("dynamic_batch", "batch_axes")}
             Options(**alone)
-        return found
+        return parsed
 
     def _options(self, chosen: Mapping[str, Any], source: Path, key: str) -> Options | None:
         chosen, paths = dict(chosen), self.paths

@@ -82,7 +82,7 @@ def place_of(distribution: Distribution, path: Path, root: Path) -> PackageFolde
     around = [place for place in places if path.is_relative_to(place.base)]
     if not around:
         return None
-    place = max(around, key=lambda found: len(found.base.parts))
+    place = max(around, key=lambda candidate: len(candidate.base.parts))
     folder = place.of(path).parent
     # The project's own folder also has files outside of packages, such as tests; a folder like src has not.
     if place.base == root and folder.parts and package_of(distribution, folder) is None:
@@ -92,8 +92,8 @@ def place_of(distribution: Distribution, path: Path, root: Path) -> PackageFolde
 
 def package_of(distribution: Distribution, folder: Path) -> str | None:
     """Return the innermost package of the distribution that contains an installed folder, or is that folder."""
-    for found in (folder, *folder.parents):
-        if (name := ".".join(found.parts)) in (distribution.packages or ()):
+    for candidate in (folder, *folder.parents):
+        if (name := ".".join(candidate.parts)) in (distribution.packages or ()):
             return name
     return None
 
@@ -129,12 +129,12 @@ def onnx_files(distribution: Distribution, entry: Entry) -> dict[Path, Path]:
     from .freshness import source_files
 
     beside = place_of_output(distribution, entry).of(entry.output).parent
-    found = {}
+    targets = {}
     for path in source_files(entry):
         place = place_of(distribution, path, entry.root)
         packaged = place is not None and package_of(distribution, place.of(path).parent) is not None
-        found[path] = place.of(path) if place and packaged else beside / path.relative_to(entry.source.parent)
-    return found
+        targets[path] = place.of(path) if place and packaged else beside / path.relative_to(entry.source.parent)
+    return targets
 
 
 def leave_out(distribution: Distribution, entry: Entry) -> None:
@@ -158,8 +158,8 @@ def leave_out(distribution: Distribution, entry: Entry) -> None:
 def _is_asked_for(distribution: Distribution, package: str, folder: Path, name: Path) -> bool:
     """Return True if a pattern of `package_data` matches a file of a package that lies in `folder`."""
     patterns = [p for who in ("", package) for p in (distribution.package_data or {}).get(who, ())]
-    found = (glob.glob(pattern, root_dir=folder, recursive=True) for pattern in patterns)
-    return any(os.path.normpath(name) == os.path.normpath(match) for matches in found for match in matches)
+    matched = (glob.glob(pattern, root_dir=folder, recursive=True) for pattern in patterns)
+    return any(os.path.normpath(name) == os.path.normpath(match) for matches in matched for match in matches)
 
 
 NAME = "build_onnxgen"
@@ -176,12 +176,12 @@ def hook(distribution: Distribution) -> None:
     pyproject.toml may have replaced. So the lookup of the class is replaced. A command created now would miss its
     options, and a class put into `cmdclass` now would keep setup.cfg's `cmdclass` from being read.
     """
-    found = distribution.get_command_class
+    lookup = distribution.get_command_class
 
     def get_command_class(command: str) -> Any:
         if command == NAME:
             return BuildOnnxgen
-        return _with_models(found(command)) if command == "build" else found(command)
+        return _with_models(lookup(command)) if command == "build" else lookup(command)
 
     distribution.get_command_class = get_command_class
 
@@ -208,15 +208,15 @@ def _with_models(build: Any) -> Any:
 def models(distribution: Distribution) -> tuple[Entry, ...]:
     """Return the entries of a distribution. Raises `SetupError` with everything that is wrong with them."""
     root = Path(os.path.abspath(distribution.src_root or os.curdir))
-    given = getattr(distribution, KEYWORD, None)
+    listed = getattr(distribution, KEYWORD, None)
     with _failing():
         project = read_project(root)
-        if given is None:
+        if listed is None:
             return () if project is None else project.entries
         if project is not None and project.entries:
             what = f"setup.py: {KEYWORD}: pyproject.toml has [tool.onnxgen] too"
             raise OnnxgenError(what, help="name the models in only one of them")
-        return entries_from(root, given, KEYWORD, file="setup.py")
+        return entries_from(root, listed, KEYWORD, file="setup.py")
 
 
 @contextmanager
@@ -265,8 +265,8 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         """Return what `build_py` puts into the build folder."""
         if self.editable_mode or not self.distribution.has_pure_modules():
             return []
-        found: list[str] = self.get_finalized_command("build_py").get_outputs(include_bytecode=False)
-        return found
+        files: list[str] = self.get_finalized_command("build_py").get_outputs(include_bytecode=False)
+        return files
 
     def _build(self, entry: Entry) -> None:
         from .build import build
@@ -306,8 +306,8 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         from .freshness import sources
 
         with _failing():
-            found = {path for entry in models(self.distribution) for path in sources(entry)}
-        return sorted({os.path.relpath(path) for path in found})
+            paths = {path for entry in models(self.distribution) for path in sources(entry)}
+        return sorted({os.path.relpath(path) for path in paths})
 
     def get_outputs(self) -> list[str]:
         """Return what an installation gets: modules, sidecars, and ONNX files that were requested."""
@@ -315,17 +315,17 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
             return list(self.get_output_mapping())
         from .build import outputs
 
-        found: list[Path] = []
+        paths: list[Path] = []
         with _failing():
             for entry in models(self.distribution):
                 place = place_of_output(self.distribution, entry)
-                found += outputs(installed(entry, place, Path(self.build_lib)))
-                found += [Path(self.build_lib, becomes) for becomes in self._onnx_files(entry).values()]
-        return sorted({str(path) for path in found})
+                paths += outputs(installed(entry, place, Path(self.build_lib)))
+                paths += [Path(self.build_lib, becomes) for becomes in self._onnx_files(entry).values()]
+        return sorted({str(path) for path in paths})
 
     def get_output_mapping(self) -> dict[str, str]:
         """Return the files in place by their places in the build folder, for an editable install."""
-        found: dict[Path, Path] = {}
+        mapping: dict[Path, Path] = {}
         if not self.editable_mode:
             return {}
         from .build import outputs
@@ -333,6 +333,8 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
         with _failing():
             for entry in models(self.distribution):
                 place = place_of_output(self.distribution, entry)
-                found.update((place.of(path), path) for path in outputs(entry))
-                found.update((becomes, path) for path, becomes in self._onnx_files(entry).items())
-        return {os.path.join(self.build_lib, becomes): os.path.relpath(path) for becomes, path in sorted(found.items())}
+                mapping.update((place.of(path), path) for path in outputs(entry))
+                mapping.update((becomes, path) for path, becomes in self._onnx_files(entry).items())
+        return {
+            os.path.join(self.build_lib, becomes): os.path.relpath(path) for becomes, path in sorted(mapping.items())
+        }

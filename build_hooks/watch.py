@@ -130,10 +130,10 @@ def _stamp(path: Path) -> object:
     try:
         if path.is_dir():
             return sorted(name for name in os.listdir(path) if name.endswith(WATCHED_SUFFIXES))
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _changed(watchfiles: ModuleType, before: Stamps, limit: float | None) -> bool:

@@ -109,7 +109,7 @@ def run(args: list[str]) -> int:
 def _plain_warnings() -> Iterator[None]:
     """Remove control characters from warnings of libraries, which may quote the file."""
     before = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **given: visible(before(*args, **given))
+    warnings.formatwarning = lambda *args, **options: visible(before(*args, **options))
     try:
         yield
     finally:

@@ -45,8 +45,8 @@ app.add_command(build)
 def _command(
     name: str, short: str, examples: Examples, codes: Mapping[int, str] | None = None, first: Sequence[str] = ()
 ) -> Callable[[Callable[..., int]], click.Command]:
-    given: dict[str, Any] = {"short_help": short, "examples": examples, "codes": codes, "first": first}
-    return app.command(name, cls=Command, **given)
+    attrs: dict[str, Any] = {"short_help": short, "examples": examples, "codes": codes, "first": first}
+    return app.command(name, cls=Command, **attrs)
 
 
 _path = AnyPath()
@@ -82,12 +82,12 @@ _compared = add_all(
 @_file("--verify", "verified", is_flag=True, help="Compare the module with MODEL afterwards.")
 @generation_options()
 @saying_options
-def generate(model: Path, output: Path | None, **given: Any) -> int:
+def generate(model: Path, output: Path | None, **params: Any) -> int:
     """Generate a module and its weights from MODEL, an ONNX file. This is the default command."""
     with sympy_later():
         from onnxgen.cli.generating import generate_command
 
-    return generate_command(model, output, take_options(given), **given)
+    return generate_command(model, output, take_options(params), **params)
 
 
 @_command(
@@ -117,14 +117,14 @@ def generate(model: Path, output: Path | None, **given: Any) -> int:
 @_same("--integrity", is_flag=True, help="Also compare every tensor of the weights, bit for bit.")
 @generation_options(("inputs", "outputs"), " (as when MODULE was generated)")
 @saying_options
-def verify(model: Path, module: Path | None, **given: Any) -> int:
+def verify(model: Path, module: Path | None, **params: Any) -> int:
     """Compare the generated MODULE with MODEL: outputs, dtypes and gradients.
 
     MODULE is by default the file that onnxgen writes for MODEL without -o.
     """
     from onnxgen.cli.generating import verify_command
 
-    return verify_command(model, module, take_options(given), **given)
+    return verify_command(model, module, take_options(params), **params)
 
 
 @_command(
@@ -160,14 +160,14 @@ def verify(model: Path, module: Path | None, **given: Any) -> int:
 @_same("--no-verify", "verify", flag_value=False, default=True, help="Do not compare the file with the module.")
 @_compared
 @saying_options
-def export(module: Path | None, **given: Any) -> int:
+def export(module: Path | None, **params: Any) -> int:
     """Write the trained values of MODULE, or of a run, into its original graph; a changed one is exported anew.
 
     MODULE is by default the newest run in runs/.
     """
     from onnxgen.cli.exporting import export_command
 
-    return export_command(module, **given)
+    return export_command(module, **params)
 
 
 @_command(
@@ -207,7 +207,7 @@ def ship(run: Path | None, **given: Any) -> int:
 @_model
 @generation_options()
 @saying_options
-def inspect(model: Path, **given: Any) -> int:
+def inspect(model: Path, **params: Any) -> int:
     """Show whether MODEL can be converted, what it is for, its inputs, outputs and operators, and what is trained.
 
     -v shows every tensor, and why it is trained or not.
@@ -216,7 +216,7 @@ def inspect(model: Path, **given: Any) -> int:
     """
     from onnxgen.cli.inspecting import inspect_command
 
-    return inspect_command(model, take_options(given), **given)
+    return inspect_command(model, take_options(params), **params)
 
 
 @_command(
@@ -232,14 +232,14 @@ def inspect(model: Path, **given: Any) -> int:
 @_file("--force", is_flag=True, help="Overwrite a file that onnxgen view did not make.")
 @generation_options()
 @saying_options
-def view(model: Path, output: Path | None, **given: Any) -> int:
+def view(model: Path, output: Path | None, **params: Any) -> int:
     """Write one HTML page that shows MODEL's graph beside the source that it becomes.
 
     Hover over a line to see its nodes, and over a node to see its lines. The page needs no network.
     """
     from onnxgen.cli.inspecting import view_command
 
-    return view_command(model, output, take_options(given), **given)
+    return view_command(model, output, take_options(params), **params)
 
 
 @_command(
@@ -258,14 +258,14 @@ def view(model: Path, output: Path | None, **given: Any) -> int:
 @train_options
 @saying_options
 @click.pass_context
-def train(context: click.Context, /, model: Path | None, **given: Any) -> int:
+def train(context: click.Context, /, model: Path | None, **params: Any) -> int:
     """Train the generated MODEL (a .py file) on DATA, and leave weights, curves and a report in --out.
 
     Ctrl-C stops the run after the current step and keeps everything. --resume goes on from there.
     """
     from onnxgen.cli.training import train_command
 
-    others = {name: value for name, value in given.items() if name not in SETTINGS}
+    others = {name: value for name, value in params.items() if name not in SETTINGS}
     return train_command(model, given_settings(context), wrong_options(context), **others)
 
 
@@ -324,7 +324,7 @@ _asked = add_all(
 @_file("--force", is_flag=True, help="Overwrite files that are there.")
 @_asked
 @saying_options
-def predict(files: tuple[str, ...], **given: Any) -> int:
+def predict(files: tuple[str, ...], **params: Any) -> int:
     """Predict for FILES with the model of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
     FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), texts (.txt, .jsonl), or - to
@@ -332,7 +332,7 @@ def predict(files: tuple[str, ...], **given: Any) -> int:
     """
     from onnxgen.cli.asking import predict_command
 
-    return predict_command(files, **given)
+    return predict_command(files, **params)
 
 
 @_command(
@@ -353,14 +353,14 @@ def predict(files: tuple[str, ...], **given: Any) -> int:
 )
 @_asked
 @saying_options
-def evaluate(run: Path | None, **given: Any) -> int:
+def evaluate(run: Path | None, **params: Any) -> int:
     """Print the loss and the metrics of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
     Samples that the run was trained on are evaluated only with --part train.
     """
     from onnxgen.cli.asking import evaluate_command
 
-    return evaluate_command(run, **given)
+    return evaluate_command(run, **params)
 
 
 @_command(
@@ -375,11 +375,11 @@ def evaluate(run: Path | None, **given: Any) -> int:
 @_file("--html", metavar="FILE.html", type=_path, help="Write a page with settings, metrics and curves.")
 @_file("--force", is_flag=True, help="Overwrite a file that onnxgen runs did not make.")
 @saying_options
-def runs(folder: Path, **given: Any) -> int:
+def runs(folder: Path, **params: Any) -> int:
     """List the runs in FOLDER: the settings that differ, the best metrics and the time."""
     from onnxgen.cli.asking import runs_command
 
-    return runs_command(folder, **given)
+    return runs_command(folder, **params)
 
 
 @_command(
@@ -389,11 +389,11 @@ def runs(folder: Path, **given: Any) -> int:
 )
 @plugin_option("Operators of your own")
 @saying_options
-def ops(**given: Any) -> int:
+def ops(**params: Any) -> int:
     """List the operators that onnxgen has a function for."""
     from onnxgen.cli.inspecting import ops_command
 
-    return ops_command(**given)
+    return ops_command(**params)
 
 
 @_command(
@@ -413,8 +413,8 @@ def ops(**given: Any) -> int:
     help="Compare each with the CPU on a small network. Default: --test.",
 )
 @saying_options
-def devices(**given: Any) -> int:
+def devices(**params: Any) -> int:
     """List the devices to train on: name, memory, what works, and whether results agree with the CPU's."""
     from onnxgen.cli.inspecting import devices_command
 
-    return devices_command(**given)
+    return devices_command(**params)

@@ -56,7 +56,7 @@ def predict_command(
     if out is not None and out.suffix not in (".csv", ".npz", ""):
         way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
         raise OnnxgenError(f"can't write {out}", help=way)
-    given = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
+    options = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
     names = _named(files, record)
     refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
@@ -64,16 +64,19 @@ def predict_command(
         learner = _learner(run, device, weights)
     with progress("predicting", quiet or as_json):
         paths = [Path(name) for name in names]  # a text would be another thing to predict for
-        found = learner.predict(paths, skip=True, soft=soft, **given)
+        predictions = learner.predict(paths, skip=True, soft=soft, **options)
     least = LIKELY_BOX if min_score is None else min_score
     if out is not None:
-        _write(out, found, record, top, force)
+        _write(out, predictions, record, top, force)
     if as_json:
-        tell_json([_plain(one, top) for one in found])
+        tell_json([_plain(one, top) for one in predictions])
     elif out is not None and not quiet:
-        tell(f"wrote {out}" + (f": {summary(found, top, least)}" if found[0].answer.boxes is not None else ""))
+        tell(
+            f"wrote {out}"
+            + (f": {summary(predictions, top, least)}" if predictions[0].answer.boxes is not None else "")
+        )
     elif out is None:
-        _print(found, top, least)
+        _print(predictions, top, least)
     return _said_of(learner, quiet)
 
 
@@ -103,21 +106,21 @@ def _named(files: Sequence[str], record: Record) -> list[str]:
     if not names:
         way = "onnxgen predict RUN FILES...; - reads their names from stdin"
         raise OnnxgenError("no file to predict for", help=way)
-    found = [path for name in names for path in files_meant(name)] if not record.writes else []
-    if found and all(path.suffix.lower() in SUFFIXES for path in found):
-        refuse_all(found)
+    paths = [path for name in names for path in files_meant(name)] if not record.writes else []
+    if paths and all(path.suffix.lower() in SUFFIXES for path in paths):
+        refuse_all(paths)
     return names
 
 
 def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
     """Return the options that are given. Raises `OnnxgenError` if one is for another kind of network."""
-    given = {name: value for name, value in asked.items() if value is not None}
-    if "min_score" in given and all(target.loss != BOXES for target in record.targets):
+    options = {name: value for name, value in asked.items() if value is not None}
+    if "min_score" in options and all(target.loss != BOXES for target in record.targets):
         raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
-    if (how := [name for name in given if name != "min_score"]) and not record.writes:
+    if (how := [name for name in options if name != "min_score"]) and not record.writes:
         what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
         raise OnnxgenError(what, help="leave it out")
-    return given
+    return options
 
 
 def evaluate_command(
@@ -140,21 +143,21 @@ def evaluate_command(
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     with progress("evaluating", quiet or as_json):
-        found = learner.evaluate(data, part=part)
+        metrics = learner.evaluate(data, part=part)
     measured = learner.measured
     assert measured is not None
-    unsure = finds_nothing(found.get(BEST_SCORE, 1.0))
+    unsure = finds_nothing(metrics.get(BEST_SCORE, 1.0))
     for text in (*measured.notes, *learner.notes, *([] if quiet else learner.fed), *([unsure] if unsure else [])):
         tell(f"note: {text}", to_errors=True)
     if as_json:
-        tell_json({**found, "samples": measured.samples, "skipped": measured.skipped})
+        tell_json({**metrics, "samples": measured.samples, "skipped": measured.skipped})
     elif not quiet:
         from onnxgen.training.runs.metrics import number
 
         what = (f"the {learner.scored} part of " if learner.scored else "") + (data or str(record.data_for(run)))
         some = f"{measured.samples:,} of " if measured.whole != measured.samples else ""
         where = f"{record.name} on {some}{counted(measured.whole, 'sample')} of {what}"
-        tell(f"{where}: " + ", ".join(f"{name} {number(name, v)}" for name, v in found.items()))
+        tell(f"{where}: " + ", ".join(f"{name} {number(name, v)}" for name, v in metrics.items()))
     return DIFFERENT if measured.skipped else 0
 
 
@@ -164,8 +167,8 @@ def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) ->
 
     if html is not None:
         refuse_overwriting([html], (), force, ours=GENERATOR)
-    found, damaged = listed(folder)
-    if not found:
+    runs, damaged = listed(folder)
+    if not runs:
         problems = [Problem(text) for text in damaged]
         raise OnnxgenError(
             *problems or [Problem(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")]
@@ -174,13 +177,13 @@ def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) ->
         tell(f"note: left out, since {text}", to_errors=True)
     if html is not None:
         with replacing([html.parent]) as files, files.file(html) as file:
-            file.write(page(folder, found).encode())
+            file.write(page(folder, runs).encode())
     if say["as_json"]:
-        tell_json([one.as_json() for one in found])
+        tell_json([one.as_json() for one in runs])
     elif html is not None and not say["quiet"]:
         tell(f"wrote {html}")
     elif html is None:
-        table(f"{counted(len(found), 'run')} in {folder}", *compared(found))
+        table(f"{counted(len(runs), 'run')} in {folder}", *compared(runs))
     return 0
 
 
@@ -194,17 +197,17 @@ def _learner(run: Path, device: str, weights: Path | None, **named: Any) -> Lear
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
-def _print(found: Sequence[Prediction], top: int, least: float) -> None:
-    if found[0].answer.boxes is not None:
-        table(summary(found, top, least), ["file", *COLUMNS[1:]], cells(found, top))
+def _print(predictions: Sequence[Prediction], top: int, least: float) -> None:
+    if predictions[0].answer.boxes is not None:
+        table(summary(predictions, top, least), ["file", *COLUMNS[1:]], cells(predictions, top))
         return
-    several = len(found[0].answers) > 1
+    several = len(predictions[0].answers) > 1
     rows = [
         [one.source, *([name] if several else []), *_cells(answer, top)]
-        for one in found
+        for one in predictions
         for name, answer in one.answers.items()
     ]
-    table(counted(len(found), "prediction"), ["file", *(["output"] if several else []), "prediction", ""], rows)
+    table(counted(len(predictions), "prediction"), ["file", *(["output"] if several else []), "prediction", ""], rows)
 
 
 def _cells(answer: Answer, top: int) -> tuple[str, str]:
@@ -237,22 +240,22 @@ def _plain(one: Prediction, top: int) -> dict[str, Any]:
     return {"source": one.source, "outputs": answers}
 
 
-def _write(out: Path, found: Sequence[Prediction], record: Record, top: int, force: bool) -> None:
+def _write(out: Path, predictions: Sequence[Prediction], record: Record, top: int, force: bool) -> None:
     if not out.suffix:
-        write_images(out, found, record, top, force)
+        write_images(out, predictions, record, top, force)
         return
-    refuse_overwriting([out], read_for(found), force)
-    content = _npz(found) if out.suffix == ".npz" else _csv(found, top)
+    refuse_overwriting([out], read_for(predictions), force)
+    content = _npz(predictions) if out.suffix == ".npz" else _csv(predictions, top)
     with replacing([out.parent]) as files, files.file(out) as file:
         file.write(content)
 
 
-def _csv(found: Sequence[Prediction], top: int) -> bytes:
+def _csv(predictions: Sequence[Prediction], top: int) -> bytes:
     """Return a row for each sample: label and probabilities of each class, or numbers. Each box has a row."""
-    if found[0].answer.boxes is not None:
-        return _table(COLUMNS, box_rows(found, top))
+    if predictions[0].answer.boxes is not None:
+        return _table(COLUMNS, box_rows(predictions, top))
     rows = []
-    for one in found:
+    for one in predictions:
         row: dict[str, Any] = {"source": one.source}
         for name, answer in one.answers.items():
             before = f"{name}." if len(one.answers) > 1 else ""
@@ -278,16 +281,16 @@ def _table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> bytes:
     return text.getvalue().encode("utf-8", "surrogateescape")  # a name of a file that is not UTF-8 stays as it is
 
 
-def _npz(found: Sequence[Prediction]) -> bytes:
+def _npz(predictions: Sequence[Prediction]) -> bytes:
     """Return the values of each output, stacked, and the sources. Boxes are joined; `image` is the source of each."""
     import numpy as np
 
     content = io.BytesIO()
-    values = {n: [one.answers[n].value for one in found] for n in found[0].answers}
-    if found[0].answer.boxes is not None:
+    values = {n: [one.answers[n].value for one in predictions] for n in predictions[0].answers}
+    if predictions[0].answer.boxes is not None:
         arrays: dict[str, Any] = {n: np.concatenate(parts) for n, parts in values.items()}
-        arrays["image"] = np.repeat(np.arange(len(found)), [len(one.answer.value) for one in found])
+        arrays["image"] = np.repeat(np.arange(len(predictions)), [len(one.answer.value) for one in predictions])
     else:
         arrays = {n: np.stack(parts) for n, parts in values.items()}
-    np.savez(content, source=np.array([one.source for one in found]), **arrays)
+    np.savez(content, source=np.array([one.source for one in predictions]), **arrays)
     return content.getvalue()

@@ -22,29 +22,29 @@ def found_boxes(one: Prediction, top: int = 0) -> tuple[Box, ...] | None:
     return boxes[:top] if boxes is not None and top > 1 else boxes
 
 
-def rows(found: Sequence[Prediction], top: int) -> Iterator[dict[str, Any]]:
+def rows(predictions: Sequence[Prediction], top: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each box. An image without any has none."""
-    for one in found:
+    for one in predictions:
         for box in found_boxes(one, top) or ():
             yield dict(zip(COLUMNS, (one.source, box.label, box.score, *box.corners)))
 
 
-def cells(found: Sequence[Prediction], top: int) -> list[list[str]]:
+def cells(predictions: Sequence[Prediction], top: int) -> list[list[str]]:
     """Return the rows of a printed table: file, class, score, and corners in pixels."""
-    made = []
-    for one in found:
+    lines = []
+    for one in predictions:
         boxes = found_boxes(one, top) or ()
-        made += [[one.source, b.label, f"{b.score:.1%}", *(f"{number:.1f}" for number in b.corners)] for b in boxes]
-        made += [] if boxes else [[one.source, "nothing", *[""] * 5]]
-    return made
+        lines += [[one.source, b.label, f"{b.score:.1%}", *(f"{number:.1f}" for number in b.corners)] for b in boxes]
+        lines += [] if boxes else [[one.source, "nothing", *[""] * 5]]
+    return lines
 
 
-def summary(found: Sequence[Prediction], top: int, least: float) -> str:
+def summary(predictions: Sequence[Prediction], top: int, least: float) -> str:
     """Return how many objects there are; if there are none, also the best score, which is below `least`."""
-    count = sum(len(found_boxes(one, top) or ()) for one in found)
-    said = f"{counted(count, 'object')} in {counted(len(found), 'image')}"
-    best = max((one.answer.best for one in found if one.answer.best is not None), default=None)
-    return said if count or best is None else f"{said} (best score {best:.1%}, below --min-score {least:g})"
+    count = sum(len(found_boxes(one, top) or ()) for one in predictions)
+    text = f"{counted(count, 'object')} in {counted(len(predictions), 'image')}"
+    best = max((one.answer.best for one in predictions if one.answer.best is not None), default=None)
+    return text if count or best is None else f"{text} (best score {best:.1%}, below --min-score {least:g})"
 
 
 def plain(answer: Answer, top: int) -> list[dict[str, Any]]:

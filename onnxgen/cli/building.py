@@ -77,23 +77,23 @@ def _build(root: Path, check: bool, force: bool, *, quiet: bool, verbose: bool, 
     return code
 
 
-def _root(given: Path | None) -> Path:
+def _root(project: Path | None) -> Path:
     """Return the project's folder. With None, it is the nearest one upwards that has a pyproject.toml."""
     from onnxgen.build_hooks.settings import FILE, nearest
     from onnxgen.errors import OnnxgenError
 
-    if given is None:
-        found: Path | None = nearest(Path.cwd())
-        if found is None:
+    if project is None:
+        folder: Path | None = nearest(Path.cwd())
+        if folder is None:
             way_out = "go into the project, or name it: onnxgen build PROJECT"
             raise OnnxgenError(f"there is no {FILE} here or in a parent folder", help=way_out)
-        return found
-    if given.is_file() and given.name == FILE:
-        return given.parent
-    if not given.is_dir():
-        what = f"{given} is not a {FILE}" if given.exists() else f"there is no {given}"
+        return folder
+    if project.is_file() and project.name == FILE:
+        return project.parent
+    if not project.is_dir():
+        what = f"{project} is not a {FILE}" if project.exists() else f"there is no {project}"
         raise OnnxgenError(what, help=f"name a project's folder or its {FILE}")
-    return given
+    return project
 
 
 def read(root: Path) -> Project:

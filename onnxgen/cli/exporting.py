@@ -15,7 +15,7 @@ from onnxgen.training.runs.record import need_own_code, need_same_code, read_rec
 
 
 def export_command(
-    module: Path | None, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **given: Any
+    module: Path | None, *, quiet: bool, verbose: bool, as_json: bool, adapter: bool = False, **arguments: Any
 ) -> int:
     """Write the ONNX file and print a report. Returns the exit code."""
     module = module or newest_run("exporting")
@@ -25,11 +25,11 @@ def export_command(
     from onnxgen.export.adapter import export_apart, refuse_rounding
 
     if module.is_dir():
-        run, (module, given) = module, of_run(module, given)
+        run, (module, arguments) = module, of_run(module, arguments)
         if not adapter and read_record(run).settings.get("lora"):
-            refuse_rounding(module, **given)
+            refuse_rounding(module, **arguments)
     with progress(f"exporting {module.name}", quiet or as_json):
-        report = export_apart(module, **given) if adapter else export(module, **given)
+        report = export_apart(module, **arguments) if adapter else export(module, **arguments)
     if as_json:
         tell_json(report.as_json())
     elif not quiet:
@@ -37,7 +37,7 @@ def export_command(
     return 0
 
 
-def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def of_run(run: Path, arguments: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """Return the module of a run to export, and the arguments of `export`: weights, ONNX file, facts of the run."""
     record = read_record(run)
     adapted = bool(record.settings.get("lora"))
@@ -48,17 +48,21 @@ def of_run(run: Path, given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     if adapted:
         need_same_code(module, run, "keep the module as it was when its adapter was trained")
     module = module if adapted or _is_whole(module) else run / record.module
-    if adapted and given["weights"] is None:
+    if adapted and arguments["weights"] is None:
         from onnxgen.training import open_model
 
-        given = {**given, "weights": open_model(run)}
-    found = {
-        "weights": given["weights"] or whole_weights(run, record),
+        arguments = {**arguments, "weights": open_model(run)}
+    defaults = {
+        "weights": arguments["weights"] or whole_weights(run, record),
         "out": run / f"{record.name}.onnx",
         "onnx": onnx_beside_origin(run, record),
     }
     facts = shipped_facts(run, record)
-    return module, {**given, **{name: value for name, value in found.items() if given[name] is None}, "metadata": facts}
+    return module, {
+        **arguments,
+        **{name: value for name, value in defaults.items() if arguments[name] is None},
+        "metadata": facts,
+    }
 
 
 def _is_whole(module: Path) -> bool:
@@ -95,8 +99,8 @@ def _print(report: ExportReport, verbose: bool) -> None:
         tell("  not verified")
     else:
         runs = counted(len(report.verified.runs), "run")
-        told = "not told apart" if report.verified.untold else f"equal, to {report.verified.tolerance}"
-        tell(f"  verified against the module in {runs}: {told}")
+        verdict = "not told apart" if report.verified.untold else f"equal, to {report.verified.tolerance}"
+        tell(f"  verified against the module in {runs}: {verdict}")
         for name, why in report.verified.untold.items():
             tell(f"  warning: output {name}: {why}")
         for note in report.verified.notes if verbose else ():

@@ -32,7 +32,7 @@ def verify_command(
     quiet: bool,
     verbose: bool,
     as_json: bool,
-    **given: Any,
+    **comparison: Any,
 ) -> int:
     """Verify and print the table. Returns the exit code."""
     from onnxgen.pipeline import default_out
@@ -46,7 +46,7 @@ def verify_command(
         raise OnnxgenError(f"there is no module {path}", help=f"name it after {model}, or write it: onnxgen {model}")
     feeds = [_arrays(file) for file in files] or None
     with progress(f"verifying {model.name}", quiet or as_json):
-        report = verify(model, path, options=options, feeds=feeds, sizes=wanted, **given)
+        report = verify(model, path, options=options, feeds=feeds, sizes=wanted, **comparison)
     if as_json:
         tell_json(report.as_json())
     else:
@@ -54,14 +54,14 @@ def verify_command(
     return 0 if report.agrees else 1
 
 
-def _sizes(given: tuple[str, ...]) -> dict[str, int]:
-    found = {}
-    for text in given:
+def _sizes(texts: tuple[str, ...]) -> dict[str, int]:
+    sizes = {}
+    for text in texts:
         name, _, size = text.rpartition("=")
         if not name or not size.isdecimal() or int(size) < 1:
             raise OnnxgenError(f"--sizes {text}: it takes NAME=N, the name of a dynamic dim and a size of at least 1")
-        found[name] = int(size)
-    return found
+        sizes[name] = int(size)
+    return sizes
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -113,9 +113,11 @@ def _rows(index: int, run: Run, report: VerifyReport, is_near: bool) -> list[tup
     first = (str(index), sizes, run.oracle)
     if run.error:
         return [(*first, "", "", *[""] * (3 if is_near else 2), run.error)]
-    told = {o.name: "not told apart" if o.name in report.untold else "ok" for o in run.outputs}
-    found = told | {o.name: f"differs: {o.why}" if report.partial else "DIFFERENT" for o in run.outputs if o.why}
-    return [(*first, o.name, o.got, *_differences(o, is_near), found[o.name]) for o in run.outputs]
+    undecided = {o.name: "not told apart" if o.name in report.untold else "ok" for o in run.outputs}
+    verdicts = undecided | {
+        o.name: f"differs: {o.why}" if report.partial else "DIFFERENT" for o in run.outputs if o.why
+    }
+    return [(*first, o.name, o.got, *_differences(o, is_near), verdicts[o.name]) for o in run.outputs]
 
 
 def _differences(o: OutputCheck, is_near: bool) -> tuple[str, ...]:
@@ -128,20 +130,20 @@ def _differences(o: OutputCheck, is_near: bool) -> tuple[str, ...]:
     return tuple("-" if number is None else f"{number:.3g}" for number in (o.absolute, *compared))
 
 
-def _gradients(found: Gradients) -> str:
-    if not found.parameters:
+def _gradients(gradients: Gradients) -> str:
+    if not gradients.parameters:
         return "there is no parameter to train"
-    text = f"finite for {found.reached} of {counted(found.parameters, 'parameter')}"
-    if found.unreached:
-        names = ", ".join(found.unreached[:5]) + (", ..." if len(found.unreached) > 5 else "")
+    text = f"finite for {gradients.reached} of {counted(gradients.parameters, 'parameter')}"
+    if gradients.unreached:
+        names = ", ".join(gradients.unreached[:5]) + (", ..." if len(gradients.unreached) > 5 else "")
         text += f"; none reaches {names} (the graph's differentiable part need not reach them in these runs)"
-    if found.groups:
-        groups = counted(found.groups, "group")
-        text += f"; {found.held} of {groups} of parameters and inputs agree with finite differences"
-    if found.not_compared:
-        text += f", {found.not_compared} not compared (time ran out)"
-    if found.unclear:
-        shown = ", ".join(found.unclear[:3]) + (", ..." if found.unclear[3:] else "")
+    if gradients.groups:
+        groups = counted(gradients.groups, "group")
+        text += f"; {gradients.held} of {groups} of parameters and inputs agree with finite differences"
+    if gradients.not_compared:
+        text += f", {gradients.not_compared} not compared (time ran out)"
+    if gradients.unclear:
+        shown = ", ".join(gradients.unclear[:3]) + (", ..." if gradients.unclear[3:] else "")
         text += f"; finite differences say nothing of {shown}"
     return text
 

@@ -68,21 +68,21 @@ Examples = Sequence[tuple[str, str]]  # command lines and their meanings
 class Option(click.Option):
     """An option with the title of its group in the help."""
 
-    def __init__(self, *args: Any, group: str = EVERY, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, *args: Any, group: str = EVERY, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
         self.group = group
 
 
-def option(*names: str, **given: Any) -> Callable[[Function], Function]:
+def option(*names: str, **attrs: Any) -> Callable[[Function], Function]:
     """Make a `click.option` with a `group`."""
-    return click.option(*names, cls=Option, **given)
+    return click.option(*names, cls=Option, **attrs)
 
 
 class AnyPath(click.Path):
     """The path of a file or a folder that need not exist. `Path("")` would be the folder where we are."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(path_type=Path, **given)
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(path_type=Path, **attrs)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if "\0" in str(value) or not str(value):
@@ -148,11 +148,11 @@ class Command(click.Command):
         examples: Examples = (),
         codes: Mapping[int, str] | None = None,
         first: Sequence[str] = (),
-        **given: Any,
+        **attrs: Any,
     ) -> None:
         """`first`: the options of the first screen; each of them is in its group, too."""
-        given |= {"context_settings": MANNERS, "epilog": exit_codes({**_ALWAYS, **(codes or {})})}
-        super().__init__(*args, **given)
+        attrs |= {"context_settings": MANNERS, "epilog": exit_codes({**_ALWAYS, **(codes or {})})}
+        super().__init__(*args, **attrs)
         self.examples, self.first = examples, first
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     Maker = Callable[[], Image.Image]
 
 
-def write_images(folder: Path, found: Sequence[Prediction], record: Record, top: int, force: bool) -> None:
+def write_images(folder: Path, predictions: Sequence[Prediction], record: Record, top: int, force: bool) -> None:
     """Write PNG files under the names of the samples' files. Probabilities have one for each class, `NAME_CLASS.png`.
 
     Raises:
         OnnxgenError: the predictions are no images, several samples are called alike, or a file is there.
     """
-    images = list(_images(found, record, top))
+    images = list(_images(predictions, record, top))
     if not images:
         raise OnnxgenError(f"the run makes no images for the folder {folder}", help="-o FILE.csv or FILE.npz")
     names = [Path(source).name.replace(":", "-") for source, _, _ in images]
@@ -40,7 +40,7 @@ def write_images(folder: Path, found: Sequence[Prediction], record: Record, top:
         what = f"several files are called {legible(several[0])}, so their images would have one name in {folder}"
         raise OnnxgenError(what, help="predict for one folder at a time")
     targets = [folder / f"{stem}.png" for stem in stems]
-    refuse_overwriting(targets, read_for(found), force)
+    refuse_overwriting(targets, read_for(predictions), force)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing([folder]) as files:
         for target, (_, _, image) in zip(targets, images):
@@ -48,19 +48,19 @@ def write_images(folder: Path, found: Sequence[Prediction], record: Record, top:
                 image().save(file, format="PNG")
 
 
-def read_for(found: Sequence[Prediction]) -> set[Path]:
+def read_for(predictions: Sequence[Prediction]) -> set[Path]:
     """Return the files that predictions are for; the source of a row is FILE:ROW."""
-    return {Path(text) for one in found for text in (one.source, one.source.rpartition(":")[0]) if text}
+    return {Path(text) for one in predictions for text in (one.source, one.source.rpartition(":")[0]) if text}
 
 
-def _images(found: Sequence[Prediction], record: Record, top: int) -> Iterator[tuple[str, str, Maker]]:
+def _images(predictions: Sequence[Prediction], record: Record, top: int) -> Iterator[tuple[str, str, Maker]]:
     """Yield the source of each image, the end of its name, and what makes it."""
-    if found[0].answer.boxes is not None:
-        labels = sorted({box.label for one in found for box in one.answer.boxes or ()})
-        yield from ((one.source, "", partial(drawn, one, labels, top)) for one in found)
+    if predictions[0].answer.boxes is not None:
+        labels = sorted({box.label for one in predictions for box in one.answer.boxes or ()})
+        yield from ((one.source, "", partial(drawn, one, labels, top)) for one in predictions)
         return
     classes = {target.name: target.all_names for target in record.targets}
-    for one in found:
+    for one in predictions:
         for name, answer in one.answers.items():
             yield from ((one.source, end, maker) for end, maker in _of_answer(answer, classes.get(name, ())))
 

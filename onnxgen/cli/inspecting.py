@@ -34,12 +34,12 @@ TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}
 def inspect_command(model: Path, options: Options, *, quiet: bool, verbose: bool, as_json: bool) -> int:
     """Show what is in a model. Returns 2 if it can't be converted."""
     with progress(f"reading {model.name}", quiet or as_json):
-        found = inspect(model, options)
+        facts = inspect(model, options)
     if as_json:
-        tell_json(found)
+        tell_json(facts)
     else:
-        _print(found, quiet, verbose)
-    return 2 if found["problems"] else 0
+        _print(facts, quiet, verbose)
+    return 2 if facts["problems"] else 0
 
 
 def inspect(path: Path, options: Options) -> dict[str, Any]:
@@ -84,11 +84,11 @@ def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, .
     from onnxgen.record.signature import recorded
 
     try:
-        made = pipeline.build(path, options, out := pipeline.default_out(path, None))
-        signature, notes = recorded(made.metadata), made.report.notes
-        if (usual := usual_of(made.metadata)) is not None:
+        generated = pipeline.build(path, options, out := pipeline.default_out(path, None))
+        signature, notes = recorded(generated.metadata), generated.report.notes
+        if (usual := usual_of(generated.metadata)) is not None:
             notes = [*notes, f"{usual.told()} -> {shlex.join(usual.line(out))}"]
-        return made.report.trainable, (), notes, None if signature is None else signature.purpose
+        return generated.report.trainable, (), notes, None if signature is None else signature.purpose
     except OnnxgenError as error:
         problems = error.problems
     try:
@@ -135,47 +135,47 @@ def _dtype(dtype: ir.DataType | None) -> str:
     return TYPES.get(name, name.lower())
 
 
-def _print(found: dict[str, Any], quiet: bool, verbose: bool) -> None:
+def _print(facts: dict[str, Any], quiet: bool, verbose: bool) -> None:
     """Print whether the model can be converted and what it is for, then what it has; every tensor if `verbose`."""
     if not quiet:
-        opset = ", ".join(f"{domain} {version}" for domain, version in found["opset"].items())
-        made = f", made by {found['exporter']}" if found["exporter"] else ""
-        tell(f"{found['model']}: {counted(found['nodes'], 'node')}, opset {opset}{made}")
-    for problem in found["problems"]:
+        opset = ", ".join(f"{domain} {version}" for domain, version in facts["opset"].items())
+        exporter = f", made by {facts['exporter']}" if facts["exporter"] else ""
+        tell(f"{facts['model']}: {counted(facts['nodes'], 'node')}, opset {opset}{exporter}")
+    for problem in facts["problems"]:
         tell(f"problem: {problem['text']}")
     if not quiet:
-        wrong = len(found["problems"])
+        wrong = len(facts["problems"])
         tell(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
-        for line in _purpose(found["purpose"]):
+        for line in _purpose(facts["purpose"]):
             tell(line)
-        if found["alphabet"]:
-            characters, source = found["alphabet"]["characters"], legible(found["alphabet"]["source"])
+        if facts["alphabet"]:
+            characters, source = facts["alphabet"]["characters"], legible(facts["alphabet"]["source"])
             some = legible("".join(characters), MAX_SHOWN)
             tell(f"alphabet: {counted(len(characters), 'character')}, listed as {source}: {some}")
-        for note in found["notes"]:
+        for note in facts["notes"]:
             tell(f"note: {note}")
-        _print_content(found, verbose)
+        _print_content(facts, verbose)
 
 
-def _print_content(found: dict[str, Any], verbose: bool) -> None:
+def _print_content(facts: dict[str, Any], verbose: bool) -> None:
     ports = [
         (title if i == 0 else "", *_row(value))
         for title in ("inputs", "outputs")
-        for i, value in enumerate(found[title])
+        for i, value in enumerate(facts[title])
     ]
     tell("\n".join(aligned(ports)))
-    rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in found["operators"]]
+    rows = [(o["name"], str(o["count"]), "" if o["supported"] else "NOT SUPPORTED") for o in facts["operators"]]
     table("Operators", ("operator", "count", ""), rows)
     tensors = [
         (t["name"], t["dtype"], str(t["shape"]), "trained" if t["trainable"] else "not trained", t["why"])
-        for t in found["tensors"]
+        for t in facts["tensors"]
     ]
     if tensors and verbose:
         table("Floating-point tensors", ("name", "dtype", "shape", "", "why"), tensors)
     elif tensors:
         table("Floating-point tensors (each of them: -v)", ("", "count", "why", "such as"), _grouped(tensors))
-    if found["metadata"]:
-        table("Metadata", ("key", "value"), [(k, shorten(v, MAX_SHOWN)) for k, v in found["metadata"].items()])
+    if facts["metadata"]:
+        table("Metadata", ("key", "value"), [(k, shorten(v, MAX_SHOWN)) for k, v in facts["metadata"].items()])
 
 
 def _grouped(tensors: Sequence[tuple[str, ...]]) -> list[tuple[str, str, str, str]]:
@@ -187,15 +187,15 @@ def _grouped(tensors: Sequence[tuple[str, ...]]) -> list[tuple[str, str, str, st
     return [(trained, str(len(names)), why, some[trained, why]) for (trained, why), names in groups.items()]
 
 
-def _purpose(found: Mapping[str, Any] | None) -> Iterator[str]:
+def _purpose(purpose: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what the network is for, with the first piece of evidence, and the others on their own lines."""
-    if found is None:
+    if purpose is None:
         return
-    evidence = list(found["evidence"])
-    if found["kind"]:
-        yield f"purpose: {found['kind']}: {evidence.pop(0)}"
+    evidence = list(purpose["evidence"])
+    if purpose["kind"]:
+        yield f"purpose: {purpose['kind']}: {evidence.pop(0)}"
     else:
-        maybe = " or ".join(found["candidates"])
+        maybe = " or ".join(purpose["candidates"])
         yield "purpose: unsure" + (f" ({maybe})" if maybe else "")
     yield from (f"  {sentence}" for sentence in evidence)
 
@@ -213,7 +213,7 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
 
     with plugged(Options(plugins=plugins)) as there:
         known = operators(there.installed, there.named)
-    found: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {
             "name": name,
             "domain": domain or "ai.onnx",
@@ -225,11 +225,11 @@ def ops_command(plugins: Sequence[str], *, quiet: bool, verbose: bool, as_json: 
         if not domain.startswith("onnxgen")  # operators that only passes create
     ]
     if as_json:
-        tell_json(found)
+        tell_json(entries)
     elif not quiet:
-        heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in found) else []))
+        heads = ("operator", "domain", "opsets", *(["plugin"] if any(o["plugin"] for o in entries) else []))
         rows = []
-        for o in found:  # from the first opset, and again where the meaning changed
+        for o in entries:  # from the first opset, and again where the meaning changed
             since = "from " + ", again from ".join(map(str, o["since"]))
             rows.append((str(o["name"]), str(o["domain"]), since, str(o["plugin"] or "")))
         table(f"{len(rows)} operators that onnxgen has a function for", heads, [row[: len(heads)] for row in rows])
@@ -271,20 +271,20 @@ def devices_command(*, imports: tuple[str, ...], test: bool, quiet: bool, verbos
     from onnxgen.training.devices import devices
 
     with progress("testing devices", quiet or as_json or not test):
-        found = devices(imports, test=test)
+        available = devices(imports, test=test)
     if as_json:
-        tell_json([_as_json(device) for device in found])
+        tell_json([_as_json(device) for device in available])
     elif not quiet:
-        _print_devices(found, test, verbose)
-    failed = [device for device in found if device.verdict not in (None, "ok")]
+        _print_devices(available, test, verbose)
+    failed = [device for device in available if device.verdict not in (None, "ok")]
     return 1 if failed else 0
 
 
-def _print_devices(found: list[Device], test: bool, verbose: bool) -> None:
+def _print_devices(devices: list[Device], test: bool, verbose: bool) -> None:
     from onnxgen.training.devices import FEATURES
 
     columns = ("device", "name", "memory", "works", "self-test")
-    rows = [(d.text, d.name, _size(d.memory), " ".join(d.works), d.verdict or "not run") for d in found]
+    rows = [(d.text, d.name, _size(d.memory), " ".join(d.works), d.verdict or "not run") for d in devices]
     kept = len(columns) if test else 3
     table("Devices, in the order of --device auto", columns[:kept], [row[:kept] for row in rows])
     if verbose and test:

@@ -28,31 +28,31 @@ def plugin_option(group: str) -> Callable[[Function], Function]:
     return _option("plugins", OPTIONS["plugins"], group)
 
 
-def take_options(given: dict[str, Any]) -> Options:
+def take_options(params: dict[str, Any]) -> Options:
     """Remove the fields of `Options` from a command's arguments, and return them as an object."""
-    taken = {name: given.pop(name) for name in OPTIONS if name in given}
+    taken = {name: params.pop(name) for name in OPTIONS if name in params}
     return Options(**{name: value for name, value in taken.items() if value not in (None, (), False)})
 
 
 def _option(name: str, about: About, group: str) -> Callable[[Function], Function]:
-    kind, given = about.kind, dict[str, Any]()
+    kind, attrs = about.kind, dict[str, Any]()
     assert kind is not None
     if kind is FLAG:
-        given["is_flag"] = True
+        attrs["is_flag"] = True
     elif kind.choices:
-        given["type"] = click.Choice(kind.choices)
+        attrs["type"] = click.Choice(kind.choices)
     elif kind is PATH:
         is_folder = about.like == "DIR"
-        given["type"] = AnyPath(file_okay=not is_folder, exists=is_folder)
+        attrs["type"] = AnyPath(file_okay=not is_folder, exists=is_folder)
     if kind is not PATH and kind is not FLAG:
-        given |= {"multiple": kind.table or kind is NAMES, "callback": _parser(kind)}
-    return option(about.option, name, group=group, metavar=about.like or None, help=about.help, **given)
+        attrs |= {"multiple": kind.table or kind is NAMES, "callback": _parser(kind)}
+    return option(about.option, name, group=group, metavar=about.like or None, help=about.help, **attrs)
 
 
 def _parser(kind: Kind) -> Callable[..., Any]:
-    def parse(_: object, __: object, given: Any) -> Any:
+    def parse(_: object, __: object, value: Any) -> Any:
         try:
-            return given if given in (None, ()) or kind is NAMES else kind.said(given)
+            return value if value in (None, ()) or kind is NAMES else kind.said(value)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 

@@ -156,14 +156,14 @@ def _whole(read: int) -> str:
 
     A signal that comes right before a call of the system does not end that call: a plain read would keep it waiting.
     """
-    told = b""
+    output = b""
     with os.fdopen(read, "rb", buffering=0) as pipe:
         while True:
             if select([pipe], [], [], 0.2)[0]:
                 more = pipe.read(4096)
                 if not more:
-                    return told.decode()
-                told += more
+                    return output.decode()
+                output += more
 
 
 def _interrupted_by(handler: Callable[[int, FrameType | None], object]) -> signal._HANDLER:
@@ -197,10 +197,10 @@ class _Later(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        found = PathFinder.find_spec(fullname, path, target) if fullname in LATER else None
-        if found is not None and found.loader is not None:
-            found.loader = LazyLoader(found.loader)
-        return found
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in LATER else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 @contextmanager

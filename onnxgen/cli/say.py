@@ -23,17 +23,17 @@ def tell(text: str, to_errors: bool = False, flush: bool = False) -> None:
     print(visible(text), file=sys.stderr if to_errors else sys.stdout, flush=flush)
 
 
-def tell_json(found: Any, flush: bool = False) -> None:
+def tell_json(payload: Any, flush: bool = False) -> None:
     """Print plain types as one line of ASCII JSON. It has no number that is infinite or NaN: these are null."""
-    print(json.dumps(_in_json(found), allow_nan=False), flush=flush)
+    print(json.dumps(_in_json(payload), allow_nan=False), flush=flush)
 
 
-def _in_json(found: Any) -> Any:
-    if isinstance(found, Mapping):
-        return {name: _in_json(value) for name, value in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_in_json(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+def _in_json(payload: Any) -> Any:
+    if isinstance(payload, Mapping):
+        return {name: _in_json(value) for name, value in payload.items()}
+    if isinstance(payload, (list, tuple)):
+        return [_in_json(value) for value in payload]
+    return None if isinstance(payload, float) and not math.isfinite(payload) else payload
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -33,30 +33,30 @@ def train_options(function: Function) -> Function:
     types, defaults = typing.get_type_hints(Settings), Settings()
     for name, about in reversed(SETTINGS.items()):
         wanted, default = types[name], getattr(defaults, name)
-        given: dict[str, Any] = {"group": about.group, "help": about.help}
+        attrs: dict[str, Any] = {"group": about.group, "help": about.help}
         if wanted is bool:
-            option_names, given["default"] = f"{about.option}/{about.option.replace('--', '--no-', 1)}", None
+            option_names, attrs["default"] = f"{about.option}/{about.option.replace('--', '--no-', 1)}", None
         else:
             option_names = about.option
             repeated = wanted == tuple[str, ...] and about.like != "NAME,..."
-            given["multiple"] = repeated or about.like == PAIR
-            given["type"] = click.STRING if repeated else Value(wanted)
-            given["metavar"] = about.like
-            if not given["multiple"] and default not in (None, {}, (), ""):
-                given["help"] += f" Default: {default}."
-        function = option(option_names, name, **given)(function)
+            attrs["multiple"] = repeated or about.like == PAIR
+            attrs["type"] = click.STRING if repeated else Value(wanted)
+            attrs["metavar"] = about.like
+            if not attrs["multiple"] and default not in (None, {}, (), ""):
+                attrs["help"] += f" Default: {default}."
+        function = option(option_names, name, **attrs)(function)
     return option("--data", metavar="DATA", group="Data", help=DATA)(function)
 
 
 def given_settings(context: click.Context) -> dict[str, Any]:
     """Return the settings that the command line gives, by field: no defaults, and none of `wrong_options`."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, about in SETTINGS.items():
-        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
-        if given and name not in _wrong(context):
+        is_given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if is_given and name not in _wrong(context):
             value = context.params[name]
-            found[name] = {k: v for one in value for k, v in one.items()} if about.like == PAIR else value
-    return found
+            settings[name] = {k: v for one in value for k, v in one.items()} if about.like == PAIR else value
+    return settings
 
 
 def wrong_options(context: click.Context) -> list[Problem]:
@@ -66,8 +66,8 @@ def wrong_options(context: click.Context) -> list[Problem]:
 
 def _wrong(context: click.Context) -> dict[str, list[Problem]]:
     """Return what is wrong by the name of a parameter, to be added to."""
-    found: dict[str, list[Problem]] = context.ensure_object(dict).setdefault("wrong", {})
-    return found
+    problems: dict[str, list[Problem]] = context.ensure_object(dict).setdefault("wrong", {})
+    return problems
 
 
 class Value(ParamType):
@@ -95,8 +95,8 @@ class Value(ParamType):
             why = f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else "")
         if ctx is None or param is None or param.name is None:
             self.fail(why, param, ctx)
-        said = click.BadParameter(why, ctx, param).format_message()
-        _wrong(ctx).setdefault(param.name, []).append(Problem(f"{said} (try: {ctx.command_path} -h)"))
+        message = click.BadParameter(why, ctx, param).format_message()
+        _wrong(ctx).setdefault(param.name, []).append(Problem(f"{message} (try: {ctx.command_path} -h)"))
         return None
 
 
@@ -120,14 +120,14 @@ def _readings(text: str, is_pair: bool) -> Iterator[Any]:
 
 def _parts(text: str) -> list[str]:
     """Return the names between commas. A name may be a space, or the comma itself: `a,,,b` has three names."""
-    found: list[str] = []
+    names: list[str] = []
     parts = iter(text.split(","))
     for part in parts:
         if part == "" and (after := next(parts, None)) is not None:
-            found += [","] if after == "" else ["", after.strip() or after]
+            names += [","] if after == "" else ["", after.strip() or after]
         else:
-            found.append(part.strip() or part)
-    return found
+            names.append(part.strip() or part)
+    return names
 
 
 def _literal(text: str) -> Any:

@@ -23,7 +23,7 @@ from onnxgen.training.settings import Settings, command_words
 
 def train_command(
     model: Path | None,
-    given: dict[str, Any],
+    options: dict[str, Any],
     wrong: Sequence[Problem] = (),
     *,
     data: str | None,
@@ -35,22 +35,22 @@ def train_command(
     """Train and print a summary. Returns the exit code.
 
     Args:
-        given: settings of the command line, which overrule those of `config`.
+        options: settings of the command line, which overrule those of `config`.
         wrong: what is wrong with others of them.
 
     Raises:
         OnnxgenError: all that is wrong with options, files and, as far as it is seen without PyTorch, the data.
     """
-    if given.get("resume") and "out" not in given:
-        given = {**given, "out": latest(given.get("name", ""))}
+    if options.get("resume") and "out" not in options:
+        options = {**options, "out": latest(options.get("name", ""))}
     problems = Problems()
     for problem in wrong:
         problems.add(problem)
     named = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
-    given = {**_restarted(given), **named}
-    chosen: dict[str, Any] = given
+    options = {**_restarted(options), **named}
+    chosen: dict[str, Any] = options
     with problems.gathered():
-        chosen = {**_configured(config, given), **given}
+        chosen = {**_configured(config, options), **options}
     before = _trained_on(model, chosen)
     values = {**(_of_run(before, data, chosen) if before is not None else {}), **chosen}
     run = {name: str(values[name]) for name in NOT_SETTINGS if name in values}
@@ -72,10 +72,10 @@ def train_command(
     return INTERRUPTED if result.stopped == "interrupted" else 0
 
 
-def _restarted(given: dict[str, Any]) -> dict[str, Any]:
+def _restarted(options: dict[str, Any]) -> dict[str, Any]:
     """Return what the command line gives; a job that was started again goes on (`--restartable`)."""
-    places = {name: given[name] for name in ("restartable", "resume", "out") if name in given}
-    return {**given, "resume": True} if restarted(Settings(**places)).resume else given
+    places = {name: options[name] for name in ("restartable", "resume", "out") if name in options}
+    return {**options, "resume": True} if restarted(Settings(**places)).resume else options
 
 
 def _trained_on(model: Path | None, chosen: Mapping[str, Any]) -> Path | None:
@@ -110,31 +110,31 @@ def _of_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in NOT_SETTINGS}
 
 
-def _configured(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+def _configured(config: Path | None, options: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of the configuration file: the given one, or that of the run to resume.
 
     What the latter names outside of its folder is not run unasked, as what a record names.
     """
     if config is not None:
         return read_config(config)
-    of_run = Path(given.get("out") or Settings().out) / CONFIG
-    if not given.get("resume") or not of_run.is_file():
+    of_run = Path(options.get("out") or Settings().out) / CONFIG
+    if not options.get("resume") or not of_run.is_file():
         return {}
-    found = read_config(of_run)
-    refuse_code(found, given, of_run.parent)
-    if "model" in found and "model" not in given:
-        way = f"if you trust it, name it yourself: onnxgen train {found['model']} --resume --out {of_run.parent}"
-        need_same_code(Path(found["model"]), of_run.parent, way)
-    return found
+    settings = read_config(of_run)
+    refuse_code(settings, options, of_run.parent)
+    if "model" in settings and "model" not in options:
+        way = f"if you trust it, name it yourself: onnxgen train {settings['model']} --resume --out {of_run.parent}"
+        need_same_code(Path(settings["model"]), of_run.parent, way)
+    return settings
 
 
 def _sound(values: Mapping[str, Any], problems: Problems) -> Settings:
     """Return the settings, after all that is wrong with them was added to the problems: then without those."""
-    found: list[Settings] = []
+    valid: list[Settings] = []
     with problems.gathered():
-        found.append(restarted(Settings(**values)))
-    if found:
-        return found[0]
+        valid.append(restarted(Settings(**values)))
+    if valid:
+        return valid[0]
     sound = {}
     for name, value in values.items():
         with suppress(OnnxgenError):

@@ -19,12 +19,12 @@ from typing import Annotated, Any, TypeVar
 def json_object(text: str | bytes) -> dict[str, Any]:
     """Parse JSON text that must be an object. Raises `ValueError` if it is anything else."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (RecursionError, TypeError) as error:
         raise ValueError("the JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)) from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ValueError("the JSON is not an object")
-    return found
+    return document
 
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", NoneType: "null"}
@@ -81,11 +81,11 @@ def built(kind: Any, value: Any, name: str = "it", later: bool = False) -> Any:
     if kind is Metric:
         return _number(value, name)
     if origin is Annotated:
-        made = built(inner[0], value, name, later)
+        checked = built(inner[0], value, name, later)
         for limit in inner[1:]:
-            if made not in limit:
+            if checked not in limit:
                 raise ValueError(f"its {name} must be {limit}, not {_shown(value)}")
-        return made
+        return checked
     if origin in (typing.Union, UnionType):
         return _either(inner, value, name, later)
     if is_dataclass(kind) and isinstance(kind, type):
@@ -101,15 +101,15 @@ def built(kind: Any, value: Any, name: str = "it", later: bool = False) -> Any:
     return Path(value) if kind is Path and isinstance(value, str) else _plain(kind, value, name)
 
 
-def as_json(found: Any) -> str:
+def as_json(instance: Any) -> str:
     """Return a dataclass as the text that `read_json` reads."""
-    return json.dumps(asdict(found))
+    return json.dumps(asdict(instance))
 
 
 def read_json(kind: type[T], text: str) -> T:
     """Return what `as_json` wrote. Raises `ValueError` for anything else. What later versions add is left out."""
-    found: T = built(kind, json_object(text), later=True)
-    return found
+    instance: T = built(kind, json_object(text), later=True)
+    return instance
 
 
 def _plain(kind: Any, value: Any, name: str) -> Any:
@@ -159,14 +159,14 @@ def _dataclass(kind: Any, value: Any, name: str, later: bool) -> Any:
     if not later and (unknown := [key for key in value if key not in known]):
         raise ValueError(f"an entry is unknown: {_shown(unknown[0])} of {name}")
     inside = "" if name == "it" else f"{name}."
-    made = {key: built(hints[key], entry, f"{inside}{key}", later) for key, entry in value.items() if key in known}
+    values = {key: built(hints[key], entry, f"{inside}{key}", later) for key, entry in value.items() if key in known}
     for key, field in known.items():
         if key not in value and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"an entry is missing: {key!r} of {name}")
-    found = kind(**made)
-    if hasattr(found, "check"):
-        found.check()
-    return found
+    instance = kind(**values)
+    if hasattr(instance, "check"):
+        instance.check()
+    return instance
 
 
 def _other(name: str, value: Any, wanted: str) -> ValueError:

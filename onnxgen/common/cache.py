@@ -48,8 +48,8 @@ def default_folder() -> Path:
     """Return `ONNXGEN_CACHE_DIR` or the system's cache folder. If there is none, return a path that cannot be
     created.
     """
-    if given := os.environ.get("ONNXGEN_CACHE_DIR"):
-        return Path(os.path.abspath(given))
+    if chosen := os.environ.get("ONNXGEN_CACHE_DIR"):
+        return Path(os.path.abspath(chosen))
     if sys.platform == "linux":  # as platformdirs does; importing it takes as long as checking ten models
         folder = Path(os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache"), "onnxgen")
     else:
@@ -117,19 +117,19 @@ class Cache:
                     file.unlink()
 
 
-def _facts(found: os.stat_result) -> list[int]:
+def _facts(status: os.stat_result) -> list[int]:
     """Return what the system reports about a file. It differs if the content changes."""
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
 
 def digest(path: Path, cache: Cache) -> str:
     """Return the SHA-256 of a file's content. Raises `OSError`, also if it is not a regular file."""
     name = os.path.abspath(path)
-    found = os.stat(name)
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe might never end
+    status = os.stat(name)
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
         raise OSError(0, "not a regular file", name)
-    known = None if found.st_size < MIN_CACHED_BYTES else cache.get("digests", name)
-    if isinstance(known, list) and known[:-1] == _facts(found):
+    known = None if status.st_size < MIN_CACHED_BYTES else cache.get("digests", name)
+    if isinstance(known, list) and known[:-1] == _facts(status):
         return str(known[-1])
     begun = time.time_ns()
     with open(name, "rb") as file:

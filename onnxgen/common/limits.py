@@ -13,8 +13,8 @@ MAX_GRAPH_DEPTH = 100  # nested graphs; the stacks of Python and protobuf overfl
 
 
 def _limit(default: int, of: str) -> int:
-    found: int = field(default=default, metadata={"of": of})
-    return found
+    limit: int = field(default=default, metadata={"of": of})
+    return limit
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Limits:
         if self.depth > MAX_GRAPH_DEPTH:
             raise OnnxgenError(f"--limit depth={self.depth}: the number must be at most {MAX_GRAPH_DEPTH}")
 
-    def past(self, name: str, found: int, what: str) -> str | None:
-        """Return a message if `found` passes the limit `name`, else None. It begins with `what` ("it has 70 dims")."""
+    def past(self, name: str, count: int, what: str) -> str | None:
+        """Return a message if `count` passes the limit `name`, else None. It begins with `what` ("it has 70 dims")."""
         limit: int = getattr(self, name)
-        if found <= limit:
+        if count <= limit:
             return None
-        return f"{what}; the limit is {limit:,} (raise it with --limit {name}={found})"
+        return f"{what}; the limit is {limit:,} (raise it with --limit {name}={count})"
 
 
 NAMES = tuple(f.name for f in fields(Limits))

@@ -366,5 +366,5 @@ def matches(pattern: str, path: ModulePath) -> bool:
 
 def listed(names: Iterable[str], most: int = 12) -> str:
     """Return names in one line, shortened if there are many."""
-    found = [legible(str(n)) for n in names]
-    return ", ".join(found[:most]) + (f", ... ({len(found)} in all)" if len(found) > most else "")
+    shown = [legible(str(n)) for n in names]
+    return ", ".join(shown[:most]) + (f", ... ({len(shown)} in all)" if len(shown) > most else "")

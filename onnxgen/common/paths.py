@@ -85,8 +85,10 @@ def _is_installed(constraints: Path) -> bool:
     except OSError:
         return False
     wanted = [line.partition("==")[::2] for line in lines if "==" in line and not line.startswith("#")]
-    found = {name: _version(name.strip()) for name, _ in wanted}
-    return any(found.values()) and all(found[name] in ("", version.split(";")[0].strip()) for name, version in wanted)
+    versions = {name: _version(name.strip()) for name, _ in wanted}
+    return any(versions.values()) and all(
+        versions[name] in ("", version.split(";")[0].strip()) for name, version in wanted
+    )
 
 
 def _version(name: str) -> str:
@@ -149,9 +151,9 @@ def refuse_hiding(path: Path) -> None:
 def python_file(path: Path) -> Path:
     """Return the path of a module unchanged. Raises `OnnxgenError` if Python cannot import a file of that name."""
     if path.suffix != ".py":
-        made = path.with_suffix(".py")
-        way = f"name a file that ends in .py: {made}"
+        module = path.with_suffix(".py")
+        way = f"name a file that ends in .py: {module}"
         if path.suffix == ".onnx" and path.is_file():
-            way = f"first: onnxgen {path} -o {made}; then name {made}"
+            way = f"first: onnxgen {path} -o {module}; then name {module}"
         raise OnnxgenError(f"{path} is not a Python file", help=way)
     return path

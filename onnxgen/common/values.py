@@ -48,7 +48,7 @@ class Kind:
                 return self.read(self.spoken(text))
             except ValueError as error:
                 raise ValueError(f"{text!r} is not {error}") from None
-        found: dict[str, object] = {}
+        entries: dict[str, object] = {}
         for one in text:
             name, _, value = one.rpartition("=")
             try:
@@ -56,9 +56,9 @@ class Kind:
                 self.read({name: item})
             except ValueError:
                 raise ValueError(f"{one!r} is not like {self.like}") from None
-            found.pop(name, None)  # given again it counts from here
-            found[name] = item
-        return self.read(found)
+            entries.pop(name, None)  # given again it counts from here
+            entries[name] = item
+        return self.read(entries)
 
 
 def shown(value: object) -> str:
@@ -156,10 +156,10 @@ def _limits(value: object) -> Limits:
     if isinstance(value, Limits):
         return value
     words = f"a table like {{nodes = 500000}}, of {', '.join(LIMIT_NAMES)}"
-    found = {name.replace("-", "_"): count for name, count in _table(value, _whole, words).items()}
-    if not found.keys() <= set(LIMIT_NAMES):
+    counts = {name.replace("-", "_"): count for name, count in _table(value, _whole, words).items()}
+    if not counts.keys() <= set(LIMIT_NAMES):
         raise ValueError(words)
-    return Limits(**found)
+    return Limits(**counts)
 
 
 def _block(value: object) -> int:
@@ -170,10 +170,10 @@ def _block(value: object) -> int:
 
 def _size(value: object) -> int:
     match = re.fullmatch(r"([0-9]{1,18}) *([KMGT]?)B?", value.strip().upper()) if isinstance(value, str) else None
-    found = int(match[1]) * _UNITS[match[2]] if match else value
-    if isinstance(found, bool) or not isinstance(found, int) or found <= 0:
+    size = int(match[1]) * _UNITS[match[2]] if match else value
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
         raise ValueError('a size like "500MB" or "5GB"')
-    return found
+    return size
 
 
 def _whole(value: object) -> int:
@@ -185,7 +185,7 @@ def _whole(value: object) -> int:
 def _table(value: object, read: Callable[[object], Any], words: str) -> dict[str, Any]:
     try:
         if isinstance(value, dict) and all(isinstance(name, str) and name for name in value):
-            return {name: read(found) for name, found in value.items()}
+            return {name: read(entry) for name, entry in value.items()}
     except ValueError:
         pass
     raise ValueError(words)
@@ -254,9 +254,9 @@ def declared(default: Any, like: str, help: str, kind: Kind | None = None, *, gr
 
 def options_of(declaring: type) -> dict[str, About]:
     """The options of a dataclass by field, in order."""
-    found = {}
+    options = {}
     for one in fields(declaring):
         about: About = one.metadata["about"]
         key = about.key or one.name.replace("_", "-")
-        found[one.name] = replace(about, key=key, option=f"--{about.option or key}")
-    return found
+        options[one.name] = replace(about, key=key, option=f"--{about.option or key}")
+    return options

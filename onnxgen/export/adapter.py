@@ -39,43 +39,43 @@ from onnxgen.weights.provenance import rebuild
 VERIFYING = ("runs", "seed", "rtol", "atol", "plugins")
 
 
-def export_apart(module: Path, **given: Any) -> ExportReport:
+def export_apart(module: Path, **arguments: Any) -> ExportReport:
     """Write the original graph with optional inputs, and what was trained as an adapter beside it.
 
     Weights that the file stores as integers keep their bytes.
 
     Args:
         module: the generated module.
-        given: the other arguments of `export`.
+        arguments: the other arguments of `export`.
 
     Raises:
         OnnxgenError: as `export` and `write_adapter`.
     """
     with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder, imported(module) as file:
-        origin = origin_of(module, vars(file), given["onnx"])
-        network = _job(module, given).trained(origin, file)
+        origin = origin_of(module, vars(file), arguments["onnx"])
+        network = _job(module, arguments).trained(origin, file)
         moved = moved_weights(origin, state_of(network)) if origin.record.quantised else []
         tuned = Path(folder) / "tuned.onnx"
-        verify = given["verify"] and not moved  # rounded, it would not compute what the module does
-        report = export(module, **{**given, "out": tuned, "weights": network, "verify": verify})
+        verify = arguments["verify"] and not moved  # rounded, it would not compute what the module does
+        report = export(module, **{**arguments, "out": tuned, "weights": network, "verify": verify})
         if report.method != BACK:
             what = f"{module.name} has another graph than the original: {report.why}"
             raise OnnxgenError(what, help="export it without --adapter")
-        out = given["out"] or module.with_name(f"{Path(report.model).stem}-base.onnx")
+        out = arguments["out"] or module.with_name(f"{Path(report.model).stem}-base.onnx")
         report.out = str(out)
         if moved:
             _without_rounding(report, moved)
-            if given["verify"]:
-                _verify(float_file(tuned, moved), network, origin, report, given)
-        wrote = write_adapter(Path(report.model), tuned, out, force=given["force"], moved=moved)
+            if arguments["verify"]:
+                _verify(float_file(tuned, moved), network, origin, report, arguments)
+        wrote = write_adapter(Path(report.model), tuned, out, force=arguments["force"], moved=moved)
     report.wrote, tensors, elements = wrote
     what = f"{counted(tensors, 'tensor')} in {elements:,} numbers"
     report.notes.append(f"the {SUFFIX} file has {what}; without it the .onnx file computes what the original does")
     return report
 
 
-def _job(module: Path, given: dict[str, Any]) -> ExportJob:
-    return ExportJob(module, given["onnx"], given["weights"], given["out"], given["force"], False, {})
+def _job(module: Path, arguments: dict[str, Any]) -> ExportJob:
+    return ExportJob(module, arguments["onnx"], arguments["weights"], arguments["out"], arguments["force"], False, {})
 
 
 def _without_rounding(report: ExportReport, moved: list[Moved]) -> None:
@@ -85,13 +85,13 @@ def _without_rounding(report: ExportReport, moved: list[Moved]) -> None:
     report.notes.append(f"{counted(len(kept), 'tensor')} of integers keep their bytes")
 
 
-def _verify(floats: Path, network: nn.Module, origin: Origin, report: ExportReport, given: dict[str, Any]) -> None:
+def _verify(floats: Path, network: nn.Module, origin: Origin, report: ExportReport, arguments: dict[str, Any]) -> None:
     """Compare the module with the file that has its floats, as base and adapter are, too.
 
     Raises:
         DiffersError: they do not compute the same.
     """
-    wanted = Verification(*(given[name] for name in VERIFYING))
+    wanted = Verification(*(arguments[name] for name in VERIFYING))
     report.changed, changed = ["weights"], report.changed  # so that the comparison knows that they were trained
     report.verified = wanted.compare(floats, network, origin, report)
     report.changed = changed
@@ -99,13 +99,13 @@ def _verify(floats: Path, network: nn.Module, origin: Origin, report: ExportRepo
         raise DiffersError(report)
 
 
-def refuse_rounding(module: Path, **given: Any) -> None:
+def refuse_rounding(module: Path, **arguments: Any) -> None:
     """Raise `OnnxgenError` if an adapter would be merged into integers: rounding loses what it adds."""
     with imported(module) as file:
-        origin = origin_of(module, vars(file), given["onnx"])
+        origin = origin_of(module, vars(file), arguments["onnx"])
         if not origin.record.quantised:
             return
-        moved = moved_weights(origin, state_of(_job(module, given).trained(origin, file)))
+        moved = moved_weights(origin, state_of(_job(module, arguments).trained(origin, file)))
     if moved:
         what = f"{origin.onnx.name} stores {counted(len(moved), 'adapted tensor')} as integers ({moved[0].shown})"
         way = "--adapter writes it beside them; for a graph of floats, torch.onnx.export(open_model(run), ...)"
@@ -150,15 +150,15 @@ def write_adapter(
         raise OnnxgenError(what, help="install onnxruntime 1.20 or newer, or export without --adapter")
     files.refuse_overwriting(out, original, files.original_files(original), force)
     model, values = _adapted(original, tuned, moved)
-    with files.workshop(out) as made:
-        _save(model, made)
-        _save_values(made.with_suffix(SUFFIX), values)
-        adapter = made.with_suffix(SUFFIX)
+    with files.workshop(out) as draft:
+        _save(model, draft)
+        _save_values(draft.with_suffix(SUFFIX), values)
+        adapter = draft.with_suffix(SUFFIX)
         if moved:
             _compare(_exact_file(model, tuned), adapter, float_file(tuned, moved))
         else:
-            _compare(made, adapter, tuned)
-        wrote = files.put_in_place(made, out)
+            _compare(draft, adapter, tuned)
+        wrote = files.put_in_place(draft, out)
     names = {name.rpartition(".lora_")[0] or name for name in values}
     return wrote, len(names), sum(value.size for value in values.values())
 
@@ -238,16 +238,16 @@ def _open(
     if place.graph is None:
         _make_initializer(model, place)
     kind = place.tensor.data_type
-    found = _factors_of(before, after) if before.dtype == np.float32 else None
-    if found is None:
+    factors = _factors_of(before, after) if before.dtype == np.float32 else None
+    if factors is None:
         values[place.name] = after
         if all(value.name != place.name for value in model.graph.input):  # older files list every initializer
             model.graph.input.append(helper.make_tensor_value_info(place.name, kind, before.shape))
         return []
     names = [f"{place.name}.lora_{letter}" for letter in "BA"]
-    (rows, _), (_, columns) = (factor.shape for factor in found)
+    (rows, _), (_, columns) = (factor.shape for factor in factors)
     shapes: list[tuple[int | str, ...]] = [(rows, f"{place.name}.rank"), (f"{place.name}.rank", columns)]
-    for name, factor, shape in zip(names, found, shapes):
+    for name, factor, shape in zip(names, factors, shapes):
         values[name] = factor.astype(np.float32)
         optional_input(model, name, shape)
     return _added(model, place.name, names, before.shape)
@@ -329,11 +329,11 @@ def _compare(base: Path, adapter: Path, tuned: Path) -> None:
     """Raise `OnnxgenError` unless onnxruntime computes the same with base and adapter as with the tuned file."""
     check = Check(tuned, Options(), rtol=1e-3, atol=1e-5)
     for answer in check.answers(2, 0, None):
-        found = _run(base, adapter, answer.feeds, len(answer.outputs))
-        for name, expected, got in zip(check.graph.outputs, answer.outputs, found):
-            said = check.output(name, expected, got)
-            if said.why:
-                what = f"with the adapter, {printable(name)} would differ from the trained module: {said.why}"
+        outputs = _run(base, adapter, answer.feeds, len(answer.outputs))
+        for name, expected, got in zip(check.graph.outputs, answer.outputs, outputs):
+            check_result = check.output(name, expected, got)
+            if check_result.why:
+                what = f"with the adapter, {printable(name)} would differ from the trained module: {check_result.why}"
                 raise OnnxgenError(what, help="export without --adapter")
 
 
@@ -385,13 +385,13 @@ def moved_weights(origin: Origin, state: Mapping[str, Array]) -> list[Moved]:
     def before(name: str) -> Array:
         return stored[name].read(folder).numpy()
 
-    found = []
+    moved = []
     for name, how in Integers(record.tensors, record.quantised, state.__getitem__, before).floats.items():
         floats = how.floats(before)
         now = np.asarray(rebuild(record.tensors, name, state.__getitem__, floats))
         if not np.array_equal(now, floats):
-            found.append(Moved(how, floats, now))
-    return found
+            moved.append(Moved(how, floats, now))
+    return moved
 
 
 def optional_input(model: onnx.ModelProto, name: str, shape: Sequence[int | str]) -> None:
@@ -415,15 +415,15 @@ def add_beside(model: onnx.ModelProto, moved: Sequence[Moved], factors: Factors,
     for one in moved:
         if one.before.dtype != np.float32:
             raise OnnxgenError(f"the scales of {one.shown} are {one.before.dtype}: an adapter needs float32", help=WAY)
-        found = factors(one.before, one.after) or _narrow(one.after - one.before)
-        if found is None:
+        pair = factors(one.before, one.after) or _narrow(one.after - one.before)
+        if pair is None:
             what = f"the change of {one.shown} has no low rank, as after --dora"
             raise OnnxgenError(what, help=f"train with --lora alone, or {WAY}")
         names = tuple(f"{one.how.tensor}.lora_{letter}" for letter in "AB")
         users = _users(model, one)
         packed = any(node.op_type in PRODUCTS for node in users)
         # The product is [rows, r] @ [r, columns]. `x @ A @ B` needs it transposed if the matrix is [N, K].
-        first, second = (found[1].T, found[0].T) if packed else found
+        first, second = (pair[1].T, pair[0].T) if packed else pair
         rank = f"{one.how.tensor}.rank"
         for name, factor, shape in ((names[0], first, (len(first), rank)), (names[1], second, (rank, second.shape[1]))):
             values[name] = np.ascontiguousarray(factor, np.float32)
@@ -480,14 +480,16 @@ def _product(node: onnx.NodeProto, a: str, b: str) -> list[onnx.NodeProto]:
 
 def _gemm(node: onnx.NodeProto, a: str, b: str) -> list[onnx.NodeProto]:
     """Like `_product`, for `alpha * x @ W + C`, in which x and W may be transposed."""
-    y, given = node.output[0], {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    y, attributes = node.output[0], {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
     node.output[0] = base = f"{y}.base"
-    flipped = given.get("transB", 0)
+    flipped = attributes.get("transB", 0)
     first, second = (b, a) if flipped else (a, b)
-    down = {"transA": given.get("transA", 0), "transB": flipped}
+    down = {"transA": attributes.get("transA", 0), "transB": flipped}
     return [
         helper.make_node("Gemm", [node.input[0], first], [f"{y}.lora_A"], **down),
-        helper.make_node("Gemm", [f"{y}.lora_A", second, base], [y], transB=flipped, alpha=given.get("alpha", 1.0)),
+        helper.make_node(
+            "Gemm", [f"{y}.lora_A", second, base], [y], transB=flipped, alpha=attributes.get("alpha", 1.0)
+        ),
     ]
 
 
@@ -529,9 +531,9 @@ def with_floats(model: onnx.ModelProto, moved: Sequence[Moved]) -> None:
             name = f"{node.output[0]}.weight" if packed else node.output[0]
             floats = np.ascontiguousarray(one.after.T if packed else one.after)
             model.graph.initializer.append(numpy_helper.from_array(floats, name))
-            made = [*_with_bias(node, name)] if packed else []
+            replacement = [*_with_bias(node, name)] if packed else []
             del model.graph.node[place]
-            _insert(model, place, made)
+            _insert(model, place, replacement)
 
 
 def _with_bias(node: onnx.NodeProto, weight: str) -> Iterator[onnx.NodeProto]:

@@ -59,12 +59,12 @@ def write_back(
     """
     model = onnx.load(source, load_external_data=False)
     drop_duplicates(model)  # else the second copy would keep its old values
-    given = distinct(model)
+    renamed = distinct(model)
     try:
         with files.data_file(out) as data:
             writer = _Writer(model, source.absolute().parent, record, state, report, data, head)
             writer.run()
-        restore(model, given)
+        restore(model, renamed)
         files.save(model, out, report.out)
     except OSError as error:
         raise OnnxgenError(f"cannot write {report.out}: {error.strerror or error}") from error
@@ -98,8 +98,8 @@ class _Writer:
 
     def run(self) -> None:
         # Integers first, then scales that depend on other tensors: these must still have the file's values.
-        found = sorted(self._places(), key=lambda item: self.integers.rank(item[0].name))
-        counts = Counter(name for _, names in found for name in names)
+        stored = sorted(self._places(), key=lambda item: self.integers.rank(item[0].name))
+        counts = Counter(name for _, names in stored for name in names)
         lost = sorted(self.record.tensors.keys() - counts.keys())
         double = sorted(name for name, count in counts.items() if count > 1)
         if lost or double:
@@ -108,7 +108,7 @@ class _Writer:
         if homeless := self._homeless():
             raise CannotWriteBack(f"the original graph has no tensor for {homeless}, which is not zeros any more")
         done: dict[int, onnx.TensorProto] = {}
-        for place, names in found:
+        for place, names in stored:
             content = place.read(self.folder)
             if names or place.name in self.integers.products:
                 content = self._trained(place, names, content)
@@ -137,7 +137,7 @@ class _Writer:
             own = (function.domain, function.name, function.overload)
             for place in places_in(function.node):
                 where = [*own, place.name]
-                yield place, [name for name, found in self.record.functions.items() if found == where]
+                yield place, [name for name, recorded in self.record.functions.items() if recorded == where]
 
     def _trained(self, place: StoredTensor, names: list[str], original: ir.TensorProtocol) -> ir.TensorProtocol:
         """Return the tensor with its trained value. If it is stored in the protobuf itself, it is replaced there."""
@@ -206,9 +206,9 @@ class _Writer:
 
     def _is_lossy(self, name: str, before: Array) -> bool:
         """Return True if the state dict has a narrower type, because of `--dtype` or the given weights."""
-        found = list(parts(self.record.tensors[name]))
-        narrow = any(self.get(part["key"]).dtype.itemsize < before.dtype.itemsize for part in found)
-        return narrow or any(part.get("lossy") for part in found)
+        sources = list(parts(self.record.tensors[name]))
+        narrow = any(self.get(part["key"]).dtype.itemsize < before.dtype.itemsize for part in sources)
+        return narrow or any(part.get("lossy") for part in sources)
 
     def _is_finer(self, name: str, before: Array) -> bool:
         """Return True if the state dict has another type, with values that the file's type cannot hold."""
@@ -280,13 +280,13 @@ class Rest:
             if node.op_type == "Identity" and node.input[0] in sources:
                 sources[node.output[0]] = sources[node.input[0]]
         for node in with_inner(_outside(model.graph, cut)):
-            found = {i: sources[name] for i, name in enumerate(node.input) if name in sources}
+            shared = {i: sources[name] for i, name in enumerate(node.input) if name in sources}
             if node.op_type == "Identity":
                 continue
-            if any(ranks.get(name, 2) > 1 for name in found.values()):
-                self.follows.update(found.values())
+            if any(ranks.get(name, 2) > 1 for name in shared.values()):
+                self.follows.update(shared.values())
                 continue
-            for index, name in found.items():
+            for index, name in shared.items():
                 self._users.setdefault(name, []).append((node, index))
 
     def shares(self, name: str) -> bool:

@@ -79,8 +79,8 @@ class Changed:
     def __init__(self, origin: Origin, options: Options, state: Mapping[str, Array], head: Head | None) -> None:
         self.origin, self.options, self.state, self.head = origin, options, state, head
 
-    def write(self, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
-        """Write the file to `made`, and return which of the changes it has. The report says why others are missing.
+    def write(self, target: Path, report: ExportReport, wanted: _Changes) -> _Changes:
+        """Write the file to `target`, and return which of the changes it has. The report says why others are missing.
 
         Raises:
             CannotWriteBack: the original graph can't hold the values.
@@ -88,7 +88,7 @@ class Changed:
         """
         with TemporaryDirectory() as folder:
             source = self._retyped(Path(folder), report) if DTYPE in wanted else None
-            return self._write(source or self.origin.onnx, made, report, wanted) | ({DTYPE} if source else set())
+            return self._write(source or self.origin.onnx, target, report, wanted) | ({DTYPE} if source else set())
 
     def _retyped(self, folder: Path, report: ExportReport) -> Path | None:
         """Return the original in the module's floating point type, or None if the types are the same."""
@@ -101,24 +101,24 @@ class Changed:
             report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None
 
-    def _write(self, source: Path, made: Path, report: ExportReport, wanted: _Changes) -> _Changes:
+    def _write(self, source: Path, target: Path, report: ExportReport, wanted: _Changes) -> _Changes:
         record, norms = self.origin.record, None
         if NORMS in wanted:
             norms = Norms(onnx.load(source, load_external_data=False), record.tensors)
             record = replace(record, tensors=norms.tensors)
-        resized = write_back(source, made, record, self.state, report, self.head)
-        done = {SIZES} if SIZES in wanted and self._resized(made, report, SIZES, source) else set()
-        done |= {BATCH} if BATCH in wanted and self._resized(made, report, BATCH, source) else set()
+        resized = write_back(source, target, record, self.state, report, self.head)
+        done = {SIZES} if SIZES in wanted and self._resized(target, report, SIZES, source) else set()
+        done |= {BATCH} if BATCH in wanted and self._resized(target, report, BATCH, source) else set()
         if norms is not None and norms.layers:
-            done |= {NORMS} if self._normed(made, report, norms) else set()
-        done |= {LAYOUT} if LAYOUT in wanted and _time_first(made, report) else set()
+            done |= {NORMS} if self._normed(target, report, norms) else set()
+        done |= {LAYOUT} if LAYOUT in wanted and _time_first(target, report) else set()
         if self.head is not None:
-            model = onnx.load(made, load_external_data=False)
+            model = onnx.load(target, load_external_data=False)
             new = {key: (self.head.sizes[key][0],) for key in self.head.axes if key in report.added}  # of BatchNorms
-            report.resized = [*resized, *self._fitted(model, made.parent, resized | new)]
+            report.resized = [*resized, *self._fitted(model, target.parent, resized | new)]
             if SIZES in done:
-                declare_outputs(model, made.parent)
-            files.save(model, made, report.out)
+                declare_outputs(model, target.parent)
+            files.save(model, target, report.out)
         return frozenset(done)
 
     def _fitted(self, model: onnx.ModelProto, folder: Path, resized: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -148,21 +148,21 @@ class Changed:
             return None
         return tail if set(tail.maps) <= set(self.options.outputs) else None
 
-    def _resized(self, made: Path, report: ExportReport, change: str, source: Path) -> bool:
+    def _resized(self, target: Path, report: ExportReport, change: str, source: Path) -> bool:
         """Give the file the sizes that the module was generated for, or its free batch. Returns True if it changed."""
         freed = freed_of(self.origin.space)
         if change == BATCH and (freed is None or not freed.inputs):
             return False
-        model = onnx.load(made, load_external_data=False)
+        model = onnx.load(target, load_external_data=False)
         if change == SIZES:
             is_changed = fix_sizes(model, self.origin.signature)
             if is_changed and self.head is None:  # else it is not fitted to the head yet
-                declare_outputs(model, made.parent)
+                declare_outputs(model, target.parent)
         else:
             assert freed is not None
             is_changed = self._freed(model, report, freed, source)
         if is_changed:
-            files.save(model, made, report.out)
+            files.save(model, target, report.out)
         return is_changed
 
     def _freed(self, model: onnx.ModelProto, report: ExportReport, freed: Freed, source: Path) -> bool:
@@ -180,7 +180,7 @@ class Changed:
         report.notes.append("the batch is free, as in the module")
         return True
 
-    def _normed(self, made: Path, report: ExportReport, norms: Norms) -> bool:
+    def _normed(self, target: Path, report: ExportReport, norms: Norms) -> bool:
         apart = len(norms.layers) - len(norms.folded)
         if norms.folded:
             report.notes.append(
@@ -188,19 +188,19 @@ class Changed:
             )
         if not apart:
             return False
-        model = onnx.load(made, load_external_data=False)
+        model = onnx.load(target, load_external_data=False)
         report.added += norms.insert(model, self.state)
-        files.save(model, made, report.out)
+        files.save(model, target, report.out)
         report.notes.append(f"{counted(apart, 'BatchNorm')} put into the graph, as in the module")
         return True
 
 
-def _time_first(made: Path, report: ExportReport) -> bool:
+def _time_first(target: Path, report: ExportReport) -> bool:
     """Let recurrent layers take the time first, since onnxruntime runs no others. Returns True if the file changed."""
-    model = onnx.load(made, load_external_data=False)
+    model = onnx.load(target, load_external_data=False)
     count = time_first(model)
     if count:
-        files.save(model, made, report.out)
+        files.save(model, target, report.out)
         report.notes.append(
             f"{counted(count, 'recurrent layer')} take the time first, since onnxruntime runs no others"
         )
@@ -231,21 +231,21 @@ class Norms:
             for part in parts(entries):
                 if "fold" in part:
                     folds.setdefault(part["fold"]["norm"], []).append((name, part["fold"]))
-        self.layers = {path: self._layers(found) for path, found in folds.items()}
-        self.epsilons = {path: found[0][1]["epsilon"] for path, found in folds.items()}
+        self.layers = {path: self._layers(fused) for path, fused in folds.items()}
+        self.epsilons = {path: fused[0][1]["epsilon"] for path, fused in folds.items()}
         self.folded = [path for path, layers in self.layers.items() if not layers]
         self.without_bias = {
-            path for path, found in folds.items() if any(fold["part"] == "norm bias" for _, fold in found)
+            path for path, fused in folds.items() if any(fold["part"] == "norm bias" for _, fold in fused)
         }
         unfolded = {name: self._unfolded(entries) for name, entries in tensors.items()}
         self.tensors = {name: entry for name, entry in unfolded.items() if entry}
 
-    def _layers(self, found: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
+    def _layers(self, folds: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
         """Return the convolutions of the graph that have the norm folded in; none if the norm cannot follow all of
         them.
         """
-        weights = {name for name, fold in found if fold["part"] == "weight"}
-        biases = {name for name, fold in found if fold["part"] != "weight"}
+        weights = {name for name, fold in folds if fold["part"] == "weight"}
+        biases = {name for name, fold in folds if fold["part"] != "weight"}
         layers = [
             n for n in self.model.graph.node if n.op_type != "Identity" and weights & set(map(self._stored, n.input))
         ]
@@ -272,15 +272,15 @@ class Norms:
         """Return a tensor's record without the separate norms; empty if it was a bias that only the norm had."""
         if isinstance(entries, str):
             return entries
-        found: list[Any] = []
+        records: list[Any] = []
         for entry in entries if isinstance(entries, list) else [entries]:
             kept = [] if isinstance(entry, str) else [self._part(part) for part in entry["parts"]]
             rest = [part for part in kept if part is not None]
             if isinstance(entry, str) or len(rest) == len(kept):
-                found.append(entry if isinstance(entry, str) else {**entry, "parts": rest})
+                records.append(entry if isinstance(entry, str) else {**entry, "parts": rest})
             elif rest:
-                found.append({**entry, "parts": rest, "partial": True})
-        return found if isinstance(entries, list) and len(found) > 1 else next(iter(found), None)
+                records.append({**entry, "parts": rest, "partial": True})
+        return records if isinstance(entries, list) and len(records) > 1 else next(iter(records), None)
 
     def _part(self, part: dict[str, Any]) -> dict[str, Any] | None:
         fold = part.get("fold")
@@ -378,8 +378,10 @@ class _Casting:
         for i, (formal, value) in enumerate(zip(formals, node.inputs, strict=True)):
             if formal is not None and formal.type_str in narrow and value is not None and value.dtype in FLOATS:
                 node.replace_input_with(i, self._before(node, value))
-        made = [value for f, value in zip(results, node.outputs, strict=True) if f is not None and f.type_str in narrow]
-        for value in filter(self._is_ours, made):
+        narrowed = [
+            value for f, value in zip(results, node.outputs, strict=True) if f is not None and f.type_str in narrow
+        ]
+        for value in filter(self._is_ours, narrowed):
             retype_node(node, ir.DataType.FLOAT)
             self._after(node, value)
 
@@ -396,13 +398,13 @@ class _Casting:
 
     def _after(self, node: ir.Node, value: ir.Value) -> None:
         cast = self._cast(value, self.dtype, value.name or "made")
-        made = cast.outputs[0]
-        ir.convenience.replace_all_uses_with(value, made, replace_graph_outputs=True)
+        output = cast.outputs[0]
+        ir.convenience.replace_all_uses_with(value, output, replace_graph_outputs=True)
         cast.replace_input_with(0, value)
         assert node.graph is not None
         node.graph.insert_after(node, cast)
-        made.name, value.name = value.name, self.namer.take(f"{value.name}.float")
-        made.shape, made.type, value.type = value.shape, value.type, ir.TensorType(ir.DataType.FLOAT)
+        output.name, value.name = value.name, self.namer.take(f"{value.name}.float")
+        output.shape, output.type, value.type = value.shape, value.type, ir.TensorType(ir.DataType.FLOAT)
 
     def _cast(self, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
         node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))])

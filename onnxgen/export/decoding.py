@@ -110,41 +110,41 @@ class _Fitting:
 
     def _behind(self) -> list[ir.Node]:
         """Return the nodes that depend on the raw maps, with the shapes of their values."""
-        reached, found = set(self.tail.maps), []
+        reached, nodes = set(self.tail.maps), []
         for node in self.sizes.graph({}):
             if any(value is not None and value.name in reached for value in node.inputs):
                 reached |= {value.name or "" for value in node.outputs}
-                found.append(node)
-        return found
+                nodes.append(node)
+        return nodes
 
     def _fits(self, node: ir.Node) -> bool:
         """Correct a number that a node was given. Returns True if one was wrong."""
         before = self.before.get(node.outputs[0].name)
         if before is None:
             return False
-        if "split" in before.attributes and (given := self._axis(before.inputs[0])) is not None:
-            return self._split(node, before, given)
+        if "split" in before.attributes and (axis := self._axis(before.inputs[0])) is not None:
+            return self._split(node, before, axis)
         for index, place, number in self._wanted(before):
-            found = numbers_of(node, index)
-            if place < len(found) and found[place] != number:
+            numbers = numbers_of(node, index)
+            if place < len(numbers) and numbers[place] != number:
                 self.sizes.set(node, index, place, number)
                 return True
         return any(self._replaced(node, index, array) for index, array in self._arrays(before))
 
     def _wanted(self, node: ir.Node) -> Iterator[tuple[int, int, int]]:
         """Yield (input, place, number) of whole numbers that a node of the original must be given."""
-        given = self._axis(node.inputs[0])
-        made = self._axis(node.outputs[0])
-        if node.op_type == "Split" and given is not None:
-            yield from self._parts(node, given)
-        elif node.op_type == "Slice" and given is not None:
-            yield from self._bounds(node, given)
-        elif node.op_type in SIZED and made is not None:
-            index, size = SIZED[node.op_type], len(made.codes)
+        input_axis = self._axis(node.inputs[0])
+        output_axis = self._axis(node.outputs[0])
+        if node.op_type == "Split" and input_axis is not None:
+            yield from self._parts(node, input_axis)
+        elif node.op_type == "Slice" and input_axis is not None:
+            yield from self._bounds(node, input_axis)
+        elif node.op_type in SIZED and output_axis is not None:
+            index, size = SIZED[node.op_type], len(output_axis.codes)
             numbers = numbers_of(node, index)
-            place = made.axis + (len(numbers) - made.rank if node.op_type == "Expand" else 0)
+            place = output_axis.axis + (len(numbers) - output_axis.rank if node.op_type == "Expand" else 0)
             if 0 <= place < len(numbers) and numbers[place] == size:
-                yield index, place, made.size
+                yield index, place, output_axis.size
         elif self._may_count(node):
             for index in range(len(node.inputs)):
                 numbers = numbers_of(node, index)
@@ -174,8 +174,8 @@ class _Fitting:
         sizes = [size for _, _, size in self._parts(before, axis)]
         if not sizes or list(node.attributes["split"].as_ints()) == sizes:
             return False
-        proto = next(found for found in self.model.graph.node if node.outputs[0].name in found.output)
-        attribute = next(found for found in proto.attribute if found.name == "split")
+        proto = next(entry for entry in self.model.graph.node if node.outputs[0].name in entry.output)
+        attribute = next(entry for entry in proto.attribute if entry.name == "split")
         attribute.CopyFrom(onnx.helper.make_attribute("split", sizes))
         self.sizes.changed.append(str(node.outputs[0].name))
         return True
@@ -205,29 +205,34 @@ class _Fitting:
 
     def _arrays(self, node: ir.Node) -> Iterator[tuple[int, Array]]:
         """Yield (input, array) of constants that have the axis of the classes, or choose positions of it."""
-        given, made = self._axis(node.inputs[0]), self._axis(node.outputs[0])
-        if node.op_type == "Gather" and given is not None:
+        input_axis, output_axis = self._axis(node.inputs[0]), self._axis(node.outputs[0])
+        if node.op_type == "Gather" and input_axis is not None:
             chosen = _stored(node.inputs[1])
-            if chosen is not None and node.attributes.get_int("axis", 0) % given.rank == given.axis:
-                yield 1, self._chosen(node, given, chosen)
+            if chosen is not None and node.attributes.get_int("axis", 0) % input_axis.rank == input_axis.axis:
+                yield 1, self._chosen(node, input_axis, chosen)
             return
-        for index, value in enumerate(node.inputs if made is not None and node.op_type not in SIZED else ()):
+        for index, value in enumerate(node.inputs if output_axis is not None and node.op_type not in SIZED else ()):
             array = _stored(value)
-            axis = 0 if array is None or made is None else made.axis - made.rank + array.ndim
-            if array is not None and made is not None and axis >= 0 and array.shape[axis] == len(made.codes) > 1:
-                yield index, self._spread(node, made, array, axis)
+            axis = 0 if array is None or output_axis is None else output_axis.axis - output_axis.rank + array.ndim
+            if (
+                array is not None
+                and output_axis is not None
+                and axis >= 0
+                and array.shape[axis] == len(output_axis.codes) > 1
+            ):
+                yield index, self._spread(node, output_axis, array, axis)
 
     def _chosen(self, node: ir.Node, axis: Axis, chosen: Array) -> Array:
         """Return positions that are chosen of the axis of the classes."""
-        rows, found, place = (chosen % len(axis.codes)).reshape(-1).tolist(), list[int](), 0
+        rows, positions, place = (chosen % len(axis.codes)).reshape(-1).tolist(), list[int](), 0
         while place < len(rows):
             count = 1 if axis.codes[rows[place]] < 0 else self.tail.classes
             start, stop = rows[place], rows[place] + count
             if rows[place : place + count] != list(range(start, stop)):
                 raise CannotWriteBack(f"{title_of(node)} takes some of the {self.tail.classes} classes")
-            found += range(self._moved(node, axis, start), self._moved(node, axis, stop))
+            positions += range(self._moved(node, axis, start), self._moved(node, axis, stop))
             place += count
-        return np.array(found, chosen.dtype).reshape(chosen.shape if chosen.ndim != 1 else -1)
+        return np.array(positions, chosen.dtype).reshape(chosen.shape if chosen.ndim != 1 else -1)
 
     def _spread(self, node: ir.Node, axis: Axis, array: Array, own: int) -> Array:
         """Return a constant that broadcasts along the classes, whose elements must be the same for all of them."""
@@ -257,21 +262,21 @@ class _Fitting:
 def _types(before: ir.Graph, tail: Tail) -> dict[str, onnx.TypeProto]:
     """Return the types of the raw maps of a head. Sizes are open that are open in the file: `before`."""
     shapes = {value.name: info(value).shape for node in before for value in node.outputs}
-    found = {}
+    types = {}
     for level in tail.levels:
         for part in filter(None, (level.boxes, level.classes, level.objectness)):
             batch, _, *size = shapes.get(name := tail.maps[part.map]) or ("", 0, "", "")
             dims = [dim if isinstance(dim, int) else str(dim) for dim in (batch, part.step * len(level.anchors), *size)]
-            found[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, dims)
-    return found
+            types[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, dims)
+    return types
 
 
 def _stored(value: ir.Value | None) -> Array | None:
     """Return the elements of a stored tensor or of a Constant; None if the value is computed."""
     if value is None or value.const_value is None:
         return None
-    found: Array = value.const_value.numpy()
-    return found
+    array: Array = value.const_value.numpy()
+    return array
 
 
 NEVER = -30.0  # the logit of a class that no box is of
@@ -368,15 +373,15 @@ def _run(model: onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Array
     if importlib.util.find_spec("onnxruntime") is None:
         from onnx.reference import ReferenceEvaluator
 
-        found: Any = ReferenceEvaluator(model).run(list(names), dict(feeds))
-        return list(found)
+        results: Any = ReferenceEvaluator(model).run(list(names), dict(feeds))
+        return list(results)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    made: Sequence[Array] = session.run(list(names), dict(feeds))
-    return made
+    outputs: Sequence[Array] = session.run(list(names), dict(feeds))
+    return outputs
 
 
 def _shared(was: Array, now: Array, axis: Axis, classes: int) -> tuple[Array, Array]:
@@ -422,20 +427,20 @@ def decoded_boxes(source: Path, tail: Tail, classes: int) -> dict[str, Any]:
     for order in grid.orders():
         ordered = [(name, axis, table[order]) for name, axis, table in tables]
         boxes = _boxes(ordered, tail, raw) or _offsets(ordered, tail, raw, order)
-        found = _scores(ordered, tail, raw) if boxes else {}
-        if found:
-            return {**boxes, **_of_classes(found, tail.classes, classes)}
+        columns = _scores(ordered, tail, raw) if boxes else {}
+        if columns:
+            return {**boxes, **_of_classes(columns, tail.classes, classes)}
     return {}
 
 
 def _drawn(tail: Tail) -> dict[str, Array]:
     """Return raw maps of one image."""
-    drawn, made = np.random.default_rng(SEED), dict[str, Array]()
+    drawn, maps = np.random.default_rng(SEED), dict[str, Array]()
     for level in tail.levels:
         for part in filter(None, (level.boxes, level.classes, level.objectness)):
             shape = (1, part.step * len(level.anchors), level.height, level.width)
-            made.setdefault(tail.maps[part.map], drawn.standard_normal(shape).astype(np.float32))
-    return made
+            maps.setdefault(tail.maps[part.map], drawn.standard_normal(shape).astype(np.float32))
+    return maps
 
 
 def _tables(values: dict[str, Array], points: int) -> Iterator[Table]:
@@ -495,9 +500,9 @@ def _place(tables: list[Table], columns: Array) -> dict[str, Any] | None:
     return None
 
 
-def _of_classes(found: dict[str, Any], before: int, after: int) -> dict[str, Any]:
+def _of_classes(columns: dict[str, Any], before: int, after: int) -> dict[str, Any]:
     """Return the columns in a file with another number of classes."""
-    place, objects = found["scores"], found["objects"]
+    place, objects = columns["scores"], columns["objects"]
     moved = dict(objects) if objects is not None else None
     if moved is not None and moved["output"] == place["output"] and moved["first"] > place["first"]:
         moved["first"] += after - before

@@ -42,11 +42,11 @@ def original_files(path: Path) -> set[Path]:
     """Return an ONNX file and its external data files."""
     model = onnx.load(path, load_external_data=False)
     folder = path.absolute().parent
-    found = {path}
+    paths = {path}
     for tensor in tensors_of(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            found |= {folder / entry.value for entry in tensor.external_data if entry.key == "location"}
-    return found
+            paths |= {folder / entry.value for entry in tensor.external_data if entry.key == "location"}
+    return paths
 
 
 def refuse_overwriting(out: Path, original: Path, kept: Iterable[Path], force: bool) -> None:
@@ -94,14 +94,14 @@ def workshop(out: Path) -> Iterator[Path]:
         yield folder / out.name
 
 
-def put_in_place(made: Path, out: Path) -> list[Path]:
+def put_in_place(draft: Path, out: Path) -> list[Path]:
     """Move the new file to `out`, its data first. Returns the files."""
-    pairs = [(path, out.with_name(path.name)) for path in sorted(made.parent.iterdir()) if path != made]
+    pairs = [(path, out.with_name(path.name)) for path in sorted(draft.parent.iterdir()) if path != draft]
     if sys.platform == "win32":
         gc.collect()  # Windows cannot rename a file that is still mapped
     try:
         with replacing([out.absolute().parent]) as files:
-            for source, target in (*pairs, (made, out)):
+            for source, target in (*pairs, (draft, out)):
                 files.take(source, target)
     except OSError as error:
         raise OnnxgenError(f"cannot write {out}: {error.strerror or error}") from error
@@ -157,20 +157,20 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     Those describe another training. So they go, even if no new ones are given; then the report says so.
     """
     model = onnx.load(path, load_external_data=False)
-    found = {entry.key: entry.value for entry in model.metadata_props}
+    entries = {entry.key: entry.value for entry in model.metadata_props}
     facts, missing = _of_outputs(metadata, {value.name for value in model.graph.output})
     if missing:
         what = f"the file has no output {', '.join(map(printable, missing))}, which the run's answers are read from"
         report.notes.append(f"{what}: its metadata does not say how")
     report.notes += _left_to_others(facts)
     new = {PREFIX + key: text for key, text in facts.items()}
-    stale = [key for key in found if key.startswith(PREFIX)]
+    stale = [key for key in entries if key.startswith(PREFIX)]
     if lost := [printable(key) for key in stale if key not in new]:
         report.notes.append(f"left out what the original says of its own training: {', '.join(lost)}")
-    others = {key: found[key] for key in found if key not in stale}
+    others = {key: entries[key] for key in entries if key not in stale}
     kept, unknown = relabelled(others, json.loads(metadata.get("classes", "[]")))
-    if told := [printable(key) for key in others if kept.get(key) != others[key] and key not in unknown]:
-        report.notes.append(f"the file's own list of classes has the new ones: {', '.join(told)}")
+    if mended := [printable(key) for key in others if kept.get(key) != others[key] and key not in unknown]:
+        report.notes.append(f"the file's own list of classes has the new ones: {', '.join(mended)}")
     if unknown:
         left = ", ".join(map(printable, unknown))
         report.notes.append(f"left out what may list other classes, in a form that is not known: {left}")
@@ -184,16 +184,16 @@ def _of_input(entries: dict[str, str], graph: onnx.GraphProto) -> dict[str, str]
     """Return the entries of Ultralytics with the size and the batch of the image that the network takes, if fixed."""
     shapes = [value.type.tensor_type.shape.dim for value in graph.input]
     images = [[dim.dim_value for dim in dims] for dims in shapes if len(dims) == 4]
-    told = ultralytics_size(entries)
-    if told is None or len(images) != 1:
+    size = ultralytics_size(entries)
+    if size is None or len(images) != 1:
         return entries
     batch, _, height, width = images[0]  # 0 is an open one
-    made = dict(entries)
-    if height and width and (height, width) != told:
-        made["imgsz"] = f"[{height}, {width}]"
-    if batch and "batch" in made:
-        made["batch"] = str(batch)
-    return made
+    fitted = dict(entries)
+    if height and width and (height, width) != size:
+        fitted["imgsz"] = f"[{height}, {width}]"
+    if batch and "batch" in fitted:
+        fitted["batch"] = str(batch)
+    return fitted
 
 
 def _of_outputs(metadata: Mapping[str, str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
@@ -220,13 +220,13 @@ def _left_to_others(facts: Mapping[str, str]) -> list[str]:
         entries = [entry for entry in json.loads(facts[TRAINED])["outputs"] if entry["kind"] == "boxes"]
     except (KeyError, TypeError, ValueError):
         return []
-    said = f"{PREFIX}{TRAINED} in its metadata says how, and samples/deploy/predict.py does it"
+    how = f"{PREFIX}{TRAINED} in its metadata says how, and samples/deploy/predict.py does it"
     for entry in entries:
         if not entry.get("boxes"):
             return ["its metadata does not say where its boxes are: they are read as the author of the network says"]
         if entry["layout"] == "offsets":
             place = printable(entry["boxes"]["output"])
-            return [f"the file does not decode boxes: output {place} has offsets and logarithms of sizes; {said}"]
+            return [f"the file does not decode boxes: output {place} has offsets and logarithms of sizes; {how}"]
     return []
 
 
@@ -245,17 +245,17 @@ def relabelled(entries: dict[str, str], classes: Sequence[str]) -> tuple[dict[st
     """
     if not classes:
         return entries, []
-    made, unknown = dict(entries), []
+    fitted, unknown = dict(entries), []
     for key, text in entries.items():
         if not KEYS.fullmatch(key):
             continue
-        found = read_list(text)
-        if found is None:
-            del made[key]
+        listing = read_list(text)
+        if listing is None:
+            del fitted[key]
             unknown.append(key)
-        elif (new := _renamed(found[0], list(classes))) != found[0]:
-            made[key] = found[1](new)
-    return made, unknown
+        elif (new := _renamed(listing[0], list(classes))) != listing[0]:
+            fitted[key] = listing[1](new)
+    return fitted, unknown
 
 
 def _renamed(old: list[str], classes: list[str]) -> list[str]:

@@ -110,9 +110,9 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
             step(proven, options)
         before = _pictures(proven.graph)
         dynamic_batch(proven, options)
-    found = FREED.get(proven)
-    assert found is not None
-    if (found.size, found.inputs, found.outputs) != (freed.size, freed.inputs, freed.outputs):
+    proof = FREED.get(proven)
+    assert proof is not None
+    if (proof.size, proof.inputs, proof.outputs) != (freed.size, freed.inputs, freed.outputs):
         raise CannotWriteBack("the batch would move to other axes")
     _Writer(model, proven.graph, before).run()
 
@@ -139,7 +139,7 @@ class _Writer:
 
     def __init__(self, model: onnx.ModelProto, graph: ir.Graph, before: Mapping[str, Picture]) -> None:
         self.model, self.graph, self.before = model, graph, before
-        self.made = {name: node for node in model.graph.node for name in node.output if name}
+        self.producers = {name: node for node in model.graph.node for name in node.output if name}
         self.inputs = {value.name for value in model.graph.input}
         self.names = Namer(used_names(model.graph))
         self.new: dict[ir.Value, str] = {}  # names of values that are new in the file
@@ -170,12 +170,17 @@ class _Writer:
     def _is_frozen(self, value: ir.Value) -> bool:
         """Return True if the file computes the value from sizes, and the proof took its number in a single run."""
         name = value.name or ""
-        return name in self.made and name in self.before and info(value).constant is not None and self._reads_size(name)
+        return (
+            name in self.producers
+            and name in self.before
+            and info(value).constant is not None
+            and self._reads_size(name)
+        )
 
     def _reads_size(self, name: str) -> bool:
         todo, seen = [name], set[str]()
         while todo:
-            node = self.made.get(todo.pop())
+            node = self.producers.get(todo.pop())
             if node is None or node.output[0] in seen:
                 continue
             if node.op_type in having(SIZES):
@@ -189,12 +194,12 @@ class _Writer:
         return helper.make_node("Constant", [], [value.name or ""], value=tensor)
 
     def _node(self, node: ir.Node, outputs: list[str]) -> onnx.NodeProto:
-        found = ir.serde.serialize_node(node)
+        proto = ir.serde.serialize_node(node)
         inputs = [self._name(node, i, value) for i, value in enumerate(node.inputs)]
-        del found.input[:], found.output[:], found.metadata_props[:]
-        found.input.extend(inputs)
-        found.output.extend(outputs)
-        return found
+        del proto.input[:], proto.output[:], proto.metadata_props[:]
+        proto.input.extend(inputs)
+        proto.output.extend(outputs)
+        return proto
 
     def _name(self, node: ir.Node, i: int, value: ir.Value | None) -> str:
         """Return the name of an input in the file. The value is added to the file if necessary."""
@@ -207,9 +212,9 @@ class _Writer:
             return name
         producer, facts = value.producer(), info(value)
         if producer is not None and name not in self.before:
-            made = [self.names.take(output.name or "made") for output in producer.outputs]
-            self.new.update(zip(producer.outputs, made, strict=True))
-            changed = self._node(producer, made)
+            outputs = [self.names.take(output.name or "made") for output in producer.outputs]
+            self.new.update(zip(producer.outputs, outputs, strict=True))
+            changed = self._node(producer, outputs)
             changed.name = ""  # it has that of the node before which it stands
             self.here.append(changed)
         elif producer is None and facts.data is not None:
@@ -221,13 +226,13 @@ class _Writer:
 
     # ---- sizes ----
 
-    def _known(self, name: str, facts: Info, given: tuple[Dim, ...] | None, is_reshape: bool) -> str:
+    def _known(self, name: str, facts: Info, shape: tuple[Dim, ...] | None, is_reshape: bool) -> str:
         """Return the name of a tensor with known elements: a constant if possible, which for a Reshape it mostly is."""
         assert facts.data is not None
         dims: list[Dim] = list(facts.data.reshape(-1))
         if is_reshape and sum(isinstance(dim, Sym) for dim in dims) > 1:
             dims = [
-                0 if isinstance(d, Sym) and given and i < len(given) and given[i] == d else d
+                0 if isinstance(d, Sym) and shape and i < len(shape) and shape[i] == d else d
                 for i, d in enumerate(dims)
             ]
         if is_reshape and sum(isinstance(dim, Sym) for dim in dims) == 1:
@@ -256,10 +261,10 @@ class _Writer:
         return self._folded("Add", terms, name, where)
 
     def _folded(self, op: str, values: list[str], name: str, where: list[onnx.NodeProto]) -> str:
-        found, *rest = values
+        total, *rest = values
         for value in rest:
-            found = self._op(op, [found, value], name, where)
-        return found
+            total = self._op(op, [total, value], name, where)
+        return total
 
     def _symbol(self, atom: Atom) -> str:
         """Return the name of a one-element tensor that holds the size of an input's axis."""

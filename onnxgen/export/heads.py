@@ -52,13 +52,13 @@ class Head:
     sizes: Mapping[str, tuple[int, int]]
 
     @classmethod
-    def between(cls, generated: Shapes, given: Shapes) -> Head | None:
+    def between(cls, generated: Shapes, current: Shapes) -> Head | None:
         """Return the head if shapes of a state dict differ in one axis of each tensor; else None."""
-        if generated.keys() != given.keys() or any(len(generated[key]) != len(given[key]) for key in given):
+        if generated.keys() != current.keys() or any(len(generated[key]) != len(current[key]) for key in current):
             return None
         axes: dict[str, int] = {}
         sizes: list[tuple[str, tuple[int, int]]] = []
-        for key, shape in given.items():
+        for key, shape in current.items():
             for axis, pair in enumerate(zip(generated[key], shape, strict=True)):
                 if pair[0] != pair[1]:
                     axes[key] = axis
@@ -74,8 +74,8 @@ class Head:
     @property
     def told(self) -> str:
         """Return what changed, for a message."""
-        found = " and ".join(f"from {old} to {new}" for old, new in self.pairs)
-        return f"only {'one size was' if len(self.pairs) == 1 else 'these sizes were'} changed, {found}"
+        changes = " and ".join(f"from {old} to {new}" for old, new in self.pairs)
+        return f"only {'one size was' if len(self.pairs) == 1 else 'these sizes were'} changed, {changes}"
 
     def has(self, entries: Any) -> bool:
         """Return True if a tensor with this record (see `provenance.way_back`) holds elements of the head."""
@@ -105,10 +105,10 @@ class Head:
 
     def _sizes(self, entry: Any) -> tuple[int, int]:
         """Return the sizes of the parts that are of the head."""
-        found = {self.sizes[part["key"]] for part in parts(entry) if part["key"] in self.axes}
-        if len(found) > 1:
+        pairs = {self.sizes[part["key"]] for part in parts(entry) if part["key"] in self.axes}
+        if len(pairs) > 1:
             raise CannotWriteBack("one tensor of the file holds layers of several sizes")
-        return found.pop()
+        return pairs.pop()
 
     def _axis(self, entry: Any, get: Callable[[str], Array], before: Array) -> int | None:
         """Return the axis of an ONNX tensor that the classes are. Several fit only if they all have size 1."""
@@ -124,9 +124,9 @@ class Head:
         if not isinstance(entry, str):  # a norm that is folded in computes, for each class alone
             plain = [{key: value for key, value in part.items() if key != "fold"} for part in entry["parts"]]
             entry = {**entry, "parts": plain}
-        found = rebuild({"": entry}, "", numbers, np.full(before.shape, -1.0))
-        sized = [axis for axis, size in enumerate(found.shape) if size == old]
-        fitting = [axis for axis in sized if np.all(np.moveaxis(found, axis, -1) == np.arange(old))]
+        classes = rebuild({"": entry}, "", numbers, np.full(before.shape, -1.0))
+        sized = [axis for axis, size in enumerate(classes.shape) if size == old]
+        fitting = [axis for axis in sized if np.all(np.moveaxis(classes, axis, -1) == np.arange(old))]
         own = next(self.axes[part["key"]] for part in parts(entry) if part["key"] in self.axes)
         return own if own in fitting else next(iter(fitting), None)
 
@@ -181,11 +181,11 @@ class _Fitting:
         if old is None or new is None or result is None or not numbers or not axes:
             return False
         size: Any = old[axes[0]]
-        found = placed(old, Stack(axes[0]), result, size) if node.op_type == "Reshape" else [Stack(axes[0])]
-        if len(axes) > 1 or not found:
+        stacks = placed(old, Stack(axes[0]), result, size) if node.op_type == "Reshape" else [Stack(axes[0])]
+        if len(axes) > 1 or not stacks:
             raise CannotWriteBack(f"{title_of(node)} splits the axis of the {self.classes} classes")
-        position = position_of(node, len(old), found[0].axis, len(numbers))
-        was, becomes = found[0].size(size), found[0].size(new[axes[0]])
+        position = position_of(node, len(old), stacks[0].axis, len(numbers))
+        was, becomes = stacks[0].size(size), stacks[0].size(new[axes[0]])
         if position is None or numbers[position] != was or was == becomes or (was == 1 and node.op_type == "Expand"):
             return False  # it is -1, is computed from another size, or selects some classes
         self.sizes.set(node, index, position, becomes)
@@ -305,13 +305,13 @@ class Sizes:
 
     def _proto(self, node: ir.Node) -> onnx.NodeProto:
         outputs = {value.name for value in node.outputs if value.name}
-        found: onnx.NodeProto = next(n for n in self.model.graph.node if outputs & set(n.output))
-        return found
+        proto: onnx.NodeProto = next(n for n in self.model.graph.node if outputs & set(n.output))
+        return proto
 
     def _copy_maker(self, node: ir.Node, index: int) -> None:
         """Give a node a copy of the node that makes an input."""
         user, nodes = self._proto(node), self.model.graph.node
-        place, maker = next((n, found) for n, found in enumerate(nodes) if user.input[index] in found.output)
+        place, maker = next((n, other) for n, other in enumerate(nodes) if user.input[index] in other.output)
         copy = onnx.NodeProto()
         copy.CopyFrom(maker)
         copy.ClearField("name")  # of nodes, no two may be equal
@@ -326,9 +326,9 @@ def position_of(node: ir.Node, rank: int, axis: int, count: int) -> int | None:
     if node.op_type == "Split":  # into parts of one axis
         axes = [node.attributes.get_int("axis", 0) % rank] if count == 1 else []
     elif node.op_type == "Slice" and len(node.inputs) > 3:
-        axes = [found % rank for found in numbers_of(node, 3) if isinstance(found, int)]
+        axes = [number % rank for number in numbers_of(node, 3) if isinstance(number, int)]
     elif "axes" in node.attributes:  # of a Resize
-        axes = [found % rank for found in node.attributes["axes"].as_ints()]
+        axes = [number % rank for number in node.attributes["axes"].as_ints()]
     axis += count - rank if node.op_type == "Expand" else 0
     return axes.index(axis) if axis in axes else None
 

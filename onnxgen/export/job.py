@@ -70,17 +70,17 @@ class Verification:
     atol: float
     plugins: Sequence[str] = ()
 
-    def compare(self, made: Path, network: nn.Module, origin: Origin, done: ExportReport) -> VerifyReport:
-        """Compare the file at `made`, which reports call `done.out`. Raises `OnnxgenError` if no oracle can run it."""
+    def compare(self, draft: Path, network: nn.Module, origin: Origin, done: ExportReport) -> VerifyReport:
+        """Compare the file at `draft`, which reports call `done.out`. Raises `OnnxgenError` if no oracle can run it."""
         try:
             options = replace(_options(origin), plugins=self.plugins, const={})  # the module's are known
-            check = Check(made, options, rtol=self.rtol, atol=self.atol)
+            check = Check(draft, options, rtol=self.rtol, atol=self.atol)
             how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.method == ANEW}
             report = check.forward(network, origin.space, runs=self.runs, seed=self.seed, **how)
         except OnnxgenError as error:
             way_out = "write the file unchecked with --no-verify"
             raise OnnxgenError(
-                *(replace(p, what=p.what.replace(str(made), done.out), help=way_out) for p in error.problems)
+                *(replace(p, what=p.what.replace(str(draft), done.out), help=way_out) for p in error.problems)
             ) from error
         report.model, report.module = done.out, str(origin.module)
         return report
@@ -110,10 +110,10 @@ class ExportJob:
             files.refuse_overwriting(out, origin.onnx, kept, self.force)
             network = self.trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
-            with files.workshop(out) as made:
-                attempt = _Attempt(made, origin, network, state_of(network), report, wanted, self.metadata)
+            with files.workshop(out) as draft:
+                attempt = _Attempt(draft, origin, network, state_of(network), report, wanted, self.metadata)
                 attempt.run(self.same_graph)
-                report.wrote = files.put_in_place(made, out)
+                report.wrote = files.put_in_place(draft, out)
         return report
 
     def trained(self, origin: Origin, file: ModuleType) -> nn.Module:
@@ -127,9 +127,9 @@ class ExportJob:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Writes the new file to `made`: `network` with the tensors `state`."""
+    """Writes the new file to `draft`: `network` with the tensors `state`."""
 
-    made: Path
+    draft: Path
     origin: Origin
     network: nn.Module
     state: Mapping[str, Array]
@@ -140,22 +140,22 @@ class _Attempt:
     def run(self, same_graph: bool) -> None:
         """Write the values back into the original graph, or export anew if that is not possible."""
         report, origin = self.report, self.origin
-        generated, given = _shapes(origin, self.network, self.state)
-        head, differing = Head.between(generated, given), misfits(generated, given)
+        generated, current = _shapes(origin, self.network, self.state)
+        head, differing = Head.between(generated, current), misfits(generated, current)
         why = f"the network was changed: it {differing}"
         if not differing or head is not None:
             reason = self._back(same_graph, head)
             if not reason:
                 return
             why = f"{why}; the original graph can't hold that: {reason}" if differing else reason
-        for path in self.made.parent.iterdir():  # files that writing back left
+        for path in self.draft.parent.iterdir():  # files that writing back left
             path.unlink()
         report.forget()
         report.method, report.why = ANEW, why
-        export_anew(self.network, origin, self.made, _options(origin), report)
-        record_metadata(self.made, self.metadata, report)
+        export_anew(self.network, origin, self.draft, _options(origin), report)
+        record_metadata(self.draft, self.metadata, report)
         compare = None if self.wanted is None else self.wanted.compare
-        report.verified = compare and compare(self.made, self.network, origin, report)
+        report.verified = compare and compare(self.draft, self.network, origin, report)
         if report.verified is not None and report.verified.differs:
             raise DiffersError(report)
         report.notes += _without_kernels(report.verified) if report.verified is not None else []
@@ -175,7 +175,7 @@ class _Attempt:
             if head is not None:
                 report.why = f"{head.told}: {', '.join(head.axes)}"
             try:
-                done = changed.write(self.made, report, changes)
+                done = changed.write(self.draft, report, changes)
             except CannotWriteBack as reason:
                 return str(reason)
             if done in tried:
@@ -186,11 +186,11 @@ class _Attempt:
                 why, note = CHANGED[self.wanted is not None]
                 report.why = why if head is None else report.why
                 report.notes.append(note)
-            record_metadata(self.made, self.metadata, report)
+            record_metadata(self.draft, self.metadata, report)
             if self.wanted is None:
                 return ""
             try:
-                report.verified = self.wanted.compare(self.made, self.network, self.origin, report)
+                report.verified = self.wanted.compare(self.draft, self.network, self.origin, report)
             except OnnxgenError as error:  # perhaps no oracle runs the changed file, in another type say
                 if not done and head is not None:
                     return str(error)
@@ -226,13 +226,13 @@ _Shapes = dict[str, tuple[int, ...]]
 def _shapes(origin: Origin, network: nn.Module, state: Mapping[str, Array]) -> tuple[_Shapes, _Shapes]:
     """Return the shapes of the state dict as it was generated, and now. Tied tensors count once."""
     generated = shapes_of(origin.space)
-    given = {key: array.shape for key, array in state.items()}
+    current = {key: array.shape for key, array in state.items()}
     # The sidecar has a tied tensor once. A tied buffer that was moved to a device is a separate object.
     equal = [names for names in tied(bare_model(origin)) if _are_equal(names, state)]
     for names in [*tied(network), *equal]:
         known = [name for name in names if name in generated]
-        given = {key: shape for key, shape in given.items() if not known or key in known[:1] or key not in names}
-    return {key: shape for key, shape in generated.items() if key in given or not is_constant(key, state)}, given
+        current = {key: shape for key, shape in current.items() if not known or key in known[:1] or key not in names}
+    return {key: shape for key, shape in generated.items() if key in current or not is_constant(key, state)}, current
 
 
 def _are_equal(names: list[str], state: Mapping[str, Array]) -> bool:
@@ -248,9 +248,9 @@ def _options(origin: Origin) -> Options:
     }
     metadata = metadata_of(origin.space)
     cut = recorded_cut(metadata) or ((), ())
-    given = recorded_options(metadata, origin.module.parent) or Options()
-    shapes = {name: dims for name, dims in given.input_shapes.items() if name in given.const} | shapes
-    return Options(input_shapes=shapes, const=given.const, inputs=cut[0], outputs=cut[1])
+    recorded = recorded_options(metadata, origin.module.parent) or Options()
+    shapes = {name: dims for name, dims in recorded.input_shapes.items() if name in recorded.const} | shapes
+    return Options(input_shapes=shapes, const=recorded.const, inputs=cut[0], outputs=cut[1])
 
 
 LEGACY = range(9, 21)  # opsets that torch's older exporter supports
@@ -292,10 +292,10 @@ _Exporter = Callable[[nn.Module, tuple[Any, ...], Origin, Path, int], None]
 
 def _exporters(opset: int) -> list[tuple[str, _Exporter, range]]:
     """Return the available exporters: the newer one first, unless only the older one supports the original's opset."""
-    found: list[tuple[str, _Exporter, range]] = [("TorchScript", _legacy, LEGACY)]
+    exporters: list[tuple[str, _Exporter, range]] = [("TorchScript", _legacy, LEGACY)]
     if importlib.util.find_spec("onnxscript") is not None:
-        found.insert(0 if opset in DYNAMO else 1, ("dynamo", _dynamo, DYNAMO))
-    return found
+        exporters.insert(0 if opset in DYNAMO else 1, ("dynamo", _dynamo, DYNAMO))
+    return exporters
 
 
 def _example(origin: Origin, options: Options) -> tuple[Any, ...]:
@@ -315,12 +315,12 @@ def _dynamic(origin: Origin, outputs: bool) -> dict[str, dict[int, str]]:
 
 def _names(origin: Origin) -> dict[str, list[str]]:
     ports = {"input_names": origin.signature.inputs, "output_names": origin.signature.outputs}
-    return {key: [port.name for port in found] for key, found in ports.items()}
+    return {key: [port.name for port in group] for key, group in ports.items()}
 
 
 def _legacy(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
-    given: dict[str, Any] = {**_names(origin), "dynamic_axes": _dynamic(origin, outputs=True)}
-    torch.onnx.export(network, arguments, out, dynamo=False, opset_version=opset, **given)
+    settings: dict[str, Any] = {**_names(origin), "dynamic_axes": _dynamic(origin, outputs=True)}
+    torch.onnx.export(network, arguments, out, dynamo=False, opset_version=opset, **settings)
     _keep_inputs(origin, out)
 
 
@@ -328,20 +328,20 @@ def _keep_inputs(origin: Origin, out: Path) -> None:
     """Add unused inputs, which the older exporter drops, so that callers of the original file still work."""
     model = onnx.load(out, load_external_data=False)
     names = [port.name for port in origin.signature.inputs]
-    found = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
-    found |= {value.name: value for value in model.graph.input}
+    values = {value.name: value for value in onnx.load(origin.onnx, load_external_data=False).graph.input}
+    values |= {value.name: value for value in model.graph.input}
     if [value.name for value in model.graph.input] != names:
-        put(model.graph.input, [found[name] for name in names if name in found])
+        put(model.graph.input, [values[name] for name in names if name in values])
         onnx.save(model, out)
 
 
 def _dynamo(network: nn.Module, arguments: tuple[Any, ...], origin: Origin, out: Path, opset: int) -> None:
     """Export with names that nothing else has, since this exporter gives a name to two values if it is asked to."""
     names = _names(origin)
-    own = {key: [f"onnxgen.{key}.{i}" for i in range(len(found))] for key, found in names.items()}
-    given: dict[str, Any] = {**own, "dynamic_shapes": tuple(_dynamic(origin, outputs=False).values())}
-    given |= {"external_data": False, "verbose": False}
-    torch.onnx.export(network, arguments, out, dynamo=True, opset_version=opset, **given)
+    own = {key: [f"onnxgen.{key}.{i}" for i in range(len(group))] for key, group in names.items()}
+    settings: dict[str, Any] = {**own, "dynamic_shapes": tuple(_dynamic(origin, outputs=False).values())}
+    settings |= {"external_data": False, "verbose": False}
+    torch.onnx.export(network, arguments, out, dynamo=True, opset_version=opset, **settings)
     model = onnx.load(out)
     wanted = {one: other for key in names for one, other in zip(own[key], names[key], strict=True)}
     _rename(model.graph, _free(model.graph, wanted))
@@ -373,10 +373,10 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
         hidden = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-        with warnings.catch_warnings(record=True) as said, hidden[0], hidden[1], _no_graphs():
+        with warnings.catch_warnings(record=True) as caught, hidden[0], hidden[1], _no_graphs():
             warnings.simplefilter("always")
             yield
-        if any(w.category.__name__ == "TracerWarning" and "Python boolean" in str(w.message) for w in said):
+        if any(w.category.__name__ == "TracerWarning" and "Python boolean" in str(w.message) for w in caught):
             raise TypeError("it would record one branch of an if that depends on values")
     finally:
         logging.disable(before)

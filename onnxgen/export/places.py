@@ -203,7 +203,7 @@ class Sharing:
             CannotWriteBack: it is not known who uses the tensor for which key.
         """
         dtype = ir.DataType.from_numpy(value.dtype)
-        found = list(parts(entries, value.shape))
+        sources = list(parts(entries, value.shape))
         keys_of: dict[tuple[str, int], set[str]] = {}
         for key, sites in self.uses.get(name, {}).items():
             for output, index in sites:
@@ -211,28 +211,28 @@ class Sharing:
         added: dict[str, Array] = {}
         settled: set[str] = set()
         for site, keys in keys_of.items():
-            here = self._value(name, [part for part in found if part["key"] in keys], value, dtype)
+            here = self._value(name, [part for part in sources if part["key"] in keys], value, dtype)
             settled |= keys
             if not same(here, value):
                 self._rewire(site, name, self._added(added, name, here))
-        for part in found:
+        for part in sources:
             if part["key"] not in settled and not same(self._value(name, [part], value, dtype), value):
                 raise CannotWriteBack(
                     f"the file stores {printable(name)} once for several tensors, but the values now differ"
                 )
         return added
 
-    def _value(self, name: str, found: list[dict[str, Any]], value: Array, dtype: ir.DataType) -> Array:
+    def _value(self, name: str, sources: list[dict[str, Any]], value: Array, dtype: ir.DataType) -> Array:
         """Return the tensor for users of these parts alone. Elements outside the parts are those of `value`."""
 
         def of(chosen: list[dict[str, Any]], base: Array) -> Array:
             entry = {"shape": list(value.shape), "dtype": dtype.name, "parts": chosen, "partial": True}
             return rebuild({name: entry}, name, self.get, base)
 
-        made = of(found, value)
-        if any(not same(of([part], made), made) for part in found):
+        tensor = of(sources, value)
+        if any(not same(of([part], tensor), tensor) for part in sources):
             raise CannotWriteBack(f"one node uses {printable(name)} for several tensors, but the values now differ")
-        return made
+        return tensor
 
     def _added(self, added: dict[str, Array], name: str, value: Array) -> str:
         for new, other in added.items():
@@ -322,8 +322,8 @@ class Integers:
             return np.asarray(rebuild(self.tensors, name, self.state, before)).astype(before.dtype, copy=False)
         how = self.products.get(name)
         if how is not None and not all(same(self.now(part), self.before(part)) for part in how.product):
-            made = np.prod(np.broadcast_arrays(*(self.now(part) for part in how.product)), axis=0)
-            return np.asarray(made, before.dtype).reshape(before.shape)
+            product = np.prod(np.broadcast_arrays(*(self.now(part) for part in how.product)), axis=0)
+            return np.asarray(product, before.dtype).reshape(before.shape)
         return before
 
     def value(self, names: list[str]) -> Array:

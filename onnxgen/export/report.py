@@ -57,8 +57,8 @@ class ExportReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain types."""
         plain = {k: v for k, v in vars(self).items() if k not in ("wrote", "verified")}
-        found = None if self.verified is None else self.verified.as_json()
-        return {**plain, "wrote": [str(path) for path in self.wrote], "verified": found}
+        comparison = None if self.verified is None else self.verified.as_json()
+        return {**plain, "wrote": [str(path) for path in self.wrote], "verified": comparison}
 
 
 class DiffersError(OnnxgenError):
@@ -72,10 +72,9 @@ class DiffersError(OnnxgenError):
 
     def __init__(self, report: ExportReport) -> None:
         self.report = report
-        found = report.verified.problems() if report.verified is not None else []
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = f"{report.out} was not written, since it would differ from the module: {found[0] if found else ''}{more}"
-        way_out = (
-            "please report this as a bug in onnxgen" if report.method == BACK else "call torch.onnx.export yourself"
-        )
-        super().__init__(what, help=f"{way_out}; or write the file unchecked with --no-verify")
+        problems = report.verified.problems() if report.verified is not None else []
+        first = problems[0] if problems else ""
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        what = f"{report.out} was not written, since it would differ from the module: {first}{more}"
+        way = "please report this as a bug in onnxgen" if report.method == BACK else "call torch.onnx.export yourself"
+        super().__init__(what, help=f"{way}; or write the file unchecked with --no-verify")

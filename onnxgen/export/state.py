@@ -121,17 +121,17 @@ def build(origin: Origin, state: Mapping[str, torch.Tensor], shown: Path) -> nn.
     model = bare_model(origin)
     wanted = model.state_dict()
     state = without_prefix(state, wanted)
-    given = {key: array for key, array in state.items() if key in wanted or not is_constant(key, wanted)}
+    tensors = {key: array for key, array in state.items() if key in wanted or not is_constant(key, wanted)}
     for names in tied(model):
-        known = next((given[name] for name in names if name in given), None)
-        given |= {} if known is None else {name: given.get(name, known) for name in names}
-    shapes = {key: tuple(array.shape) for key, array in given.items()}
+        known = next((tensors[name] for name in names if name in tensors), None)
+        tensors |= {} if known is None else {name: tensors.get(name, known) for name in names}
+    shapes = {key: tuple(array.shape) for key, array in tensors.items()}
     if misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes):
         # Constants of the sidecar are never on the meta device, so that not every model runs there.
         resize_head(model := bare_model(origin, "cpu"), shapes)
         wanted = model.state_dict()
     refuse_misfits({k: tuple(v.shape) for k, v in wanted.items()}, shapes, shown)
-    model.load_state_dict({key: given[key] for key in wanted}, assign=True)
+    model.load_state_dict({key: tensors[key] for key in wanted}, assign=True)
     if callable(tie := getattr(model, "tie_weights", None)):
         tie()
     return model.eval()
@@ -146,29 +146,29 @@ def is_constant(key: str, wanted: Mapping[str, Any]) -> bool:
 def tied(model: nn.Module) -> list[list[str]]:
     """Return the names of each parameter and buffer that has several names."""
     names: dict[int, list[str]] = {}
-    found = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    for name, tensor in chain(*found):
+    members = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in chain(*members):
         names.setdefault(id(tensor), []).append(name)
     return [group for group in names.values() if len(group) > 1]
 
 
 def refuse_misfits(
-    wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], shown: Path | str
+    wanted: Mapping[str, tuple[int, ...]], current: Mapping[str, tuple[int, ...]], shown: Path | str
 ) -> None:
     """Raise `OnnxgenError` unless both have the same keys and shapes. The message names some that differ."""
-    found = misfits(wanted, given)
-    if found:
-        what = f"{shown} does not fit the module: {found}"
+    text = misfits(wanted, current)
+    if text:
+        what = f"{shown} does not fit the module: {text}"
         raise OnnxgenError(what, help="give the weights of this module, under its own keys")
 
 
-def misfits(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> str:
+def misfits(wanted: Mapping[str, tuple[int, ...]], current: Mapping[str, tuple[int, ...]]) -> str:
     """Describe the keys and shapes that differ. Returns "" if none do."""
-    both = [key for key in wanted if key in given and tuple(wanted[key]) != tuple(given[key])]
+    both = [key for key in wanted if key in current and tuple(wanted[key]) != tuple(current[key])]
     parts = [
-        _listed("lacks", [key for key in wanted if key not in given]),
-        _listed("has besides", [key for key in given if key not in wanted]),
-        _listed("has other shapes:", [f"{key} {list(given[key])} instead of {list(wanted[key])}" for key in both]),
+        _listed("lacks", [key for key in wanted if key not in current]),
+        _listed("has besides", [key for key in current if key not in wanted]),
+        _listed("has other shapes:", [f"{key} {list(current[key])} instead of {list(wanted[key])}" for key in both]),
     ]
     return "; it ".join(part for part in parts if part).removeprefix("; ")
 

@@ -53,8 +53,8 @@ class MapType:
 
 def map_types(graph: onnx.GraphProto) -> dict[str, MapType]:
     """Return the types of a graph's inputs and outputs that are maps, by name."""
-    found = {info.name: _map_type(info.type) for info in (*graph.input, *graph.output)}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    types = {info.name: _map_type(info.type) for info in (*graph.input, *graph.output)}
+    return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _map_type(kind: onnx.TypeProto) -> MapType | None:
@@ -99,9 +99,9 @@ def note_body(call: ir.Node, function: ir.Function, values: Mapping[ir.Value, ir
     """
     formal = {value: index for index, value in enumerate(function.inputs)}
     for node in function:
-        made = next((new.producer() for o in node.outputs if (new := values.get(o)) is not None), None)
-        if made is not None:
-            CALLED.set(made, {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal})
+        producer = next((new.producer() for o in node.outputs if (new := values.get(o)) is not None), None)
+        if producer is not None:
+            CALLED.set(producer, {i: site(call, formal[v]) for i, v in enumerate(node.inputs) if v in formal})
     stored = [o for node in all_nodes(function) if node.op_type == "Constant" for o in node.outputs]
     stored += [value for graph in function.subgraphs() for value in graph.initializers.values()]
     for value in stored:
@@ -121,8 +121,8 @@ class Annotation(Generic[Holder, Fact]):
         self._key, self._default = key, default
 
     def get(self, holder: Holder) -> Fact:
-        found: Fact = holder.meta.data.get(self._key, self._default)  # a quarter of the time of `meta.get`
-        return found
+        fact: Fact = holder.meta.data.get(self._key, self._default)  # a quarter of the time of `meta.get`
+        return fact
 
     def has(self, holder: Holder) -> bool:
         return self._key in holder.meta.data

@@ -136,6 +136,6 @@ def owner(domain: str, name: str) -> tuple[str, str] | None:
     """Return whose operator it is, as a reason and a way out; None if nobody is known."""
     parts = domain.lower().replace("::", ".").split(".")
     for end in range(len(parts), 0, -1):
-        if (found := OWNERS.get(".".join(parts[:end]))) is not None:
-            return found
-    return next((found for pattern, found in _NAMED if pattern.fullmatch(name)), None) if not domain else None
+        if (answer := OWNERS.get(".".join(parts[:end]))) is not None:
+            return answer
+    return next((answer for pattern, answer in _NAMED if pattern.fullmatch(name)), None) if not domain else None

@@ -139,9 +139,9 @@ class Operator:
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """Return the function's parameters by name, without the builder."""
-        found = dict(inspect.signature(self.function).parameters)
-        found.pop(next(iter(found)))
-        return found
+        parameters = dict(inspect.signature(self.function).parameters)
+        parameters.pop(next(iter(parameters)))
+        return parameters
 
     @cached_property
     def places(self) -> dict[str, range]:
@@ -150,8 +150,8 @@ class Operator:
         return {p.name: range(i, sys.maxsize if p.kind is p.VAR_POSITIONAL else i + 1) for i, p in enumerate(taken)}
 
     def _positions(self, names: Iterable[str]) -> Positions:
-        found = [self.places[name] for name in names]
-        return found[0] if len(found) == 1 else [i for each in found for i in each]
+        ranges = [self.places[name] for name in names]
+        return ranges[0] if len(ranges) == 1 else [i for each in ranges for i in each]
 
     @cached_property
     def data(self) -> Positions:
@@ -244,14 +244,14 @@ def op(
     def register(function: Lowering) -> Lowering:
         noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
         for name in names:
-            made = Operator(
+            operator = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), inputs=inputs,
                 least=least, rules=Rules(**rules),
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
-                noted[:] = [o for o in noted if o.key != made.key]
-            noted.append(made)
+                noted[:] = [o for o in noted if o.key != operator.key]
+            noted.append(operator)
         return function
 
     return register
@@ -259,21 +259,21 @@ def op(
 
 def noted_in(module: object) -> list[Operator]:
     """Return the operators that the functions of one module are registered for."""
-    found: list[Operator] = vars(module).get(NOTED, [])
-    return found
+    noted: list[Operator] = vars(module).get(NOTED, [])
+    return noted
 
 
 def layer(operators: Iterable[Operator]) -> OperatorTable:
     """Group operators by (domain, name). Raises `ValueError` if one is registered twice."""
-    found: OperatorTable = {}
+    table: OperatorTable = {}
     for operator in operators:
-        versions = found.setdefault((operator.domain, operator.name), [])
+        versions = table.setdefault((operator.domain, operator.name), [])
         if any(v.since == operator.since for v in versions):
             domain = f"{operator.domain}." if operator.domain else ""
             raise ValueError(f"{domain}{operator.name} is registered twice from opset {operator.since} on")
         versions.append(operator)
         versions.sort(key=lambda v: v.since)
-    return found
+    return table
 
 
 @cache
@@ -338,12 +338,12 @@ def plugged_in(named: OperatorTable, find_installed: Callable[[], OperatorTable]
 
 def operators(*plugins: OperatorTable) -> OperatorTable:
     """Return all operators by (domain, name), oldest version first: onnxgen's own and those of active plugins."""
-    found = {key: list(versions) for key, versions in {**with_functions(), **bundled()}.items()}
+    table = {key: list(versions) for key, versions in {**with_functions(), **bundled()}.items()}
     for key, versions in (item for layer in plugins for item in layer.items()):
         newer = {v.since for v in versions}
-        kept = [v for v in found.get(key, []) if v.since not in newer]
-        found[key] = sorted([*kept, *versions], key=lambda v: v.since)
-    return found
+        kept = [v for v in table.get(key, []) if v.since not in newer]
+        table[key] = sorted([*kept, *versions], key=lambda v: v.since)
+    return table
 
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
@@ -372,8 +372,8 @@ def named(domain: str, name: str, opset: int) -> Operator | None:
     return _newest(plugged.named, domain, name, opset) if plugged is not None else None
 
 
-def _newest(found: OperatorTable, domain: str, name: str, opset: int) -> Operator | None:
-    return next((v for v in reversed(found.get((domain, name), ())) if v.since <= opset), None)
+def _newest(table: OperatorTable, domain: str, name: str, opset: int) -> Operator | None:
+    return next((v for v in reversed(table.get((domain, name), ())) if v.since <= opset), None)
 
 
 NO_CARD = Operator("", "", 0, lambda b: None)
@@ -381,8 +381,8 @@ NO_CARD = Operator("", "", 0, lambda b: None)
 
 def known(node: ir.Node) -> Operator:
     """Return the card of a node's operator; an empty one if it is not registered."""
-    found = card(node.domain, node.op_type)
-    return found if found.name else of_plugins(node.domain, node.op_type, node.version or 1) or found
+    own_card = card(node.domain, node.op_type)
+    return own_card if own_card.name else of_plugins(node.domain, node.op_type, node.version or 1) or own_card
 
 
 def card(domain: str, name: str) -> Operator:
@@ -399,7 +399,7 @@ def is_a(node: ir.Node, *traits: Trait) -> bool:
 @cache
 def having(*traits: Trait) -> frozenset[str]:
     """Return the names of the operators of `onnxgen.ops`, of any domain, that have one of these traits."""
-    return frozenset(name for (_, name), said in _cards().items() if not said.traits.isdisjoint(traits))
+    return frozenset(name for (_, name), operator in _cards().items() if not operator.traits.isdisjoint(traits))
 
 
 @cache

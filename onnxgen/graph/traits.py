@@ -136,6 +136,6 @@ _IMPLIED = {
 
 def all_of(traits: Iterable[Trait]) -> frozenset[Trait]:
     """Return the traits, and those that they imply."""
-    found = frozenset(traits)
-    more = found.union(*(_IMPLIED.get(trait, ()) for trait in found))
-    return found if more == found else all_of(more)
+    own = frozenset(traits)
+    more = own.union(*(_IMPLIED.get(trait, ()) for trait in own))
+    return own if more == own else all_of(more)

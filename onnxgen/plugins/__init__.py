@@ -33,5 +33,5 @@ def plugged(options: Options) -> Iterator[Plugged]:
     from onnxgen.plugins.finding import installed
     from onnxgen.plugins.loading import load
 
-    with plugged_in(load(options.plugins), installed) as found:
-        yield found
+    with plugged_in(load(options.plugins), installed) as operators:
+        yield operators

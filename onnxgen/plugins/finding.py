@@ -71,18 +71,18 @@ def files_of(place: Path) -> list[Path]:
     """Return the file, or all Python files of a package."""
     if place.is_file():
         return [place]
-    found = []
+    files = []
     for folder, folders, names in os.walk(place):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
-    return found
+        files += [Path(folder, name) for name in sorted(names) if name.endswith(".py")]
+    return files
 
 
 def _spec(name: str) -> ModuleSpec | None:
     """Return the spec of a module, without importing the packages around it, which may be large."""
     if name == "__main__":
-        found: ModuleSpec | None = getattr(sys.modules[name], "__spec__", None)
-        return found or ModuleSpec(name, None)
+        main: ModuleSpec | None = getattr(sys.modules[name], "__spec__", None)
+        return main or ModuleSpec(name, None)
     first, *rest = name.split(".")
     with searching_here():
         try:

@@ -59,15 +59,15 @@ def inferred(plugin: Plugin, rule: Rule, n: NodeFacts) -> list[Info]:
     """
     op = printable(f"{n.node.domain}.{n.op}" if n.node.domain else n.op)
     try:
-        found = list(rule(n))
-        if not all(isinstance(facts, Info) for facts in found):
+        infos = list(rule(n))
+        if not all(isinstance(facts, Info) for facts in infos):
             raise TypeError("an infer rule must return a list of Info")
     except (Unknown, Contradiction, TooComplex):
         return []
     except Exception as error:
         what = f"plugin {plugin.name}: the infer rule fails: {why(error)}"
         raise OnnxgenError(Problem(printable(what, 400), told(n.node), op, n.opset)) from error
-    return [UNKNOWN if facts == UNKNOWN else replace(facts, data=None) for facts in found]
+    return [UNKNOWN if facts == UNKNOWN else replace(facts, data=None) for facts in infos]
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def load(names: Sequence[str]) -> OperatorTable:
     Raises:
         OnnxgenError: a plugin can't be found or run, has no operator, or has the same operator as another.
     """
-    found: dict[object, Plugin] = {}
+    plugins: dict[object, Plugin] = {}
     for name in map(os.fspath, names):
-        found.setdefault(place_of(name) or name, plugin(name))
-    return together(found.values())
+        plugins.setdefault(place_of(name) or name, plugin(name))
+    return together(plugins.values())
 
 
 def plugin(name: str) -> Plugin:
@@ -116,9 +116,11 @@ def plugin(name: str) -> Plugin:
         if not inspect.signature(operator.function).parameters:
             what = f"the function of {printable(operator.name)} takes no arguments"
             raise OnnxgenError(f"--plugin {name}: {what}", help="it must take a Builder, the inputs and the attributes")
-    made = Plugin(name, place)
-    made.operators.extend(replace(o, plugin=made, infer=o.infer and partial(inferred, made, o.infer)) for o in noted)
-    return made
+    loaded = Plugin(name, place)
+    loaded.operators.extend(
+        replace(o, plugin=loaded, infer=o.infer and partial(inferred, loaded, o.infer)) for o in noted
+    )
+    return loaded
 
 
 def together(plugins: Iterable[Plugin]) -> OperatorTable:
@@ -188,15 +190,15 @@ def _with_parts(module: ModuleType) -> list[ModuleType]:
 
 
 def _forget(name: str) -> None:
-    for found in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
-        del sys.modules[found]
+    for module in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
+        del sys.modules[module]
 
 
 def _digest(place: Path | None) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for file in files_of(place) if place is not None else ():
-        found.update(f"{file}\0".encode(errors="surrogateescape") + file.read_bytes() + b"\0")
-    return found.hexdigest()
+        sha256.update(f"{file}\0".encode(errors="surrogateescape") + file.read_bytes() + b"\0")
+    return sha256.hexdigest()
 
 
 def _file(place: Path) -> Path:
@@ -232,7 +234,7 @@ def _evaluator(operator: Operator) -> type[OpRun]:
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         assert operator.reference is not None
-        made = operator.reference(*inputs, **attributes)
-        return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+        results = operator.reference(*inputs, **attributes)
+        return tuple(results) if isinstance(results, (list, tuple)) else (results,)
 
     return type(operator.name, (OpRun,), {"op_domain": operator.domain, "_run": run})

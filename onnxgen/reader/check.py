@@ -368,8 +368,8 @@ def _attribute_problem(a: onnx.AttributeProto, expected: int | None) -> str | No
     if filled - {field} or (field in _MESSAGES and field not in filled):
         return f"is declared as {Attribute.AttributeType.Name(kind)} but holds a value of another type"
     if expected is not None and expected != kind:
-        wanted, found = Attribute.AttributeType.Name(expected), Attribute.AttributeType.Name(kind)
-        return f"is of type {found}, but the operator needs {wanted}"
+        wanted, actual = Attribute.AttributeType.Name(expected), Attribute.AttributeType.Name(kind)
+        return f"is of type {actual}, but the operator needs {wanted}"
     return None
 
 

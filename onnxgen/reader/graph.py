@@ -126,26 +126,28 @@ class _Inliner:
     def expand(self, graph: ir.Graph, call: ir.Node, function: ir.Function) -> None:
         """Replace a call by the nodes of `function`."""
         attributes = {a.name: a for a in function.attributes.values() if a.value is not None} | dict(call.attributes)
-        for kind, given, taken in (
+        for kind, actuals, formals in (
             ("input", call.inputs, function.inputs),
             ("output", call.outputs, function.outputs),
         ):
-            if len(given) > len(taken):
-                raise _error(call, f"the node has {counted(len(given), kind)}, but the local function has {len(taken)}")
+            if len(actuals) > len(formals):
+                raise _error(
+                    call, f"the node has {counted(len(actuals), kind)}, but the local function has {len(formals)}"
+                )
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()):
             raise _error(call, "a graph as an attribute of a local function is not supported")
         values: Values = {v: call.inputs[i] if i < len(call.inputs) else None for i, v in enumerate(function.inputs)}
         body = [self.node(node, values, attributes, call) for node in function]
         note_body(call, function, values)
-        made = {value for node in body for value in node.outputs}
+        computed = {value for node in body for value in node.outputs}
         for value, inner in zip(call.outputs, function.outputs, strict=False):
             new = values[inner]
             if new is None:
                 raise _error(call, f"output {printable(value.name or '')} is an input that the call leaves out")
-            if new not in made:  # not made here: an input passed through, or an output used twice
+            if new not in computed:  # not made here: an input passed through, or an output used twice
                 body.append(passed_on(new))
                 new = body[-1].outputs[0]
-            made.discard(new)
+            computed.discard(new)
             new.name, new.type, new.shape = value.name, value.type or new.type, value.shape or new.shape
             value.replace_all_uses_with(new, replace_graph_outputs=True)
         name = BODY_NAME.get(call) if BODY_NAME.has(call) else call.name
@@ -159,12 +161,12 @@ class _Inliner:
 
     def node(self, node: ir.Node, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Node:
         """Return a copy of a node of the function, and add its outputs to `values`."""
-        given = [self.attribute(a, values, attributes, call) for a in node.attributes.values()]
+        copies = [self.attribute(a, values, attributes, call) for a in node.attributes.values()]
         new = ir.Node(
             node.domain,
             node.op_type,
             [None if value is None else values[value] for value in node.inputs],
-            [a for a in given if a is not None],
+            [a for a in copies if a is not None],
             overload=node.overload,
             num_outputs=len(node.outputs),
             version=node.version,
@@ -181,8 +183,8 @@ class _Inliner:
     def attribute(self, a: ir.Attr, values: Values, attributes: dict[str, ir.Attr], call: ir.Node) -> ir.Attr | None:
         """Return an attribute with its value at the call, or None if it refers to one that the call omits."""
         if a.is_ref():
-            found = attributes.get(a.ref_attr_name or "")
-            return None if found is None else ir.Attr(a.name, found.type, found.value)
+            actual = attributes.get(a.ref_attr_name or "")
+            return None if actual is None else ir.Attr(a.name, actual.type, actual.value)
         if a.type == ir.AttributeType.GRAPH:
             return ir.AttrGraph(a.name, self.copy(a.as_graph(), values, attributes, call))
         if a.type == ir.AttributeType.GRAPHS:
@@ -207,9 +209,9 @@ class _Inliner:
 
 
 def _there(values: Values, value: ir.Value) -> ir.Value:
-    found = values[value]
-    assert found is not None, "an inner graph's own values are never left out"
-    return found
+    actual = values[value]
+    assert actual is not None, "an inner graph's own values are never left out"
+    return actual
 
 
 def _error(call: ir.Node, what: str) -> OnnxgenError:
@@ -239,16 +241,16 @@ class _Loop:
     """A loop and its states.
 
     Attributes:
-        given: the place of the first state among the inputs of the node, and of its body.
-        made: its place among the outputs of the body.
+        first_input: the place of the first state among the inputs of the node, and of its body.
+        first_output: its place among the outputs of the body.
         count: how many states there are.
     """
 
     def __init__(self, node: ir.Node) -> None:
         self.node, self.body = node, node.attributes["body"].as_graph()
         scanned = _scans(node)
-        self.given, self.made = (0, 0) if scanned else (2, 1)
-        self.count = len(self.body.inputs) - self.given - scanned
+        self.first_input, self.first_output = (0, 0) if scanned else (2, 1)
+        self.count = len(self.body.inputs) - self.first_input - scanned
 
     def run(self) -> None:
         gone = [i for i in range(self.count) if self._is_settled(i)]
@@ -258,7 +260,7 @@ class _Loop:
             return
         node, graph = self.node, self.node.graph
         assert graph is not None
-        inputs = [v for i, v in enumerate(node.inputs) if i - self.given not in gone]
+        inputs = [v for i, v in enumerate(node.inputs) if i - self.first_input not in gone]
         outputs = [v for i, v in enumerate(node.outputs) if i not in gone]
         if not outputs:
             self._remove()
@@ -282,26 +284,26 @@ class _Loop:
 
     def _is_settled(self, i: int) -> bool:
         """True if nothing has to carry a state."""
-        inner, result = self.body.inputs[self.given + i], self.body.outputs[self.made + i]
+        inner, result = self.body.inputs[self.first_input + i], self.body.outputs[self.first_output + i]
         after = self.node.outputs[i]
-        if self.node.inputs[self.given + i] is None:
+        if self.node.inputs[self.first_input + i] is None:
             return False
         if origin(result) is inner:
             return True
         return not inner.uses() and not any(v is inner for v in self.body.outputs) and not _is_read(after)
 
     def _take_out(self, i: int) -> None:
-        inner, result = self.body.inputs[self.given + i], self.body.outputs[self.made + i]
-        outer = self.node.inputs[self.given + i]
+        inner, result = self.body.inputs[self.first_input + i], self.body.outputs[self.first_output + i]
+        outer = self.node.inputs[self.first_input + i]
         assert outer is not None
-        self.body.outputs.pop(self.made + i)
+        self.body.outputs.pop(self.first_output + i)
         if origin(result) is inner:
             for j, other in enumerate(self.body.outputs):
                 if other is inner:
                     self.body.outputs[j] = self._in_body(outer, inner)
             ir.convenience.replace_all_uses_with(inner, outer)
             self._hand_on(outer, self.node.outputs[i])
-        self.body.inputs.pop(self.given + i)
+        self.body.inputs.pop(self.first_input + i)
 
     def _in_body(self, outer: ir.Value, inner: ir.Value) -> ir.Value:
         """Return a value of the body that is one from outside: only the body's own values can be its outputs."""

@@ -89,7 +89,7 @@ def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]
     """Return the types of the named values; `propagate` must have run. Raises `OnnxgenError` if a type is unknown."""
     from onnxgen.shapes.info import info  # imported here: `shapes` needs this package for the types of maps
 
-    problems, found = Problems(), {}
+    problems, types = Problems(), {}
     values = {v.name: v for v in (*graph.inputs, *(v for node in graph for v in node.outputs))}
     for name in names:
         facts = info(values[name])
@@ -97,19 +97,20 @@ def types_of(graph: ir.Graph, names: Iterable[str]) -> dict[str, onnx.TypeProto]
             problems.add(f"--inputs: the type of {printable(name)} is unknown")
             continue
         dims = None if facts.shape is None else [d if isinstance(d, int) else str(d) for d in facts.shape]
-        found[name] = onnx.helper.make_tensor_type_proto(int(facts.dtype), dims)
+        types[name] = onnx.helper.make_tensor_type_proto(int(facts.dtype), dims)
     problems.raise_if_any()
-    return found
+    return types
 
 
 Given = Mapping[str, "float | Sequence[float]"]
 
 
-def fix_constants(graph: onnx.GraphProto, given: Given, shapes: Mapping[str, Sequence[int]]) -> None:
+def fix_constants(graph: onnx.GraphProto, constants: Given, shapes: Mapping[str, Sequence[int]]) -> None:
     """Give inputs their values, in place. As ONNX has it, an input with a stored tensor is one with a default.
 
     Args:
-        given: by input a number, which fills it, or all of its elements in row-major order; truth values for booleans.
+        constants: by input a number, which fills it, or all of its elements in row-major order; truth values for
+            booleans.
         shapes: dims that are fixed besides (`Options.input_shapes`), -1 for those that are not.
 
     Raises:
@@ -117,7 +118,7 @@ def fix_constants(graph: onnx.GraphProto, given: Given, shapes: Mapping[str, Seq
     """
     problems, stored = Problems(), {tensor.name for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input if value.name not in stored}
-    for name, value in given.items():
+    for name, value in constants.items():
         if name not in inputs:
             what = (
                 f"--const: {printable(name)} is {'stored in the file' if name in stored else 'no input of the model'}"
@@ -133,7 +134,7 @@ def fix_constants(graph: onnx.GraphProto, given: Given, shapes: Mapping[str, Seq
         proto.name = name
         graph.initializer.append(proto)
     problems.raise_if_any()
-    if given and inputs.keys() <= given.keys():
+    if constants and inputs.keys() <= constants.keys():
         raise OnnxgenError("--const gives all inputs, so no data would reach the network", help="leave one out")
 
 
@@ -169,20 +170,20 @@ def _sizes(declared: onnx.TypeProto, wanted: Sequence[int] | None, count: int | 
 
 def _cast(numbers: NDArray[Any], dtype: ir.DataType) -> NDArray[Any]:
     """Return numbers in a type that holds each of them: floats may be rounded. Raises `ValueError`."""
-    made = np.empty(numbers.shape, dtype.numpy())
+    array = np.empty(numbers.shape, dtype.numpy())
     for place, number in np.ndenumerate(numbers):
         wrong = f"the input is {dtype.name.lower()}, which {number} is not"
         if dtype == ir.DataType.BOOL and number not in (0, 1):
             raise ValueError(wrong)
         try:
             with np.errstate(over="ignore"):
-                made[place] = number
+                array[place] = number
         except (OverflowError, TypeError, ValueError):
             raise ValueError(wrong) from None
-        found = made[place]
-        if not (np.isfinite(found.astype(np.float64)) if dtype.is_floating_point() else found == number):
+        element = array[place]
+        if not (np.isfinite(element.astype(np.float64)) if dtype.is_floating_point() else element == number):
             raise ValueError(wrong)
-    return made
+    return array
 
 
 def fix_inputs(model: ir.Model, wanted: Mapping[str, tuple[int, ...]]) -> None:

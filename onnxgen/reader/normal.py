@@ -36,25 +36,25 @@ def distinct(model: onnx.ModelProto) -> dict[str, str]:
     """Rename values of inner graphs, in place, so that no two values of the graph, or of a function, have one name.
 
     Returns:
-        the name in the file of each name that was given; `restore` gives it back.
+        the name in the file of each new name; `restore` takes them.
     """
     roots = [model.graph, *model.functions]
     if not any(True for whole in roots for node in whole.node for _ in inner_graphs(node)):
         return {}
-    every, given = set[str]().union(*map(all_names, roots)), dict[str, str]()
+    every, original = set[str]().union(*map(all_names, roots)), dict[str, str]()
     for whole in roots:
-        walk = _Distinct(every, given, set(declared(whole)))
+        walk = _Distinct(every, original, set(declared(whole)))
         for node in whole.node:
             walk.node(node, {})
-    return given
+    return original
 
 
-def restore(model: onnx.ModelProto, given: Mapping[str, str]) -> None:
+def restore(model: onnx.ModelProto, original: Mapping[str, str]) -> None:
     """Give values the names of the file again, where `distinct` has given them others."""
-    for node in every_node(model) if given else ():
-        _rename(node, given)
+    for node in every_node(model) if original else ():
+        _rename(node, original)
         for graph in inner_graphs(node):
-            _rename_own(graph, given)
+            _rename_own(graph, original)
 
 
 def all_names(whole: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
@@ -68,12 +68,12 @@ class _Distinct:
 
     Attributes:
         every: all names of the file.
-        given: the new names, with those of the file.
+        original: the name in the file of each new name.
         used: the names that a value of this graph or function has by now.
     """
 
-    def __init__(self, every: set[str], given: dict[str, str], used: set[str]) -> None:
-        self.every, self.given, self.used = every, given, used
+    def __init__(self, every: set[str], original: dict[str, str], used: set[str]) -> None:
+        self.every, self.original, self.used = every, original, used
         self.counts = Counter[str]()  # the last number of each name
 
     def node(self, node: onnx.NodeProto, names: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ class _Distinct:
         self.used.add(new)
         if new != name:
             self.every.add(new)
-            self.given[new] = name
+            self.original[new] = name
         return new
 
 

@@ -58,7 +58,7 @@ class Survey:
     @property
     def is_small(self) -> bool:
         """Return True if no count exceeds a default limit, whatever the caller allows."""
-        return all(DEFAULTS.past(name, found, "") is None for name, found in vars(self).items())
+        return all(DEFAULTS.past(name, count, "") is None for name, count in vars(self).items())
 
 
 def survey(data: bytes, limits: Limits) -> Survey:
@@ -67,19 +67,19 @@ def survey(data: bytes, limits: Limits) -> Survey:
     Raises:
         OnnxgenError: a count exceeds its limit.
     """
-    found = Survey()
+    counts = Survey()
     with suppress(IndexError):  # the file is truncated
-        _walk(data, limits, found)
-    if found.fields > limits.fields:  # counting stopped at the limit
+        _walk(data, limits, counts)
+    if counts.fields > limits.fields:  # counting stopped at the limit
         what = f"the file has more than {limits.fields:,} fields"
         raise OnnxgenError(limits.past("fields", 2 * limits.fields, what) or what)
-    for name, number in vars(found).items():
+    for name, number in vars(counts).items():
         if problem := limits.past(name, number, f"the file has {number:,} {name}"):
             raise OnnxgenError(problem)
-    return found
+    return counts
 
 
-def _walk(data: bytes, limits: Limits, found: Survey) -> None:
+def _walk(data: bytes, limits: Limits, counts: Survey) -> None:
     model, node, graph, tensor = _tables()
     around: list[tuple[int, Table]] = []
     position, end, table = 0, len(data), model
@@ -104,8 +104,8 @@ def _walk(data: bytes, limits: Limits, found: Survey) -> None:
                 if inner is None:
                     position += size
                     continue
-                found.nodes += inner is node
-                found.initializers += inner is tensor and table is graph
+                counts.nodes += inner is node
+                counts.initializers += inner is tensor and table is graph
                 around.append((end, table))
                 end, table = position + size, inner
             elif kind == 0:
@@ -115,7 +115,7 @@ def _walk(data: bytes, limits: Limits, found: Survey) -> None:
             elif kind in (1, 5):
                 position += 8 if kind == 1 else 4
     finally:  # also where the file is cut off in the middle of a field
-        found.fields = count
+        counts.fields = count
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -129,13 +129,13 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 @cache
 def _tables() -> tuple[Table, Table, Table, Table]:
     """Return the tables of a model, a node, a graph and a tensor."""
-    made: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
 
     def table(message: Any) -> Table:
-        if message.full_name not in made:
-            own = made[message.full_name] = {}
+        if message.full_name not in tables:
+            own = tables[message.full_name] = {}
             own.update({f.number << 3 | 2: table(f.message_type) for f in message.fields if f.message_type is not None})
-        return made[message.full_name]
+        return tables[message.full_name]
 
     kinds = (onnx.ModelProto, onnx.NodeProto, onnx.GraphProto, onnx.TensorProto)
     model, node, graph, tensor = (table(kind.DESCRIPTOR) for kind in kinds)
@@ -254,10 +254,10 @@ def _cuts(
     """Yield each large `raw_data` field in a message, preceded by the message fields that enclose it."""
     if len(around) > 4 * MAX_GRAPH_DEPTH:
         raise ValueError("graphs in graphs without end")
-    found = [field for field in walk.fields(begin, end) if field.tag in table]
-    large = [field for field in found if field.end - field.begin >= MIN_TENSOR_BYTES]
+    fields = [field for field in walk.fields(begin, end) if field.tag in table]
+    large = [field for field in fields if field.end - field.begin >= MIN_TENSOR_BYTES]
     if table is _TENSOR:
-        if len(found) == len(large) == 1:
+        if len(fields) == len(large) == 1:
             yield *around, *large
         return
     for field in large:
@@ -463,9 +463,9 @@ def rehearse(path: Path, options: Options) -> None:
     """
     limits, shown = options.limits, printable(str(path), 200)
     command = [sys.executable, "-m", CHILD]
-    given = pickle.dumps((sys.path, path.absolute(), options))  # safe to unpickle: none of it comes from the file
+    payload = pickle.dumps((sys.path, path.absolute(), options))  # safe to unpickle: none of it comes from the file
     try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=4 * limits.seconds, check=False)
+        done = subprocess.run(command, input=payload, capture_output=True, timeout=4 * limits.seconds, check=False)
         code = done.returncode
     except subprocess.TimeoutExpired:
         code = -int(getattr(signal, "SIGXCPU", signal.SIGTERM))

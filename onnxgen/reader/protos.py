@@ -74,10 +74,10 @@ def uses(graph: onnx.GraphProto) -> set[str]:
 
 def outer_uses(graph: onnx.GraphProto) -> set[str]:
     """Return the names of the values that a graph takes from the graphs around it."""
-    found = {value.name for value in graph.output}
+    names = {value.name for value in graph.output}
     for node in graph.node:
-        found.update((name for name in node.input if name), *map(outer_uses, inner_graphs(node)))
-    return found.difference(declared(graph))
+        names.update((name for name in node.input if name), *map(outer_uses, inner_graphs(node)))
+    return names.difference(declared(graph))
 
 
 def declared(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[str]:

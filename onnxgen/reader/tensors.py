@@ -45,9 +45,9 @@ class ExternalData:
         if any(isinstance(text, bytes) for text in entries.values()):
             return "the external data is described in text that is not valid UTF-8"
         location = entries.get("location", "")
-        found = self._size(location)
-        if isinstance(found, str):
-            return found
+        size = self._size(location)
+        if isinstance(size, str):
+            return size
         numbers: dict[str, int] = {}
         for key, default in (("offset", 0), ("length", nbytes)):
             text = entries.get(key, str(default))
@@ -56,15 +56,15 @@ class ExternalData:
             numbers[key] = int(text)
         if numbers["length"] != nbytes:
             return f"the external data has {numbers['length']} bytes, but its dtype and dims need {nbytes}"
-        if numbers["offset"] + nbytes > found:
+        if numbers["offset"] + nbytes > size:
             end = numbers["offset"] + nbytes
-            return f"the external data ends at byte {end} of {printable(location)}, which has only {found}"
+            return f"the external data ends at byte {end} of {printable(location)}, which has only {size}"
         return None
 
     def file_problem(self, location: str) -> str | None:
         """Describe what is wrong with a data file, given the `location` of a tensor. Returns None if nothing is."""
-        found = self._size(location)
-        return found if isinstance(found, str) else None
+        size = self._size(location)
+        return size if isinstance(size, str) else None
 
     def _size(self, location: str) -> int | str:
         if location not in self._files:
@@ -156,20 +156,20 @@ def _size_problem(tensor: onnx.TensorProto, dtype: ir.DataType, count: int) -> s
     dims = f"its dims {list(tensor.dims)}"
     if dtype != ir.DataType.STRING and tensor.HasField("raw_data"):
         with stage(WEIGHTS):  # protobuf copies the bytes to count them
-            found = raw_length(tensor)
-        if found or not count:
+            size = raw_length(tensor)
+        if size or not count:
             need = _nbytes(dtype, count)
-            return None if found == need else f"the tensor has {found} bytes of data, but {dims} and dtype need {need}"
+            return None if size == need else f"the tensor has {size} bytes of data, but {dims} and dtype need {need}"
     field = _TYPED_FIELD.get(dtype, "int32_data")
     if any(name != field and len(getattr(tensor, name)) for name in _DATA_FIELDS):
         return f"the tensor is of type {dtype.name}, but its elements are of another type"
-    found = len(getattr(tensor, field))
+    size = len(getattr(tensor, field))
     need = count
     if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
         need = 2 * count
     elif dtype != ir.DataType.STRING and dtype.bitwidth < 8:
         need = _nbytes(dtype, count)  # sub-byte elements are packed, a byte in each int32
-    return None if found == need else f"the tensor has {found} elements of data, but {dims} need {need}"
+    return None if size == need else f"the tensor has {size} elements of data, but {dims} need {need}"
 
 
 def type_problem(kind: onnx.TypeProto, limits: Limits) -> str | None:
@@ -223,8 +223,8 @@ def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: Ext
     if any(d < 0 for d in sparse.dims):
         return f"the tensor is sparse with negative dims {list(sparse.dims)[:8]}"
     what = f"the tensor is sparse, and has {size:,} elements when dense"
-    for name, found in (("rank", len(sparse.dims)), ("fold_elements", size)):
-        if problem := limits.past(name, found, what if name == "fold_elements" else f"the tensor has {found} dims"):
+    for name, number in (("rank", len(sparse.dims)), ("fold_elements", size)):
+        if problem := limits.past(name, number, what if name == "fold_elements" else f"the tensor has {number} dims"):
             return problem
     count = math.prod(sparse.values.dims)
     shapes = ([count], [count, len(sparse.dims)])
@@ -269,9 +269,9 @@ def locations(path: Path) -> set[str]:
     external = ExternalData(path.absolute().parent)
     tensors = [t for t in tensors_of(proto) if t.data_location == onnx.TensorProto.EXTERNAL]
     # protobuf returns text that is not UTF-8 as bytes; its `repr` names a file that does not exist
-    found = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    paths = {str(entry.value) for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
     shown = printable(str(path), 200)
-    problems = [f"{shown}: {problem}" for text in sorted(found) if (problem := external.file_problem(text))]
+    problems = [f"{shown}: {problem}" for text in sorted(paths) if (problem := external.file_problem(text))]
     if problems:
         raise OnnxgenError(*problems)
-    return {posixpath.normpath(text) for text in found}
+    return {posixpath.normpath(text) for text in paths}

@@ -23,24 +23,28 @@ _DEFAULTS = Options()
 
 def asked(options: Options, folder: Path) -> str:
     """Return the options that are not the default, as JSON. `folder`: of the module."""
-    found = {name: _plain(value) for name, value in _given(options) if name not in _LEFT_OUT}
-    for name in set(PATHS) & found.keys():
-        value = found[name]
-        found[name] = [_seen_from(p, folder) for p in value] if isinstance(value, list) else _seen_from(value, folder)
-    return json.dumps(found)
+    recorded = {name: _plain(value) for name, value in _given(options) if name not in _LEFT_OUT}
+    for name in set(PATHS) & recorded.keys():
+        value = recorded[name]
+        recorded[name] = (
+            [_seen_from(p, folder) for p in value] if isinstance(value, list) else _seen_from(value, folder)
+        )
+    return json.dumps(recorded)
 
 
 def recorded_options(metadata: Mapping[str, str], folder: Path) -> Options | None:
     """Return the options that `asked` recorded; None if there are none, or they are of another version of onnxgen."""
     try:
-        found: dict[str, Any] = json_object(metadata[KEY])
-        if not found.keys() <= OPTIONS.keys():
+        recorded: dict[str, Any] = json_object(metadata[KEY])
+        if not recorded.keys() <= OPTIONS.keys():
             return None
-        given = {name: kind.read(value) for name, value in found.items() if (kind := OPTIONS[name].kind)}
-        for name in set(PATHS) & given.keys():
-            value = given[name]
-            given[name] = folder / value if isinstance(value, str) else tuple(str(_seen_here(p, folder)) for p in value)
-        return Options(**given)
+        values = {name: kind.read(value) for name, value in recorded.items() if (kind := OPTIONS[name].kind)}
+        for name in set(PATHS) & values.keys():
+            value = values[name]
+            values[name] = (
+                folder / value if isinstance(value, str) else tuple(str(_seen_here(p, folder)) for p in value)
+            )
+        return Options(**values)
     except (KeyError, TypeError, ValueError, OnnxgenError):
         return None
 
@@ -52,19 +56,19 @@ def command(onnx: Path, module: Path, options: Options) -> str:
 
 def words(options: Options) -> list[str]:
     """Return the options that are not the default, as the command line takes them."""
-    found = list[str]()
+    arguments = list[str]()
     for name, value in _given(options):
         about = OPTIONS[name]
         assert about.kind is not None
         if about.kind is FLAG:
-            found.append(about.option)
+            arguments.append(about.option)
         elif about.kind.table:
             for key, one in _plain(value).items():
-                found += [about.option, f"{key}={_said(one)}"]
+                arguments += [about.option, f"{key}={_said(one)}"]
         else:
             for one in value if about.kind is NAMES else [value]:
-                found += [about.option, str(one)]
-    return found
+                arguments += [about.option, str(one)]
+    return arguments
 
 
 def _given(options: Options) -> Iterator[tuple[str, Any]]:

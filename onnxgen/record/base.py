@@ -59,10 +59,10 @@ def with_fingerprint(source: str, fingerprint: str) -> str:
         ValueError: there is no such line, so the file would not load its weights.
     """
     line = f'FINGERPRINT = "{fingerprint}"'
-    made = FINGERPRINT.sub(line, source, count=1)
-    if line not in made.split("\n"):
+    text = FINGERPRINT.sub(line, source, count=1)
+    if line not in text.split("\n"):
         raise ValueError("the file does not have its fingerprint")
-    return made
+    return text
 
 
 def _older_digest(source: str) -> str:
@@ -166,8 +166,8 @@ def bases(text: str, out: Path, weights: Path) -> Iterator[str]:
     if embedded := _EMBEDDED.search(text):
         with suppress(ValueError, KeyError, TypeError):
             yield str(embedded_header(embedded[0][len(_QUOTED) : -3])["__metadata__"][BASE])
-    elif found := _SIDECAR.search(text):
-        weights = out.parent / found[1].removesuffix(INDEX)
+    elif sidecar := _SIDECAR.search(text):
+        weights = out.parent / sidecar[1].removesuffix(INDEX)
     yield from entries(weights, BASE)
 
 
@@ -190,8 +190,8 @@ def base_of(text: str, entry: str) -> str | None:
 
 def fingerprint(text: str) -> str | None:
     """Return the `FINGERPRINT` of a module. None if it has none."""
-    found = FINGERPRINT_LINE.search(text)
-    return found[1] if found and found[1] else None
+    match = FINGERPRINT_LINE.search(text)
+    return match[1] if match and match[1] else None
 
 
 def bare(text: str) -> str:
@@ -203,8 +203,8 @@ def bare(text: str) -> str:
 def filled(text: str, new: str) -> str:
     """Return a bare text with the fingerprint, the weights and the build line of the text `new`."""
     for pattern in (FINGERPRINT_LINE, _EMBEDDED):
-        if found := pattern.search(new):
-            text = pattern.sub(lambda _, whole=found[0]: whole, text, count=1)  # type: ignore[misc]
+        if match := pattern.search(new):
+            text = pattern.sub(lambda _, whole=match[0]: whole, text, count=1)  # type: ignore[misc]
     build = _BUILD.search(new)
     return with_build(text, build[1]) if build else text
 
@@ -212,5 +212,5 @@ def filled(text: str, new: str) -> str:
 def with_build(text: str, key: str) -> str:
     """Return a module with the key of a build in its header. A module without a header has no place for it."""
     line = f"{BUILD_LINE:<10}{key}\n"
-    made, count = _BUILD.subn(line, text, count=1)
-    return made if count else _HEADER_END.sub(lambda header: header[1] + line, text, count=1)
+    replaced, count = _BUILD.subn(line, text, count=1)
+    return replaced if count else _HEADER_END.sub(lambda header: header[1] + line, text, count=1)

@@ -55,14 +55,14 @@ class Alphabet:
 
         The list may lack the space that comes last. Of equal characters the last one counts, as in PaddleOCR.
         """
-        found = [*self.characters, *([SPACE] if len(self.characters) == classes - 2 else [])]
+        characters = [*self.characters, *([SPACE] if len(self.characters) == classes - 2 else [])]
         if not self.listed:
             return self if len(self.characters) < classes else None
-        if len(found) != classes - 1:
+        if len(characters) != classes - 1:
             return None
-        last = {character: place for place, character in enumerate(found)}
+        last = {character: place for place, character in enumerate(characters)}
         first = 1 if not self.blank else 0
-        named = (c if last[c] == place else f"<{place + first}>" for place, c in enumerate(found))
+        named = (c if last[c] == place else f"<{place + first}>" for place, c in enumerate(characters))
         return Alphabet(self.source, tuple(named), self.blank)
 
 
@@ -89,8 +89,8 @@ def alphabet_in(entries: Mapping[str, str]) -> Alphabet | None:
         return own
     for key, text in entries.items():
         if KEYS.fullmatch(key) and (listed := read_list(text)) is not None:
-            if (found := alphabet_of(listed[0], key)) is not None:
-                return found
+            if (alphabet := alphabet_of(listed[0], key)) is not None:
+                return alphabet
     return None
 
 
@@ -124,14 +124,14 @@ def read_list(text: str) -> tuple[list[str], Write] | None:
     """Return the classes that a text lists, and what writes others in its form."""
     for parse, write in ((json.loads, _as_json), (ast.literal_eval, repr)):
         try:
-            found = parse(text)
+            value = parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(found, list) and all(isinstance(name, str) for name in found):
-            return found, write
-        if isinstance(found, dict) and found and _is_counted(found):
-            kind = type(next(iter(found)))
-            return list(found.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})
+        if isinstance(value, list) and all(isinstance(name, str) for name in value):
+            return value, write
+        if isinstance(value, dict) and value and _is_counted(value):
+            kind = type(next(iter(value)))
+            return list(value.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})
         return None
     for between in ("\n", ","):
         names = text.split(between)
@@ -144,10 +144,10 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _is_counted(found: dict[Any, Any]) -> bool:
+def _is_counted(names: dict[Any, Any]) -> bool:
     """True for a dict of names by 0, 1, 2, ..., as numbers or as text."""
-    names = all(isinstance(name, str) for name in found.values())
-    return names and ([*found] == [*range(len(found))] or [*found] == [*map(str, range(len(found)))])
+    numbers = range(len(names))
+    return all(isinstance(name, str) for name in names.values()) and [*names] in ([*numbers], [*map(str, numbers)])
 
 
 def _listed(names: list[str], between: str) -> tuple[list[str], Write]:
@@ -191,10 +191,10 @@ class Usual:
 
     def left(self, settings: object) -> list[str]:
         """Return a note of what settings leave open, or place in another way; none if they say all of it."""
-        given = {name: getattr(settings, name) for name in self.options}
-        is_left = {n: v in ("auto", None) or n == "resize" and v != self.options[n] for n, v in given.items()}
-        found = {name: value for name, value in self.options.items() if is_left[name]}
-        return [self._told(found)] if found else []
+        values = {name: getattr(settings, name) for name in self.options}
+        is_left = {n: v in ("auto", None) or n == "resize" and v != self.options[n] for n, v in values.items()}
+        missing = {name: value for name, value in self.options.items() if is_left[name]}
+        return [self._told(missing)] if missing else []
 
     def _told(self, options: Mapping[str, str | int]) -> str:
         return f"{self.sign}; {self.author} feeds images with {' '.join(_arguments(options))}{self.also}"

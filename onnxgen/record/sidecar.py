@@ -94,7 +94,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("the metadata is not a map of strings")
-        entries = {key: _entry(key, found, 8 + length) for key, found in header.items()}
+        entries = {key: _entry(key, description, 8 + length) for key, description in header.items()}
         _check_offsets(entries, 8 + length, size)
         return metadata, entries
     except OSError as error:
@@ -103,11 +103,11 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Entry]]:
         raise OnnxgenError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _entry(key: str, found: Any, begin: int) -> Entry:
+def _entry(key: str, description: Any, begin: int) -> Entry:
     """Return the entry of a tensor in a header. The bytes of all tensors begin at `begin`."""
-    if not isinstance(found, dict):
+    if not isinstance(description, dict):
         raise ValueError(f"tensor {printable(key)!r} has no description")
-    dtype, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    dtype, shape, offsets = description.get("dtype"), description.get("shape"), description.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in SIZES:
         raise ValueError(f"tensor {printable(key)!r} has an unknown type")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
@@ -117,8 +117,8 @@ def _entry(key: str, found: Any, begin: int) -> Entry:
     return Entry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
 
 
-def _are_sizes(found: Any) -> TypeGuard[list[int]]:
-    return isinstance(found, list) and all(type(number) is int and number >= 0 for number in found)
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
 
 
 def _check_offsets(entries: Mapping[str, Entry], begin: int, size: int) -> None:

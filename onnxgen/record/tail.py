@@ -101,13 +101,13 @@ class Tail:
         levels, more = [], classes - self.classes
         for level in self.levels:
             step, count = level.classes.step + more, level.classes.count + more
-            found = {"classes": replace(level.classes, count=count, step=step)}
+            channels = {"classes": replace(level.classes, count=count, step=step)}
             for name in ("boxes", "objectness"):
                 part: Channels | None = getattr(level, name)
                 if part is not None and part.map == level.classes.map:
                     first = part.first + (more if part.first > level.classes.first else 0)
-                    found[name] = replace(part, step=step, first=first)
-            levels.append(replace(level, **found))  # type: ignore[arg-type]
+                    channels[name] = replace(part, step=step, first=first)
+            levels.append(replace(level, **channels))  # type: ignore[arg-type]
         return replace(self, levels=tuple(levels), classes=classes)
 
     def of_size(self, old: int, new: int) -> int:
@@ -125,17 +125,17 @@ class Tail:
 
 def tail_of(record: Mapping[str, Any]) -> Tail:
     """Return the tail of a record. Raises KeyError or TypeError for a record that `Tail.record` did not make."""
-    given = dict(record)
-    given["levels"] = tuple(_level(level) for level in given["levels"])
+    fields = dict(record)
+    fields["levels"] = tuple(_level(level) for level in fields["levels"])
     for name in ("maps", "variances", "others"):
-        given[name] = tuple(given.get(name, Tail.__dataclass_fields__[name].default))
-    return Tail(**given)
+        fields[name] = tuple(fields.get(name, Tail.__dataclass_fields__[name].default))
+    return Tail(**fields)
 
 
 def _level(record: Mapping[str, Any]) -> Level:
-    given = dict(record)
-    given["anchors"] = tuple((float(width), float(height)) for width, height in given["anchors"])
+    fields = dict(record)
+    fields["anchors"] = tuple((float(width), float(height)) for width, height in fields["anchors"])
     for name in ("boxes", "classes", "objectness"):
-        found = given.get(name)
-        given[name] = None if found is None else Channels(**found)
-    return Level(**given)
+        channels = fields.get(name)
+        fields[name] = None if channels is None else Channels(**channels)
+    return Level(**fields)

@@ -50,9 +50,9 @@ def _found(module: Path, name: str) -> Path:
     beside = module.absolute().parent / Path(name).name
     if name and beside.is_file():
         return beside
-    found = _configured(module.absolute())
-    if found is not None and found.is_file():
-        return found
+    configured = _configured(module.absolute())
+    if configured is not None and configured.is_file():
+        return configured
     what = f"{module} was generated from {printable(name)}, which is not in the same folder"
     raise OnnxgenError(what, help="name the file with --onnx")
 
@@ -102,8 +102,13 @@ class WayBack:
     cut: Cut | None = None
 
     def to_metadata(self) -> dict[str, str]:
-        found = {TENSORS: self.tensors, "uses": self.uses, "functions": self.functions, QUANTISED: self.quantised}
-        texts = {key: json.dumps(value) for key, value in found.items() if value or key == TENSORS}
+        entries = {
+            TENSORS: self.tensors,
+            "uses": self.uses,
+            "functions": self.functions,
+            QUANTISED: self.quantised,
+        }
+        texts = {key: json.dumps(value) for key, value in entries.items() if value or key == TENSORS}
         return texts | ({CUT: json.dumps(dict(zip(("inputs", "outputs"), self.cut)))} if self.cut else {})
 
     @classmethod
@@ -136,7 +141,7 @@ def cut_of(options: Options) -> Cut | None:
 def recorded_cut(metadata: Mapping[str, str]) -> Cut | None:
     """Return the part that a module was generated from, as its sidecar records it."""
     try:
-        found = json_object(metadata[CUT])
-        return tuple(map(str, found["inputs"])), tuple(map(str, found["outputs"]))
+        names = json_object(metadata[CUT])
+        return tuple(map(str, names["inputs"])), tuple(map(str, names["outputs"]))
     except (KeyError, TypeError, ValueError):
         return None

@@ -46,7 +46,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return {key: tensor for file in files for key, tensor in load_file(file).items()}
     need_safe_torch()
     try:
-        found = load_checked(path)
+        content = load_checked(path)
     except Exception as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text says how to read it unsafely
         why = one_line(error, 120) or type(error).__name__
@@ -57,11 +57,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 raise OnnxgenError(f"{path} is no checkpoint: it begins with {head!r}", help=way) from None
         what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {why}"
         raise OnnxgenError(what, help=CONVERT) from None
-    outer = found if isinstance(found, Mapping) else {}
+    outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[name] for name in WRAPPERS if isinstance(outer.get(name), Mapping)), outer)
     tensors = {key: value for key, value in inner.items() if isinstance(key, str) and isinstance(value, Tensor)}
     if not tensors:
-        has = ", ".join(printable(str(key)) for key in [*outer][:5]) or f"a {type(found).__name__}"
+        has = ", ".join(printable(str(key)) for key in [*outer][:5]) or f"a {type(content).__name__}"
         raise OnnxgenError(f"{path} has no tensors by key, but {has}", help="save model.state_dict()")
     for key, value in tensors.items():
         if value.is_meta or value.is_quantized or value.layout is not torch.strided:
@@ -102,16 +102,16 @@ def without_prefix(state: Mapping[str, Value], wanted: Collection[str]) -> dict[
 
     Any other prefix of all keys is removed if each rest is a key of the module.
     """
-    found = dict(state)
-    while found and found.keys().isdisjoint(wanted):
-        prefix = next((p for p in PREFIXES if all(key.startswith(p) for key in found)), None)
+    stripped = dict(state)
+    while stripped and stripped.keys().isdisjoint(wanted):
+        prefix = next((p for p in PREFIXES if all(key.startswith(p) for key in stripped)), None)
         if prefix is None:
-            parts = commonprefix([*found]).split(".")[:-1]
+            parts = commonprefix([*stripped]).split(".")[:-1]
             cuts = accumulate(len(part) + 1 for part in parts)
-            rests = ({key[cut:]: value for key, value in found.items()} for cut in cuts)
+            rests = ({key[cut:]: value for key, value in stripped.items()} for cut in cuts)
             return next((rest for rest in rests if rest.keys() <= {*wanted}), dict(state))
-        found = {key.removeprefix(prefix): value for key, value in found.items()}
-    return found
+        stripped = {key.removeprefix(prefix): value for key, value in stripped.items()}
+    return stripped
 
 
 MAX_SHOWN = 240  # characters of a list of keys
@@ -139,8 +139,8 @@ def load_partly(
             raise OnnxgenError(f"{source} does not fit {shown}: {other}", help=way_out)
         if not weights and any(module.FINGERPRINT not in read_header(f)[0].values() for f in sidecar_files(source)):
             raise OnnxgenError(f"{source} does not belong to {shown}", help="generate both again")
-        model, said = _called(module, shown, file)
-    return model, f"{said} (of another shape: {other})"
+        model, note = _called(module, shown, file)
+    return model, f"{note} (of another shape: {other})"
 
 
 @contextmanager
@@ -156,17 +156,17 @@ def under_own_keys(source: Path, module: ModuleType, *, drop: bool = False) -> I
     with torch.device("meta"), SkipInit():
         wanted = {key: value.shape for key, value in module.Model().state_dict().items()}
     state = read_weights(source)
-    found = without_prefix(state, wanted)
-    if found.keys().isdisjoint(wanted):
-        raise OnnxgenError(f"{source} has no tensor of the module: it has {_shown(found)}")
-    other = [key for key, value in found.items() if drop and value.shape != wanted.get(key, value.shape)]
-    described = _shown(f"{key} {list(found[key].shape)} instead of {list(wanted[key])}" for key in other)
-    if not is_pickled(source) and found.keys() == state.keys() and not other:
+    tensors = without_prefix(state, wanted)
+    if tensors.keys().isdisjoint(wanted):
+        raise OnnxgenError(f"{source} has no tensor of the module: it has {_shown(tensors)}")
+    other = [key for key, value in tensors.items() if drop and value.shape != wanted.get(key, value.shape)]
+    described = _shown(f"{key} {list(tensors[key].shape)} instead of {list(wanted[key])}" for key in other)
+    if not is_pickled(source) and tensors.keys() == state.keys() and not other:
         yield source, ""
         return
     with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:
         file = Path(folder) / "weights.safetensors"
-        kept = {key: value for key, value in found.items() if key not in other}
+        kept = {key: value for key, value in tensors.items() if key not in other}
         try:  # safetensors refuses tensors that share memory
             save_file({key: value.clone(memory_format=torch.contiguous_format) for key, value in kept.items()}, file)
         except (OSError, SafetensorError) as error:
@@ -177,12 +177,12 @@ def under_own_keys(source: Path, module: ModuleType, *, drop: bool = False) -> I
 def _called(module: ModuleType, shown: Path, *weights: Path) -> tuple[nn.Module, str]:
     """Call `from_pretrained(strict=False)`. Returns the model, and what it said, shortened."""
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model: nn.Module = module.Model.from_pretrained(*weights, strict=False)
     except Exception as error:
         raise OnnxgenError(f"{shown}: what fits can't be loaded: {typed(error)}") from error
-    parts = [part for each in said for part in str(each.message).split("; ") if not part.endswith(": ")]
+    parts = [part for each in caught for part in str(each.message).split("; ") if not part.endswith(": ")]
     return model, "; ".join(_shown([part]) for part in parts)
 
 

@@ -57,42 +57,42 @@ class Parts:
         self._operations = traced.operations
         self.products = [operation for operation in traced.operations if self.weight(operation) is not None]
 
-    def weight(self, made: Operation) -> ClassTensor | None:
+    def weight(self, product: Operation) -> ClassTensor | None:
         """Return the stored tensor that a product multiplies with and its output axis, or None if it has none."""
-        if made.name not in PRODUCTS or (made.name == "convolution" and made.arguments[_TRANSPOSED]):
+        if product.name not in PRODUCTS or (product.name == "convolution" and product.arguments[_TRANSPOSED]):
             return None
-        for value in made.inputs:
+        for value in product.inputs:
             stored, turns = source(value)
             held = self._owner(value)
             if held is None or stored.tensor.ndim < 2:
                 continue
-            if made.name in ("linear", "convolution"):
+            if product.name in ("linear", "convolution"):
                 return ClassTensor(held, 0, "weight")
-            columns = (value is made.inputs[-1]) != (turns % 2 == 1)
+            columns = (value is product.inputs[-1]) != (turns % 2 == 1)
             return ClassTensor(held, stored.tensor.ndim - 1 if columns else 0, "weight")
         return None
 
-    def of(self, made: Operation) -> tuple[ClassTensor, ...]:
+    def of(self, product: Operation) -> tuple[ClassTensor, ...]:
         """Return the weight and bias of a product, and other tensors with one value per class up to the next layer."""
-        weight = self.weight(made)
+        weight = self.weight(product)
         assert weight is not None
         classes = getattr(weight.owner.module, weight.owner.name).shape[weight.axis]
-        found = [weight, *self._sized(((value, "bias") for value in made.inputs), classes)]
-        behind = {made}
+        tensors = [weight, *self._sized(((value, "bias") for value in product.inputs), classes)]
+        behind = {product}
         for operation in self._operations:
             if operation.name in PRODUCTS or not any(value.made_by in behind for value in operation.inputs):
                 continue
             behind.add(operation)
             if operation.name in NORMS:
-                found += self._sized(zip(operation.arguments, _FILLS, strict=False), classes)
+                tensors += self._sized(zip(operation.arguments, _FILLS, strict=False), classes)
             elif operation.name in ARITHMETIC:
                 fill = "zeros" if operation.name in ("add", "sub") else "ones"
-                found += self._sized(((value, fill) for value in operation.inputs), classes)
-        return tuple({(id(part.owner.module), part.owner.name): part for part in reversed(found)}.values())[::-1]
+                tensors += self._sized(((value, fill) for value in operation.inputs), classes)
+        return tuple({(id(part.owner.module), part.owner.name): part for part in reversed(tensors)}.values())[::-1]
 
-    def sharing(self, made: Operation) -> str:
+    def sharing(self, product: Operation) -> str:
         """Return the path of another user of a product's weight, or ""."""
-        weight = self.weight(made)
+        weight = self.weight(product)
         assert weight is not None
         tensor = getattr(weight.owner.module, weight.owner.name)
         others = [owner.path for owner in self._owners[id(tensor)] if owner.path != weight.owner.path]
@@ -184,8 +184,8 @@ def layers_of_maps(model: nn.Module, example: Example, outputs: Sequence[int]) -
     """
     search = _Search(model, trace(model, example))
     try:
-        made = [search.last_product(search.traced.outputs[index]) for index in outputs]
-        return [search.checked(product, index) for product, index in zip(made, outputs)]
+        products = [search.last_product(search.traced.outputs[index]) for index in outputs]
+        return [search.checked(product, index) for product, index in zip(products, outputs)]
     except _NoHead as why:
         raise search.refusal(f"the layer of a raw map was not found: {why}") from None
 
@@ -197,17 +197,17 @@ def last_layers(model: nn.Module, example: Example) -> tuple[str, ...]:
         OnnxgenError: no output has a head.
     """
     search = _Search(model, trace(model, example))
-    found: list[str] = []
+    paths: list[str] = []
     reasons: list[str] = []
     for index in range(len(search.traced.outputs)):
         try:
             head = search.behind(index, any_size=True).head
-            found += [head.path, *head.also]
+            paths += [head.path, *head.also]
         except _NoHead as why:
             reasons.append(str(why))
-    if not found:
+    if not paths:
         raise search.refusal("no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN]))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(paths))
 
 
 def find(model: nn.Module, example: Example, *, head: str | None = None, output: int | str | None = None) -> Found:
@@ -222,21 +222,21 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
     chosen = [_output(output, names)] if output is not None else list(range(len(names)))
     if head is not None:
         return search.named(head, chosen)
-    found: dict[str, Found] = {}
+    heads: dict[str, Found] = {}
     reasons: list[str] = []
     for index in chosen:
         try:
-            made = search.behind(index)
-            found.setdefault(made.head.path, made)
+            located = search.behind(index)
+            heads.setdefault(located.head.path, located)
         except _NoHead as why:
             reasons.append(str(why) if len(names) == 1 else f"output {names[index]}: {why}")
-    if len(found) > 1:
-        raise search.refusal(f"the model has {len(found)} classifiers: {', '.join(found)}", "output= or ")
-    if not found:
+    if len(heads) > 1:
+        raise search.refusal(f"the model has {len(heads)} classifiers: {', '.join(heads)}", "output= or ")
+    if not heads:
         raise search.refusal(
             "no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN] or ["the model returns nothing"])
         )
-    return next(iter(found.values()))
+    return next(iter(heads.values()))
 
 
 def _output(output: int | str, names: list[str]) -> int:
@@ -259,13 +259,13 @@ class _Search:
     def behind(self, index: int, any_size: bool = False) -> Found:
         """Find the classifier that computes an output. `any_size`: no axis of the output need have the class count."""
         shape = self.traced.outputs[index].shape
-        made = self.last_product(self.traced.outputs[index])
-        found = self.checked(made, index, any_size)
-        if made.name == "convolution" and prod(shape[2:]) > 1:
-            raise _NoHead(f"{found.head.path} gives scores for every position of a map ({_sizes(shape)})")
-        if self._projects_attention(made):
-            raise _NoHead(f"{found.head.path} is the output projection of an attention")
-        return found
+        product = self.last_product(self.traced.outputs[index])
+        located = self.checked(product, index, any_size)
+        if product.name == "convolution" and prod(shape[2:]) > 1:
+            raise _NoHead(f"{located.head.path} gives scores for every position of a map ({_sizes(shape)})")
+        if self._projects_attention(product):
+            raise _NoHead(f"{located.head.path} is the output projection of an attention")
+        return located
 
     def named(self, path: str, chosen: list[int]) -> Found:
         """Find the last layer with weights at or below a path."""
@@ -291,44 +291,44 @@ class _Search:
         """Return the product that computes a value, skipping operations that may follow a classifier."""
         # True if pooling or softmax follows: a ReLU is then part of the head (SqueezeNet), not the end of an encoder.
         final = False
-        while (made := value.made_by) is not None:
-            varying = [v for v in made.inputs if v.varies]
-            if made in self.parts.products:
-                return made
-            final |= made.name in _POOLING | _SOFTMAX
-            passed = made.name in _PASSED or (made.name == "relu" and final)
-            if not varying or not (passed or (made.name in ARITHMETIC and len(varying) == 1)):
-                joined = made.name in ARITHMETIC and len(varying) > 1
-                raise _NoHead(f"the last operation is {made.name}{' of two values' if joined else ''}")
+        while (operation := value.made_by) is not None:
+            varying = [v for v in operation.inputs if v.varies]
+            if operation in self.parts.products:
+                return operation
+            final |= operation.name in _POOLING | _SOFTMAX
+            passed = operation.name in _PASSED or (operation.name == "relu" and final)
+            if not varying or not (passed or (operation.name in ARITHMETIC and len(varying) == 1)):
+                joined = operation.name in ARITHMETIC and len(varying) > 1
+                raise _NoHead(f"the last operation is {operation.name}{' of two values' if joined else ''}")
             value = varying[0]
         raise _NoHead("no layer with weights computes it")
 
-    def checked(self, made: Operation, index: int, any_size: bool = False) -> Found:
+    def checked(self, product: Operation, index: int, any_size: bool = False) -> Found:
         """Return the head for a product. Its classes must be an axis of the output; its weight must not be shared."""
-        parts = self.parts.of(made)
-        path, weight, shape = self._path(made), _tensor(parts[0]), self.traced.outputs[index].shape
+        parts = self.parts.of(product)
+        path, weight, shape = self._path(product), _tensor(parts[0]), self.traced.outputs[index].shape
         classes = weight.shape[parts[0].axis]
         if classes not in shape and not any_size:
             raise _NoHead(f"{path} computes {classes} values, but the output is {_sizes(shape)}")
-        if sharing := self.parts.sharing(made):
+        if sharing := self.parts.sharing(product):
             raise _NoHead(f"{path} shares its weight with {sharing}, so its size can't change until they are untied")
         own = parts[0].owner.module
         also = [_layer(p.owner) for p in parts[1:] if p.owner.module is not own or not isinstance(own, LAYERS)]
         return Found(Head(path, classes, weight.numel() // classes, index, tuple(dict.fromkeys(also))), parts)
 
-    def _projects_attention(self, made: Operation) -> bool:
-        value = next(v for v in made.inputs if v.varies)
+    def _projects_attention(self, product: Operation) -> bool:
+        value = next(v for v in product.inputs if v.varies)
         while (before := value.made_by) is not None and before.name in VIEWS:
             value = before.inputs[0]
         return before is not None and (before.name == "bmm" or "dot_product" in before.name)
 
-    def _path(self, made: Operation) -> str:
-        part = self.parts.weight(made)
+    def _path(self, product: Operation) -> str:
+        part = self.parts.weight(product)
         assert part is not None
         return _layer(part.owner)
 
-    def _described(self, made: Operation) -> str:
-        part = self.parts.weight(made)
+    def _described(self, product: Operation) -> str:
+        part = self.parts.weight(product)
         assert part is not None
         weight = _tensor(part)
         classes = weight.shape[part.axis]
@@ -341,8 +341,8 @@ def _layer(owner: Owner) -> str:
 
 
 def _tensor(part: ClassTensor) -> Tensor:
-    found: Tensor = getattr(part.owner.module, part.owner.name)
-    return found
+    tensor: Tensor = getattr(part.owner.module, part.owner.name)
+    return tensor
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
@@ -407,23 +407,25 @@ def trace(model: nn.Module, example: Example) -> Trace:
     recorder = _Recorder(example)
     with undisturbed(model), recorder:
         result = call(model, example)
-    found = recorder.trace
-    found.result = result
-    found.outputs = [recorder.value(tensor) for tensor in outputs(result)]
-    return found
+    traced = recorder.trace
+    traced.result = result
+    traced.outputs = [recorder.value(tensor) for tensor in outputs(result)]
+    return traced
 
 
-def is_view(made: Operation) -> bool:
+def is_view(operation: Operation) -> bool:
     """Return True if an operation arranges, casts, or multiplies by one number the elements of a tensor."""
-    return bool(made.inputs) and (made.name in VIEWS or (made.name in ("mul", "div") and len(made.inputs) == 1))
+    return bool(operation.inputs) and (
+        operation.name in VIEWS or (operation.name in ("mul", "div") and len(operation.inputs) == 1)
+    )
 
 
 def source(value: Value) -> tuple[Value, int]:
     """Return the tensor that a value is a view of (`is_view`), and the number of times that two axes were swapped."""
     turns = 0
-    while (made := value.made_by) is not None and is_view(made):
-        turns += made.name in ("t", "transpose", "permute", "numpy_T")
-        value = made.inputs[0]
+    while (operation := value.made_by) is not None and is_view(operation):
+        turns += operation.name in ("t", "transpose", "permute", "numpy_T")
+        value = operation.inputs[0]
     return value, turns
 
 
@@ -432,20 +434,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         leaves = pytree.tree_leaves(dict(example) if not isinstance(example, (Tensor, tuple, list)) else example)
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self.now = {id(tensor): Value(tensor, varies=True) for tensor in given}
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.now = {id(tensor): Value(tensor, varies=True) for tensor in tensors}
 
     def value(self, tensor: Tensor) -> Value:
-        found = self.now.get(id(tensor))
-        if found is None:
-            found = self.now[id(tensor)] = Value(tensor)
-        return found
+        current = self.now.get(id(tensor))
+        if current is None:
+            current = self.now[id(tensor)] = Value(tensor)
+        return current
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = pytree.tree_map_only(Tensor, self.value, (args, kwargs or {}))
-        inputs = list(_values(given))
+        recorded = pytree.tree_map_only(Tensor, self.value, (args, kwargs or {}))
+        inputs = list(_values(recorded))
         result = func(*args, **(kwargs or {}))
-        operation = Operation(func.overloadpacket.__name__.rstrip("_"), inputs, given[0])
+        operation = Operation(func.overloadpacket.__name__.rstrip("_"), inputs, recorded[0])
         self.trace.operations.append(operation)
         varies = any(value.varies for value in inputs)
         for tensor in pytree.tree_leaves(result):

@@ -42,8 +42,8 @@ def signature_of(model: nn.Module) -> Signature:
     metadata: Mapping[str, str] = {}
     with suppress(OnnxgenError):
         metadata = metadata_of(space_of(model))
-    if (found := recorded(metadata)) is not None:
-        return replace(found, outputs=as_returned(found.outputs, type(model), metadata))
+    if (signature := recorded(metadata)) is not None:
+        return replace(signature, outputs=as_returned(signature.outputs, type(model), metadata))
     required = (p for p in inspect.signature(model.forward).parameters.values() if p.default is p.empty)
     names = [p.name for p in required if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(tuple(Port(name, None, None) for name in names), ())
@@ -60,13 +60,13 @@ def as_returned(outputs: tuple[Port, ...], kind: type[nn.Module], metadata: Mapp
         return outputs
     then = _of_text(unpacked(metadata.get(BASE, "")) or "", kind.__name__)
     known = dict(zip(then, outputs, strict=True)) if len(then) == len(outputs) else {}
-    found: list[Port] = []
+    ports: list[Port] = []
     for number, text in enumerate(now):
         port = known.get(text) or Port(text if text.isidentifier() else f"output{number}", None, None)
-        if port.name in {other.name for other in found}:
+        if port.name in {other.name for other in ports}:
             port = Port(f"output{number}", None, None)
-        found.append(port)
-    return tuple(found)
+        ports.append(port)
+    return tuple(ports)
 
 
 @lru_cache(maxsize=64)
@@ -139,12 +139,12 @@ class Owner:
 
 def owners(model: nn.Module) -> dict[int, list[Owner]]:
     """Return the owners of each parameter and buffer, by `id`. A module that is registered twice counts once."""
-    found: dict[int, list[Owner]] = defaultdict(list)
+    by_tensor: dict[int, list[Owner]] = defaultdict(list)
     for path, module in model.named_modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if isinstance(tensor, Tensor):
-                found[id(tensor)].append(Owner(module, name, f"{path}.{name}" if path else name))
-    return found
+                by_tensor[id(tensor)].append(Owner(module, name, f"{path}.{name}" if path else name))
+    return by_tensor
 
 
 def is_below(path: str, patterns: Iterable[str]) -> bool:
@@ -172,8 +172,8 @@ def near(text: str, paths: list[str]) -> str:
     first = [path for path in paths if path and "." not in path]
     alike = difflib.get_close_matches(text, paths, MAX_LISTED_PATHS, 0.6) if "." in text or not first else []
     alike = alike or difflib.get_close_matches(text, first, MAX_LISTED_PATHS, 0.6)
-    found = [*dict.fromkeys([*alike, *first])] if "." not in text or not alike else alike
-    some = found[:MAX_LISTED_PATHS]
+    candidates = [*dict.fromkeys([*alike, *first])] if "." not in text or not alike else alike
+    some = candidates[:MAX_LISTED_PATHS]
     return f"there are {', '.join(some)}{', ...' if len(paths) > len(some) else ''}" if some else "there are none"
 
 
@@ -242,13 +242,13 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
     with undisturbed(model):
         for size, cast in itertools.product(TRIED_SIZES, (False, True)):
             sizes = {dim: BATCH_SIZE if dim in first or re.search("batch", dim, re.I) else size for dim in names}
-            made = tuple(_made(port, sizes, like, cast) for port in ports)
+            inputs = tuple(_made(port, sizes, like, cast) for port in ports)
             try:
-                call(model, made)
+                call(model, inputs)
             except Exception as error:  # the model's code may raise anything for a size that it does not accept
                 reason = reason or typed(error, 200)
             else:
-                return made
+                return inputs
     raise OnnxgenError(f"the model fails on a random input ({reason})", help=way_out)
 
 
@@ -263,5 +263,5 @@ def _made(port: Port, sizes: Mapping[str, int], like: Tensor, cast: bool) -> Ten
     shape = [dim if isinstance(dim, int) else sizes[dim] for dim in port.dims or ()]
     if not dtype.is_floating_point and not dtype.is_complex:
         return torch.ones(shape, dtype=dtype, device=like.device)
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return made.to(like.device, like.dtype if cast and dtype.is_floating_point else dtype)
+    floats = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return floats.to(like.device, like.dtype if cast and dtype.is_floating_point else dtype)

@@ -57,17 +57,17 @@ def replace_head(
             is then unchanged.
     """
     example = example_for(model, example)
-    found = find(model, example, head=head, output=output)
-    kept = _kept(keep, classes, found.head.classes)
+    located = find(model, example, head=head, output=output)
+    kept = _kept(keep, classes, located.head.classes)
     expected = _shapes(model, example)
-    with _kept_on_error(found):
-        put_rows(found, classes, kept, init)
-        _check(model, example, expected, found, classes)
+    with _kept_on_error(located):
+        put_rows(located, classes, kept, init)
+        _check(model, example, expected, located, classes)
     set_classes(model, ())  # its outputs no longer have these labels
     return model
 
 
-def put_rows(found: Found, rows: int, kept: Mapping[int, int], init: Init) -> list[Tensor]:
+def put_rows(located: Found, rows: int, kept: Mapping[int, int], init: Init) -> list[Tensor]:
     """Give the tensors of a head another number of rows, in place.
 
     Args:
@@ -77,34 +77,34 @@ def put_rows(found: Found, rows: int, kept: Mapping[int, int], init: Init) -> li
     Returns:
         the new tensors, in the order of `found.parts`.
     """
-    before, counts = _before(found)
-    made = [_resized(part, tensor, before[0], rows, kept, init) for part, tensor in before]
-    for (part, _), tensor in zip(before, made):
+    before, counts = _before(located)
+    tensors = [_resized(part, tensor, before[0], rows, kept, init) for part, tensor in before]
+    for (part, _), tensor in zip(before, tensors):
         setattr(part.owner.module, part.owner.name, tensor)
     for module, name in counts:
         setattr(module, name, rows)
-    return made
+    return tensors
 
 
 _Before: TypeAlias = tuple[list[tuple[ClassTensor, Tensor]], list[tuple[nn.Module, str]]]
 
 
-def _before(found: Found) -> _Before:
+def _before(located: Found) -> _Before:
     """Return a head's tensors, and the attributes with their number of rows."""
-    return [(part, getattr(part.owner.module, part.owner.name)) for part in found.parts], _counts(found)
+    return [(part, getattr(part.owner.module, part.owner.name)) for part in located.parts], _counts(located)
 
 
 @contextmanager
-def _kept_on_error(found: Found) -> Iterator[None]:
+def _kept_on_error(located: Found) -> Iterator[None]:
     """Restore a head's tensors and the attributes with the number of classes on an error in the block."""
-    before, counts = _before(found)
+    before, counts = _before(located)
     try:
         yield
     except BaseException:
         for part, tensor in before:
             setattr(part.owner.module, part.owner.name, tensor)
         for module, name in counts:
-            setattr(module, name, found.head.classes)
+            setattr(module, name, located.head.classes)
         raise
 
 
@@ -121,9 +121,9 @@ def resize_head(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> bool
     named = sorted({key.rpartition(".")[0] or key for key in differing})
     for head in (None, *named) if differing else ():  # it is found, or else one of the keys names it
         try:
-            found = find(model, example_for(model), head=head)
-            wanted = {shapes[part.owner.path][part.axis] for part in found.parts}
-            if len(wanted) == 1 and differing <= {part.owner.path for part in found.parts}:
+            located = find(model, example_for(model), head=head)
+            wanted = {shapes[part.owner.path][part.axis] for part in located.parts}
+            if len(wanted) == 1 and differing <= {part.owner.path for part in located.parts}:
                 replace_head(model, wanted.pop(), init="zeros", head=head)
                 break
         except (OnnxgenError, LookupError):
@@ -137,10 +137,10 @@ def _resize_maps(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], differ
     """Give the layers that compute a detector's raw maps the shapes of a checkpoint, if only their rows differ."""
     count = len(signature_of(model).outputs)
     try:
-        found = layers_of_maps(model, example_for(model), range(count)) if differing else []
+        heads = layers_of_maps(model, example_for(model), range(count)) if differing else []
     except OnnxgenError:
         return
-    layers = [layer for layer in found if {part.owner.path for part in layer.parts} & differing]
+    layers = [layer for layer in heads if {part.owner.path for part in layer.parts} & differing]
     if differing <= {part.owner.path for layer in layers for part in layer.parts}:
         for layer in layers:
             if rows := shapes.get(layer.parts[0].owner.path, ())[layer.parts[0].axis :][:1]:
@@ -159,13 +159,13 @@ def _kept(keep: Keep | None, classes: int, old: int) -> dict[int, int]:
     return kept
 
 
-def _counts(found: Found) -> list[tuple[nn.Module, str]]:
+def _counts(located: Found) -> list[tuple[nn.Module, str]]:
     """Return the attributes with the number of classes: torch's own, and integers of a plain parameter's module."""
     counts = []
-    for part in found.parts:
+    for part in located.parts:
         module, plain = part.owner.module, not isinstance(part.owner.module, (*LAYERS, nn.modules.batchnorm._NormBase))
         for name, value in vars(module).items():
-            if type(value) is int and value == found.head.classes and (plain or name in _COUNTS):
+            if type(value) is int and value == located.head.classes and (plain or name in _COUNTS):
                 counts.append((module, name))
     return list(dict.fromkeys(counts))
 
@@ -193,8 +193,8 @@ def _resized(
             rows.zero_()
         for new, before in kept.items():
             rows[new] = old.detach().select(part.axis, before)
-        made = rows.movedim(0, part.axis).contiguous()
-    return nn.Parameter(made) if isinstance(old, nn.Parameter) else made
+        tensor = rows.movedim(0, part.axis).contiguous()
+    return nn.Parameter(tensor) if isinstance(old, nn.Parameter) else tensor
 
 
 def _initialise(rows: Tensor, init: Init) -> None:
@@ -241,14 +241,14 @@ def _line_in_reshape(node: ast.Call, number: int) -> int:
         return 0
     listed = [arg.elts if isinstance(arg, (ast.Tuple, ast.List)) else [arg] for arg in node.args]
     sizes = [size for part in listed for size in part]
-    found = [size.lineno for size in sizes if isinstance(size, ast.Constant) and size.value == number]
+    lines = [size.lineno for size in sizes if isinstance(size, ast.Constant) and size.value == number]
     has_other = any(isinstance(size, ast.UnaryOp) for size in sizes)
-    return found[0] if len(found) == 1 and not has_other else 0
+    return lines[0] if len(lines) == 1 and not has_other else 0
 
 
-def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], found: Found, classes: int) -> None:
+def _check(model: nn.Module, example: Example, before: list[tuple[int, ...]], located: Found, classes: int) -> None:
     """Check that the model still runs, and that its output changed in the class axis only."""
-    head = found.head
+    head = located.head
     way_out = f"{_where(model, head.classes)}, or replace {head.path} by hand"
     try:
         after = _shapes(model, example)

@@ -106,11 +106,11 @@ def traced(path: Path, options: Options, out: Path) -> tuple[Generated, list[str
     """
     with marked() as marks:
         generated = build(path, replace(options, annotate=True), out)
-    lines, found = _without_marks(generated.source)
+    lines, marks_by_line = _without_marks(generated.source)
     tree = ast.parse("\n".join(lines))
     last = _last_lines(tree)
     nodes: dict[int, list[str]] = {}
-    for first, mark in found.items():
+    for first, mark in marks_by_line.items():
         names = [name.printable(MAX_NAME_CHARACTERS) for name in marks.nodes(mark)]
         for number in range(first, last.get(first, first) + 1):
             nodes[number] = names
@@ -120,7 +120,7 @@ def traced(path: Path, options: Options, out: Path) -> tuple[Generated, list[str
 def _without_marks(source: str) -> tuple[list[str], dict[int, int]]:
     """Return the lines of a source without its marks, and the mark of each statement by its first line."""
     lines: list[str] = []
-    found: dict[int, int] = {}
+    marks: dict[int, int] = {}
     above: int | None = None
     for line in source.splitlines():
         mark = _MARK.search(line)
@@ -131,9 +131,9 @@ def _without_marks(source: str) -> tuple[list[str], dict[int, int]]:
         lines.append(text)
         number = above if above is not None else int(mark[1]) if mark is not None else None
         if number is not None:
-            found[len(lines)] = number
+            marks[len(lines)] = number
         above = None
-    return lines, found
+    return lines, marks
 
 
 def _last_lines(tree: ast.Module) -> dict[int, int]:
@@ -149,17 +149,17 @@ def _last_lines(tree: ast.Module) -> dict[int, int]:
 
 def _registered(tree: ast.Module, nodes: Mapping[int, list[str]]) -> dict[int, list[str]]:
     """Return the nodes of each line of `__init__`: those of the lines that use the member."""
-    found: dict[int, list[str]] = {}
-    for made in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+    nodes_by_line: dict[int, list[str]] = {}
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         users: dict[str, list[str]] = defaultdict(list)
-        methods = [node for node in made.body if isinstance(node, ast.FunctionDef)]
+        methods = [node for node in cls.body if isinstance(node, ast.FunctionDef)]
         for name, line in (each for m in methods if m.name != "__init__" for each in _own_attributes(m)):
             users[name] += nodes.get(line, [])
         for statement in (s for m in methods if m.name == "__init__" for s in m.body):
             names = [name for name, _ in _own_attributes(statement)]
             for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-                found[line] = list(dict.fromkeys(n for name in names for n in users[name]))
-    return {line: names for line, names in found.items() if names}
+                nodes_by_line[line] = list(dict.fromkeys(n for name in names for n in users[name]))
+    return {line: names for line, names in nodes_by_line.items() if names}
 
 
 def _own_attributes(tree: ast.AST) -> Iterable[tuple[str, int]]:

@@ -84,8 +84,8 @@ class Dequantised:
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Dequantised:
         """Make one from the result of `as_record`, which may have passed through JSON."""
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
-        return cls(**given)
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        return cls(**fields)
 
     def as_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,8 +106,8 @@ class Dequantised:
         scale = self.scale(get)
         if self.form == TABLE:
             codes, factors = self._codes(get(self.tensor)), self._spread(scale)
-            made: Array = (table(self.kind)[codes] * factors).astype(scale.dtype)
-            return made
+            values: Array = (table(self.kind)[codes] * factors).astype(scale.dtype)
+            return values
         numbers, zero = self._numbers(get(self.tensor)), self._zero(get)
         wide = np.int64 if numbers.dtype == np.int32 else np.float32
         centred = numbers.astype(wide) - zero.astype(wide)
@@ -136,10 +136,10 @@ class Dequantised:
         unchanged = (floats == self.floats(before).astype(floats.dtype)) & (scale == was)
         ratio = floats.astype(np.float32) / np.where(scale == 0, np.float32(1), scale.astype(np.float32))
         if self.form == TABLE:
-            made = np.abs(ratio[..., None] - table(self.kind)).argmin(-1).astype(np.uint8)
+            rounded = np.abs(ratio[..., None] - table(self.kind)).argmin(-1).astype(np.uint8)
         else:
-            made = _saturated(np.where(unchanged, np.float32(0), ratio), self._zero(now), numbers.dtype, self.bits)
-        return self._packed(np.where(unchanged, numbers, made), stored)
+            rounded = _saturated(np.where(unchanged, np.float32(0), ratio), self._zero(now), numbers.dtype, self.bits)
+        return self._packed(np.where(unchanged, numbers, rounded), stored)
 
     # ---- numbers as they are stored ------------------------------------------------------------------------------
 
@@ -254,8 +254,8 @@ def _saturated(ratio: Array, zero: Array, dtype: np.dtype[Any], bits: int) -> Ar
     low, high = (0, 2**bits - 1) if bits else (kind.min, kind.max)
     if kind.is_floating_point():
         return np.asarray(np.clip(ratio + zero.astype(np.float32), float(low), float(high)), dtype)
-    made = np.rint(ratio.astype(np.float64)) + zero.astype(np.float64)
-    return np.asarray(np.clip(made, int(low), int(high)).astype(np.int64), dtype)
+    shifted = np.rint(ratio.astype(np.float64)) + zero.astype(np.float64)
+    return np.asarray(np.clip(shifted, int(low), int(high)).astype(np.int64), dtype)
 
 
 KEY = "quantized"  # in the sidecar's metadata
@@ -284,8 +284,8 @@ class Distance:
         """Describe the difference, or return "" if it is allowed. `floor`: a difference that is always allowed."""
         if self.rms <= self.limit + floor and self.largest <= MAX_SIGMAS * self.limit + floor:
             return ""
-        found = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
-        return f"differs by {found}; quantising explains {self.limit:.3g}"
+        size = f"{self.rms:.3g} in root mean square and {self.largest:.3g} at most"
+        return f"differs by {size}; quantising explains {self.limit:.3g}"
 
     def too_small(self, floor: float) -> str:
         """Describe an output that is too small, or return "". Valid only for the file's own weights."""

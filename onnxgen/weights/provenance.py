@@ -301,14 +301,14 @@ def way_back(
         for piece in (*source.pieces, *source.empty):
             uses.setdefault(piece.name, []).append((key, source, piece))
     record: dict[str, Any] = {}
-    for name, found in uses.items():
-        tensors = {(tuple(p.tensor.shape.numpy()), p.tensor.dtype) for _, _, p in found}
+    for name, tensor_uses in uses.items():
+        tensors = {(tuple(p.tensor.shape.numpy()), p.tensor.dtype) for _, _, p in tensor_uses}
         if len(tensors) > 1:
             raise ValueError(f"two different tensors are called {name!r}")
-        covered = Covered([piece for _, _, piece in found])
+        covered = Covered([piece for _, _, piece in tensor_uses])
         primary: list[_Use] = []
         others: dict[str, list[_Use]] = {}
-        for use in found:
+        for use in tensor_uses:
             is_new, is_again = covered.add(use[2])  # both if some of its elements are also another key's
             primary += [use] if is_new else []
             if is_again:
@@ -341,19 +341,19 @@ def rebuild(
     entries = entries if isinstance(entries, list) else [entries]
     if entry >= len(entries):
         raise OnnxgenError(f"the weights file does not say how {name!r} is rebuilt: generate the module again")
-    found = entries[entry]
-    if isinstance(found, str):
-        return get(found)
-    dtype = ir.DataType[found["dtype"]].numpy()
+    recipe = entries[entry]
+    if isinstance(recipe, str):
+        return get(recipe)
+    dtype = ir.DataType[recipe["dtype"]].numpy()
     if original is not None and all(ir.DataType.from_numpy(d).is_floating_point() for d in (dtype, original.dtype)):
         dtype = original.dtype  # the module may have been generated in another floating point type (`--dtype`)
-    if not found.get("partial"):
-        out = np.empty(found["shape"], dtype)
+    if not recipe.get("partial"):
+        out = np.empty(recipe["shape"], dtype)
     elif original is None:
         raise OnnxgenError(f"only parts of {name!r} are in the weights; the original ONNX file is needed for the rest")
     else:
-        out = np.array(original, dtype, order="C").reshape(found["shape"])
-    for part in reversed(found["parts"]):  # reversed, so that the first part wins where parts overlap
+        out = np.array(original, dtype, order="C").reshape(recipe["shape"])
+    for part in reversed(recipe["parts"]):  # reversed, so that the first part wins where parts overlap
         value = get(part["key"])
         if "fold" in part:
             value = Fold(**part["fold"]).apply(value, get)

@@ -313,14 +313,14 @@ def read_tensors(path: Path) -> dict[str, Array]:
 
     Raises `OnnxgenError` if a file is missing or broken.
     """
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for file in sidecar_files(path):
         _, entries = read_header(file)
         raw = np.memmap(file, np.uint8, "r")
         for key, entry in entries.items():
             array = raw[entry.start : entry.stop].view(BY_NAME[entry.dtype].numpy())
-            found[key] = array.reshape(entry.shape)
-    return found
+            tensors[key] = array.reshape(entry.shape)
+    return tensors
 
 
 # ---- the plan ------------------------------------------------------------------------------------------------------

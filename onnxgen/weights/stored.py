@@ -273,8 +273,8 @@ class Views:
 
 def view_of(node: ir.Node) -> View | None:
     """Return how the result of a node is made of the stored tensor that it views; None if it is no such node."""
-    found: View | None = card("", node.op_type).rules.view if _is_standard(node) else None
-    return found
+    view: View | None = card("", node.op_type).rules.view if _is_standard(node) else None
+    return view
 
 
 def _is_standard(node: ir.Node) -> bool:
@@ -317,12 +317,12 @@ def twins(keys: Mapping[str, Source], values: Iterable[ir.Value]) -> list[tuple[
     for key, source in keys.items():
         for name in source.names:
             using.setdefault(name, []).append(key)
-    found = []
+    copied = []
     for value in values:
         for copy in COPIES.get(value):
             for key in using.get(copy.original, ()):
-                found.append((key, _moved(keys[key], copy, value)))
-    return found
+                copied.append((key, _moved(keys[key], copy, value)))
+    return copied
 
 
 def _moved(source: Source, copy: Copied, value: ir.Value) -> Source:
@@ -346,21 +346,21 @@ class Finder:
 
     def sites(self, tensor: str, node: ir.Node, indices: Iterable[int]) -> set[Site]:
         """Return the sites of `tensor` that these inputs of a node of the rewritten graph stand for."""
-        found: set[Site] = set()
+        sites: set[Site] = set()
         noted = SITES.get(node)
         for index in indices:
             if index in noted:
-                found |= noted[index].get(tensor, frozenset())
+                sites |= noted[index].get(tensor, frozenset())
                 continue
             value = node.inputs[index]
             inputs = dict(self.nodes.get(node.outputs[0].name or "", ()))
             if value is not None and stored(value) is None and value.name in self.nodes:
-                found |= self._above([value.name], tensor, set())
+                sites |= self._above([value.name], tensor, set())
             elif inputs.get(site(node, index)) == tensor:
-                found.add(site(node, index))
+                sites.add(site(node, index))
             else:
-                found |= self._above([o.name for o in node.outputs if o.name], tensor, self._others)
-        return found
+                sites |= self._above([o.name for o in node.outputs if o.name], tensor, self._others)
+        return sites
 
     def note(self, new: ir.Node, places: Iterable[Place]) -> None:
         """Note the sites of a new node's inputs, while the nodes that it stands for are still there."""
@@ -371,16 +371,16 @@ class Finder:
 
     def _above(self, names: list[str], tensor: str, ends: Collection[str]) -> set[Site]:
         """Return the sites of `tensor` among the nodes that these values are computed by, back to `ends`."""
-        found: set[Site] = set()
+        sites: set[Site] = set()
         pending, seen = list(names), set(names)
         while pending:
             for where, name in self.nodes.get(pending.pop(), ()):
                 if name == tensor:
-                    found.add(where)
+                    sites.add(where)
                 elif name not in seen and name not in ends:
                     seen.add(name)
                     pending.append(name)
-        return found
+        return sites
 
     @cached_property
     def _others(self) -> set[str]:
