@@ -11,20 +11,9 @@ import click
 
 from onnxgen._version import __version__
 from onnxgen.cli.building import build
-from onnxgen.cli.group import (
-    CODES,
-    DEFAULT,
-    MANNERS,
-    WRITES,
-    AnyPath,
-    Command,
-    DefaultGroup,
-    Examples,
-    exit_codes,
-    option,
-)
+from onnxgen.cli.default import file_option, generate, model_argument, path_type
+from onnxgen.cli.group import CODES, MANNERS, Command, DefaultGroup, Examples, exit_codes, option
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
-from onnxgen.cli.process import sympy_later
 from onnxgen.cli.train_options import given_settings, train_options, wrong_options
 from onnxgen.ship.target import SHIPS
 from onnxgen.training.runs.folder import RUNS
@@ -40,6 +29,7 @@ def app() -> None:
 
 
 app.add_command(build)
+app.add_command(generate)
 
 
 def _command(
@@ -49,9 +39,6 @@ def _command(
     return app.command(name, cls=Command, **attrs)
 
 
-_path = AnyPath()
-_model = click.argument("model", type=_path)
-_file = partial(option, group="Files")
 _same = partial(option, group="Comparison")
 _whole, _number = click.IntRange(min=0), click.FloatRange(min=0)
 _compared = add_all(
@@ -65,32 +52,6 @@ _compared = add_all(
 
 
 @_command(
-    DEFAULT,
-    "Write a module from an ONNX file (the default command).",
-    [
-        ("onnxgen net.onnx -o model.py", "Write model.py and model.safetensors."),
-        ("onnxgen net.onnx --verify", "Write net.py, and compare it with net.onnx."),
-        ("onnxgen net.onnx --check", "Exit with 1 if net.py is not what would be written."),
-        ("onnxgen ./verify", "Read a file that is called like a command."),
-    ],
-    {**WRITES, 1: "with --check: stale; with --verify: different"},
-)
-@_model
-@_file("-o", "--output", metavar="FILE", type=_path, help="The module to write. Default: beside MODEL.")
-@_file("--check", is_flag=True, help="Write nothing. Exit with 1 if the output is not fresh.")
-@_file("--force", is_flag=True, help="Overwrite an output even if it was edited by hand.")
-@_file("--verify", "verified", is_flag=True, help="Compare the module with MODEL afterwards.")
-@generation_options()
-@saying_options
-def generate(model: Path, output: Path | None, **params: Any) -> int:
-    """Generate a module and its weights from MODEL, an ONNX file. This is the default command."""
-    with sympy_later():
-        from onnxgen.cli.generating import generate_command
-
-    return generate_command(model, output, take_options(params), **params)
-
-
-@_command(
     "verify",
     "Compare a module with its ONNX file.",
     [
@@ -100,15 +61,15 @@ def generate(model: Path, output: Path | None, **params: Any) -> int:
     ],
     {0: "equal", 1: "different"},
 )
-@_model
-@click.argument("module", type=_path, required=False)
+@model_argument
+@click.argument("module", type=path_type, required=False)
 @_compared
 @_same(
     "--inputs",
     "files",
     metavar="FILE.npz",
     multiple=True,
-    type=_path,
+    type=path_type,
     help="Your own inputs: arrays by input name, one file for each run.",
 )
 @_same("--sizes", metavar="NAME=N", multiple=True, help="The size of a dynamic dim. Others are drawn.")
@@ -137,16 +98,16 @@ def verify(model: Path, module: Path | None, **params: Any) -> int:
     ],
     {1: "the file and the module differ"},
 )
-@click.argument("module", type=_path, required=False)
-@_file("--onnx", metavar="FILE", type=_path, help="The original ONNX file. Default: the recorded name.")
-@_file(
+@click.argument("module", type=path_type, required=False)
+@file_option("--onnx", metavar="FILE", type=path_type, help="The original ONNX file. Default: the recorded name.")
+@file_option(
     "--weights",
     metavar="FILE",
-    type=_path,
+    type=path_type,
     help="The trained weights, as safetensors or a PyTorch checkpoint. Default: those beside the module.",
 )
-@_file("-o", "--output", "out", metavar="FILE", type=_path, help="The file to write.")
-@_file("--force", is_flag=True, help="Overwrite any file, not only an earlier export of this model.")
+@file_option("-o", "--output", "out", metavar="FILE", type=path_type, help="The file to write.")
+@file_option("--force", is_flag=True, help="Overwrite any file, not only an earlier export of this model.")
 @option(
     "--same-graph", is_flag=True, group="Graph", help="Keep the original graph, without what options changed in it."
 )
@@ -204,7 +165,7 @@ def ship(run: Path | None, **given: Any) -> int:
         ("onnxgen inspect net.onnx --frozen '^encoder'", "Show the same with an option."),
     ],
 )
-@_model
+@model_argument
 @generation_options()
 @saying_options
 def inspect(model: Path, **params: Any) -> int:
@@ -227,9 +188,9 @@ def inspect(model: Path, **params: Any) -> int:
         ("onnxgen view net.onnx -o page.html --flat", "Write another page."),
     ],
 )
-@_model
-@_file("-o", "--output", metavar="FILE.html", type=_path, help="The page to write. Default: beside MODEL.")
-@_file("--force", is_flag=True, help="Overwrite a file that onnxgen view did not make.")
+@model_argument
+@file_option("-o", "--output", metavar="FILE.html", type=path_type, help="The page to write. Default: beside MODEL.")
+@file_option("--force", is_flag=True, help="Overwrite a file that onnxgen view did not make.")
 @generation_options()
 @saying_options
 def view(model: Path, output: Path | None, **params: Any) -> int:
@@ -254,7 +215,7 @@ def view(model: Path, output: Path | None, **params: Any) -> int:
     ("--data", "--target", "--replace-head", "--task", "--epochs", "--lr", "--batch-size", "--val", "--device")
     + ("--out", "--resume"),
 )
-@click.argument("model", type=_path, required=False)
+@click.argument("model", type=path_type, required=False)
 @train_options
 @saying_options
 @click.pass_context
@@ -269,11 +230,11 @@ def train(context: click.Context, /, model: Path | None, **params: Any) -> int:
     return train_command(model, given_settings(context), wrong_options(context), **others)
 
 
-_run = click.argument("run", type=_path, required=False)
+_run = click.argument("run", type=path_type, required=False)
 _asked = add_all(
     [
         option("--device", metavar="DEVICE", default="auto", group="Devices", help=SETTINGS["device"].help),
-        _file("--weights", metavar="FILE", type=_path, help="Other weights than the best ones of the run."),
+        file_option("--weights", metavar="FILE", type=path_type, help="Other weights than the best ones of the run."),
     ]
 )
 
@@ -313,15 +274,15 @@ _asked = add_all(
     help="Draw the tokens of a text. Default: take the most probable ones.",
 )
 @option("--soft", is_flag=True, group="Answers", help="Of a map of classes: the probability of each one at each place.")
-@_file(
+@file_option(
     "-o",
     "--output",
     "out",
     metavar="FILE",
-    type=_path,
+    type=path_type,
     help="Write a table (.csv), whole outputs (.npz), or images (a folder).",
 )
-@_file("--force", is_flag=True, help="Overwrite files that are there.")
+@file_option("--force", is_flag=True, help="Overwrite files that are there.")
 @_asked
 @saying_options
 def predict(files: tuple[str, ...], **params: Any) -> int:
@@ -349,7 +310,7 @@ def predict(files: tuple[str, ...], **params: Any) -> int:
 @option("--part", metavar="PART", group="Data", help="test, val or train. Default: test, else val.")
 @option("--task", metavar="NAME", group="Data", help="The function that RUN was trained with: it is not run unasked.")
 @option(
-    "--teacher", metavar="FILE", type=_path, group="Data", help="The module that taught RUN: it is not run unasked."
+    "--teacher", metavar="FILE", type=path_type, group="Data", help="The module that taught RUN: it is not run unasked."
 )
 @_asked
 @saying_options
@@ -371,9 +332,9 @@ def evaluate(run: Path | None, **params: Any) -> int:
         ("onnxgen runs --html runs.html", "Write a page with their curves over each other."),
     ],
 )
-@click.argument("folder", type=_path, default=RUNS)
-@_file("--html", metavar="FILE.html", type=_path, help="Write a page with settings, metrics and curves.")
-@_file("--force", is_flag=True, help="Overwrite a file that onnxgen runs did not make.")
+@click.argument("folder", type=path_type, default=RUNS)
+@file_option("--html", metavar="FILE.html", type=path_type, help="Write a page with settings, metrics and curves.")
+@file_option("--force", is_flag=True, help="Overwrite a file that onnxgen runs did not make.")
 @saying_options
 def runs(folder: Path, **params: Any) -> int:
     """List the runs in FOLDER: the settings that differ, the best metrics and the time."""

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.say import PARTLY, aligned, progress, table, tell, tell_json
 from onnxgen.common.names import identifier
@@ -17,7 +17,9 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
 from onnxgen.record.labels import train_line, usual_of
-from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
+
+if TYPE_CHECKING:
+    from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
 
 MAX_DIFFERENCES_SHOWN = 20  # --json has all
 

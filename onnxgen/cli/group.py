@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
+from onnxgen.cli.process import may_be_file, named
+
 _EDITED = "the module was edited by hand, its source changed too, and they can't be merged: MODULE.new is beside it"
 _ALWAYS = {
     0: "fine",
@@ -28,8 +30,7 @@ CODES = {
 }
 WRITES = {0: "fine; with --check: fresh", 1: "with --check: stale", 3: _EDITED}  # of commands that write modules
 MANNERS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_FLAGS = ("-q", "--quiet", "-v", "--verbose", "--json")
-DEFAULT = "generate"
+DEFAULT = "generate"  # the command of a line that names none
 START = (
     ("onnxgen net.onnx -o model.py", "Write model.py and model.safetensors."),
     ("onnxgen verify net.onnx model.py", "Compare them with the ONNX file."),
@@ -112,7 +113,7 @@ class DefaultGroup(click.Group):
 
     def _refuse_mistyped(self, ctx: click.Context, name: str) -> None:
         """Refuse a word that resembles a command, unless it may be a file."""
-        if os.path.exists(name) or name.startswith("-") or "." in name or os.sep in name:
+        if os.path.exists(name) or name.startswith("-") or may_be_file(name):
             return
         import difflib  # for errors alone
 
@@ -132,11 +133,6 @@ class DefaultGroup(click.Group):
         version = [p for p in self.get_params(ctx) if "--version" in p.opts]
         write_options(formatter, inner, [*default.get_params(inner), *version])
         self.format_epilog(ctx, formatter)
-
-
-def named(args: Sequence[str]) -> str:
-    """Return the first argument that is not a flag (a command or a model), or ""."""
-    return next((arg for arg in args if arg not in _FLAGS), "")
 
 
 class Command(click.Command):

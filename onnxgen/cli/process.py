@@ -1,4 +1,4 @@
-"""The process of a command: Ctrl-C, crashes of onnxruntime, and delayed imports.
+"""The process of a command: which command it is, Ctrl-C, crashes of onnxruntime, and delayed imports.
 
 Where the system can fork, `surviving` lets a command outlive a crash of onnxruntime.
 
@@ -27,9 +27,20 @@ from typing import NoReturn
 
 from onnxgen.common.crashes import CRASHES
 
+_FLAGS = ("-q", "--quiet", "-v", "--verbose", "--json")
 CODE = 130  # of a command that was interrupted
 _ERASE = b"\r\x1b[K\x1b[?25h"  # the line of a progress bar, which also hides the cursor
 _IMPORT = "<frozen importlib._bootstrap"
+
+
+def named(args: Sequence[str]) -> str:
+    """Return the first argument that is not a flag (a command or a model), or ""."""
+    return next((arg for arg in args if arg not in _FLAGS), "")
+
+
+def may_be_file(name: str) -> bool:
+    """Return True for a word that can be no command, because it is spelled like a path."""
+    return "." in name or os.sep in name
 
 
 class Interrupting:

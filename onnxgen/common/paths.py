@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,6 +92,8 @@ def _is_installed(constraints: Path) -> bool:
 
 def _version(name: str) -> str:
     """Return the version of an installed package, without the build's own part (`+cpu`); "" if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         return distribution(name).version.partition("+")[0]
     except PackageNotFoundError:
@@ -113,6 +114,8 @@ def like(path: Path, way: str) -> str:
 
 def _source() -> str:
     """What pip was given: an address, which pip records (PEP 610), or the name."""
+    from importlib.metadata import PackageNotFoundError, distribution  # for errors alone, as above
+
     try:
         recorded = distribution("onnxgen").read_text("direct_url.json")
         return str(json.loads(recorded or "{}").get("url", "onnxgen"))

@@ -16,13 +16,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxgen.errors import OnnxgenError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from onnxgen.graph.operators import OperatorTable
 
 
@@ -117,6 +118,8 @@ GROUP = "onnxgen.ops"
 
 def found() -> list[EntryPoint]:
     """Return the entry points, sorted."""
+    from importlib.metadata import entry_points  # as long to import as a small file to generate
+
     return sorted(set(entry_points(group=GROUP)), key=lambda e: (e.name, e.value))
 
 

@@ -137,7 +137,7 @@ def test_an_installed_onnxgen_is_installed_from_where_it_came_from(
     url: str | None, plain: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "_HERE", tmp_path / "site" / "onnxgen")
-    monkeypatch.setattr(paths, "distribution", lambda name: Recorded(url))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Recorded(url))
     assert paths.installing("") == plain and paths.installing("verify") == extra
 
 
@@ -169,6 +169,6 @@ def test_a_copy_of_a_checkout_keeps_its_versions(tmp_path: Path, monkeypatch: py
     real = paths.distribution
     copied = {"onnxgen": Recorded(checkout.as_uri())}
     monkeypatch.setattr(paths, "_HERE", tmp_path / "site" / "onnxgen")
-    monkeypatch.setattr(paths, "distribution", lambda name: copied.get(name) or real(name))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: copied.get(name) or real(name))
     way = f"pip install -c '{checkout}/constraints.txt' 'onnxgen[detection] @ {checkout.as_uri()}'"
     assert paths.installing("detection") == way

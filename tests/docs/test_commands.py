@@ -27,6 +27,7 @@ import torch
 import onnxgen.training
 from onnxgen.cli import app as cli
 from onnxgen.cli import run
+from onnxgen.cli.group import DEFAULT
 from tests.conftest import ROOT
 from tests.docs.blocks import COMMAND, KINDS, Block, blocks, indented
 from tests.docs.given import give, objects
@@ -250,7 +251,7 @@ def test_commands_in_prose() -> None:
         assert not [name for name in modules if importlib.util.find_spec(name) is None], page.name
         for line in re.findall(r"`onnxgen ([^`]+)`", text):
             words = line.split()
-            command = cli.app.commands[words[0] if words[0] in cli.app.commands else cli.DEFAULT]
+            command = cli.app.commands[words[0] if words[0] in cli.app.commands else DEFAULT]
             known = {o for p in command.params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)}
             options = {word.split("=")[0] for word in words if word.startswith("-")}
             assert options <= {*known, "-h", "--help", "--version"}, (page.name, line)

@@ -14,6 +14,7 @@ import onnxgen.training
 from benchmarks.conformance.page import from_csv
 from docs import commands, gallery, pictures
 from onnxgen.cli import app as cli
+from onnxgen.cli.group import DEFAULT
 from onnxgen.options import Options
 from onnxgen.pipeline import build
 from tests.conftest import ROOT
@@ -64,7 +65,7 @@ def test_the_session_has_the_commands_and_what_generating_prints(tmp_path: Path)
 
 def section(command: str) -> str:
     """The part of the page of commands that is about one of them."""
-    title = "onnxgen MODEL.onnx" if command == cli.DEFAULT else f"onnxgen {command}"
+    title = "onnxgen MODEL.onnx" if command == DEFAULT else f"onnxgen {command}"
     found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", COMMANDS, re.DOTALL | re.MULTILINE)
     assert found is not None, title
     return found[1]
@@ -72,10 +73,10 @@ def section(command: str) -> str:
 
 def test_every_command_option_and_exit_code_is_there() -> None:
     every = COMMANDS[COMMANDS.index("## Options of every command") : COMMANDS.index("## Exit codes")]
-    generated = section(cli.DEFAULT).split("### What is generated")[1]
+    generated = section(DEFAULT).split("### What is generated")[1]
     first = COMMANDS[: COMMANDS.index("## Options of every command")]
     for name, command in cli.app.commands.items():
-        assert f"(#onnxgen-{'modelonnx' if name == cli.DEFAULT else name}) |" in first, name
+        assert f"(#onnxgen-{'modelonnx' if name == DEFAULT else name}) |" in first, name
         page = section(name) + every + (generated if "(#what-is-generated)" in section(name) else "")
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:
