@@ -74,8 +74,7 @@ def run(args: list[str]) -> int:
     """
     import click
 
-    from onnxgen.common.paths import lacking
-    from onnxgen.errors import OnnxgenError, raised_by_others, raised_in, typed
+    from onnxgen.errors import OnnxgenError, raised_in
 
     try:
         with _plain_warnings():
@@ -97,18 +96,25 @@ def run(args: list[str]) -> int:
         return 0
     except MemoryError:
         return _failed(args, "out of memory", BAD_INPUT)
-    except OSError as error:
+    except Exception as error:
+        return _unexpected(args, error)
+
+
+def _unexpected(args: list[str], error: Exception) -> int:
+    """Print an error that nobody foresaw: of the system, a missing module, the user's code, or a bug."""
+    from onnxgen.common.paths import lacking
+    from onnxgen.errors import raised_by_others, typed
+
+    if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         return _failed(args, f"{error.strerror or error}{where}", BAD_INPUT)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and (known := lacking(error)) is not None:
-            return _failed(args, str(known), BAD_INPUT, known.problems, traced=True)
-        if place := raised_by_others(error):
-            way = "mend it; if it is a generated module that nobody edited, this is a bug in onnxgen"
-            return _failed(args, f"{place} fails: {typed(error)} -> {way}", BAD_INPUT, traced=True)
-        hint = "" if _is_verbose(args) else "; -v shows the traceback"
-        what = f"this is a bug in onnxgen, please report it{hint}: {typed(error)}"
-        return _failed(args, what, BUG, traced=True)
+    if isinstance(error, ModuleNotFoundError) and (known := lacking(error)) is not None:
+        return _failed(args, str(known), BAD_INPUT, known.problems, traced=True)
+    if place := raised_by_others(error):
+        way = "mend it; if it is a generated module that nobody edited, this is a bug in onnxgen"
+        return _failed(args, f"{place} fails: {typed(error)} -> {way}", BAD_INPUT, traced=True)
+    hint = "" if _is_verbose(args) else "; -v shows the traceback"
+    return _failed(args, f"this is a bug in onnxgen, please report it{hint}: {typed(error)}", BUG, traced=True)
 
 
 @contextmanager

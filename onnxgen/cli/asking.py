@@ -53,9 +53,7 @@ def predict_command(
     """
     run, files = _asked_of(files)
     record = read_record(run)  # an error about the folder comes before PyTorch is loaded
-    if out is not None and out.suffix not in (".csv", ".npz", ""):
-        way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
-        raise OnnxgenError(f"can't write {out}", help=way)
+    _check_suffix(out)
     options = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
     names = _named(files, record)
     refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
@@ -78,6 +76,12 @@ def predict_command(
     elif out is None:
         _print(predictions, top, least)
     return _said_of(learner, quiet)
+
+
+def _check_suffix(out: Path | None) -> None:
+    if out is not None and out.suffix not in (".csv", ".npz", ""):
+        way = "name a file that ends in .csv, or in .npz for whole outputs; for images a folder"
+        raise OnnxgenError(f"can't write {out}", help=way)
 
 
 def _said_of(learner: Learner, quiet: bool) -> int:
@@ -147,7 +151,7 @@ def evaluate_command(
     measured = learner.measured
     assert measured is not None
     unsure = finds_nothing(metrics.get(BEST_SCORE, 1.0))
-    for text in (*measured.notes, *learner.notes, *([] if quiet else learner.fed), *([unsure] if unsure else [])):
+    for text in filter(None, (*measured.notes, *learner.notes, *([] if quiet else learner.fed), unsure)):
         tell(f"note: {text}", to_errors=True)
     if as_json:
         tell_json({**metrics, "samples": measured.samples, "skipped": measured.skipped})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.files import newest_run
 from onnxgen.cli.say import progress, tell, tell_json
@@ -12,6 +12,9 @@ from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.contract import onnx_beside_origin, shipped_facts
 from onnxgen.training.runs.folder import is_own_file, no_run
 from onnxgen.training.runs.record import need_own_code, need_same_code, read_record, whole_weights
+
+if TYPE_CHECKING:
+    from onnxgen.verify.report import VerifyReport
 
 
 def export_command(
@@ -81,12 +84,14 @@ def _print(report: ExportReport, verbose: bool) -> None:
     tell(f"wrote {' and '.join(str(path) for path in report.wrote)}")
     tell(f"  {report.method}: {report.why}")
     if report.method == BACK:
-        text = f"{len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
-        below = f", {len(report.below):,} more by less than a step of the file's numbers" if report.below else ""
-        added = f", {len(report.added):,} added" if report.added else ""
-        lossy = f"; {len(report.lossy):,} cast back from a narrower type" if report.lossy else ""
-        resized = f", {len(report.resized):,} resized" if report.resized else ""
-        tell(f"  {text}{below}{added}{resized}{lossy}")
+        text = f"  {len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
+        counts = {
+            ", {} more by less than a step of the file's numbers": report.below,
+            ", {} added": report.added,
+            ", {} resized": report.resized,
+            "; {} cast back from a narrower type": report.lossy,
+        }
+        tell(text + "".join(words.format(f"{len(names):,}") for words, names in counts.items() if names))
     for note in report.notes:
         tell(f"  note: {note}")
     for name in report.changed if verbose else ():
@@ -95,13 +100,17 @@ def _print(report: ExportReport, verbose: bool) -> None:
         tell(f"  resized: {name}")
     for name in report.added:
         tell(f"  added: {name}")
-    if report.verified is None:
+    _print_verification(report.verified, verbose)
+
+
+def _print_verification(verified: VerifyReport | None, verbose: bool) -> None:
+    if verified is None:
         tell("  not verified")
-    else:
-        runs = counted(len(report.verified.runs), "run")
-        verdict = "not told apart" if report.verified.untold else f"equal, to {report.verified.tolerance}"
-        tell(f"  verified against the module in {runs}: {verdict}")
-        for name, why in report.verified.untold.items():
-            tell(f"  warning: output {name}: {why}")
-        for note in report.verified.notes if verbose else ():
-            tell(f"  note: {note}")
+        return
+    runs = counted(len(verified.runs), "run")
+    verdict = "not told apart" if verified.untold else f"equal, to {verified.tolerance}"
+    tell(f"  verified against the module in {runs}: {verdict}")
+    for name, why in verified.untold.items():
+        tell(f"  warning: output {name}: {why}")
+    for note in verified.notes if verbose else ():
+        tell(f"  note: {note}")

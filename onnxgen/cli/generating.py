@@ -80,16 +80,7 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
     """Print the table of outputs, the gradients, the notes and the verdict. With `quiet`, print only differences."""
     problems = report.problems()
     if not quiet:
-        is_near = any(o.limit is not None for run in report.runs for o in run.outputs)
-        rows = [row for index, run in enumerate(report.runs) for row in _rows(index, run, report, is_near)]
-        compared = ("root mean square", "limit") if is_near else ("relative",)
-        columns = ("run", "sizes", "oracle", "output", "is", "largest difference", *compared, "")
-        table(f"{report.module} and {report.model}, in {report.mode} mode", columns, rows)
-        tell(f"loaded in part: {report.partial}" if report.partial else f"gradients: {_gradients(report.gradients)}")
-        if report.integrity is not None:
-            tell(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
-        for note in report.notes:
-            tell(f"note: {note}")
+        _print_runs(report)
     for problem in problems[:MAX_DIFFERENCES_SHOWN]:
         tell(f"different: {problem}")
     if len(problems) > MAX_DIFFERENCES_SHOWN:
@@ -102,12 +93,32 @@ def print_report(report: VerifyReport, quiet: bool) -> None:
     for name, why in report.untold.items():
         tell(f"not told apart: output {name}: {why}")
     if not quiet:
-        equal = "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
-        if report.partial:
-            equal = "equal in all tensors that both have; outputs may differ, because layers do"
-        elif left := report.gradients.not_compared:
-            equal += f"; not compared: the gradients of {left} of {counted(report.gradients.groups, 'group')}"
-        tell("NOT EQUAL" if report.differs else equal)
+        tell(_verdict(report))
+
+
+def _print_runs(report: VerifyReport) -> None:
+    """Print the table of outputs, the gradients and the notes."""
+    is_near = any(o.limit is not None for run in report.runs for o in run.outputs)
+    rows = [row for index, run in enumerate(report.runs) for row in _rows(index, run, report, is_near)]
+    compared = ("root mean square", "limit") if is_near else ("relative",)
+    columns = ("run", "sizes", "oracle", "output", "is", "largest difference", *compared, "")
+    table(f"{report.module} and {report.model}, in {report.mode} mode", columns, rows)
+    tell(f"loaded in part: {report.partial}" if report.partial else f"gradients: {_gradients(report.gradients)}")
+    if report.integrity is not None:
+        tell(f"integrity: {counted(report.integrity.tensors, 'tensor')} of the weights compared bit for bit")
+    for note in report.notes:
+        tell(f"note: {note}")
+
+
+def _verdict(report: VerifyReport) -> str:
+    if report.differs:
+        return "NOT EQUAL"
+    if report.partial:
+        return "equal in all tensors that both have; outputs may differ, because layers do"
+    equal = "NOT TOLD APART" if report.untold else f"equal, to {report.tolerance}"
+    if left := report.gradients.not_compared:
+        equal += f"; not compared: the gradients of {left} of {counted(report.gradients.groups, 'group')}"
+    return equal
 
 
 def _rows(index: int, run: Run, report: VerifyReport, is_near: bool) -> list[tuple[str, ...]]:
@@ -246,13 +257,7 @@ _STATUS_TEXTS = {
 
 
 def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: bool) -> None:
-    status = result["status"]
-    if status == "merged" and result["module"] not in result["wrote"]:
-        status = "as it was"
-    text = _STATUS_TEXTS.get(status, "{status}: {module}")
-    *most, last = result["wrote"] or [""]
-    files = " and ".join([", ".join(most), last] if most else [last])
-    tell(text.format(files=files, **result) + (f"; wrote {files}" if files and result["status"] == "kept" else ""))
+    tell(_status(result))
     edited = result["status"] in ("merged", "kept")
     nouns = {"classes": "class", "parameters": "parameter", "lines": "line"}
     if not edited:  # the counts are of the module without edits
@@ -271,6 +276,17 @@ def _print(result: dict[str, Any], verbose: bool, verified: bool, tells_checks: 
             tell("  then: " + shlex.join(result["train"]))
     if verbose:
         _print_stages(result["stages"])
+
+
+def _status(result: dict[str, Any]) -> str:
+    """Return what was written, or why nothing was."""
+    status = result["status"]
+    if status == "merged" and result["module"] not in result["wrote"]:
+        status = "as it was"
+    *most, last = result["wrote"] or [""]
+    files = " and ".join([", ".join(most), last] if most else [last])
+    text = _STATUS_TEXTS.get(status, "{status}: {module}").format(files=files, **result)
+    return f"{text}; wrote {files}" if files and status == "kept" else text
 
 
 def _print_stages(stages: Mapping[str, float]) -> None:

@@ -52,7 +52,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
 
     model = read(path, options)
     reasons, problems, notes, purpose = _conversion(path, options)
-    nodes, alphabet = all_nodes(model.graph), alphabet_in(model.metadata_props)
+    nodes = all_nodes(model.graph)
     unsupported = {problem.op for problem in problems if problem.op}
     operators = Counter(_operator(node) for node in nodes)
     return {
@@ -63,7 +63,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "inputs": [_value(v) for v in model.graph.inputs],
         "outputs": [_value(v) for v in model.graph.outputs],
         "purpose": None if purpose is None else asdict(purpose),
-        "alphabet": None if alphabet is None else {"source": alphabet.source, "characters": alphabet.characters},
+        "alphabet": _alphabet(model),
         "nodes": len(nodes),
         "operators": [
             {"name": name, "count": number, "supported": not {name, name.rpartition(".")[2]} & unsupported}
@@ -74,6 +74,11 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "notes": notes,
         "problems": [{**vars(problem), "text": str(problem)} for problem in problems],
     }
+
+
+def _alphabet(model: ir.Model) -> dict[str, Any] | None:
+    alphabet = alphabet_in(model.metadata_props)
+    return None if alphabet is None else {"source": alphabet.source, "characters": alphabet.characters}
 
 
 def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, ...], list[str], Purpose | None]:

@@ -152,12 +152,7 @@ def _check(run: dict[str, str], settings: Settings, problems: Problems, quiet: b
             need_run(settings.out)
         if problems.found and "model" not in run:  # which only that run would name
             return
-    if settings.weights is not None and not settings.weights.is_file():
-        problems.add(f"there is no file {settings.weights}")
-    if settings.teacher is not None and not settings.teacher.exists():
-        problems.add(f"there is no teacher {settings.teacher}", help="--teacher names an ONNX file or a module")
-    if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
-        problems.add(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
+    _check_files(settings, problems)
     before = len(problems.found)
     with problems.gathered():
         _check_model(run)
@@ -169,6 +164,15 @@ def _check(run: dict[str, str], settings: Settings, problems: Problems, quiet: b
         need_data(data)
         if sound:
             glance(Path(run["model"]), data, settings)
+
+
+def _check_files(settings: Settings, problems: Problems) -> None:
+    if settings.weights is not None and not settings.weights.is_file():
+        problems.add(f"there is no file {settings.weights}")
+    if settings.teacher is not None and not settings.teacher.exists():
+        problems.add(f"there is no teacher {settings.teacher}", help="--teacher names an ONNX file or a module")
+    if not settings.resume and settings.out != RUNS and first_process() and holds_a_run(settings.out):
+        problems.add(f"{settings.out} already has a run", help="continue it with --resume, or name another --out")
 
 
 def _check_model(run: Mapping[str, str]) -> None:

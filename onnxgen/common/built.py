@@ -90,14 +90,8 @@ def built(kind: Any, value: Any, name: str = "it", later: bool = False) -> Any:
         return _either(inner, value, name, later)
     if is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, value, name, later)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise _other(name, value, "a list")
-        return tuple(built(inner[0], entry, f"{name}[{place}]", later) for place, entry in enumerate(value))
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise _other(name, value, "an object")
-        return {key: built(inner[1], entry, f"{name}.{key}", later) for key, entry in value.items()}
+    if origin in (tuple, Mapping):
+        return _container(origin, inner, value, name, later)
     return Path(value) if kind is Path and isinstance(value, str) else _plain(kind, value, name)
 
 
@@ -144,6 +138,14 @@ def _either(kinds: tuple[Any, ...], value: Any, name: str, later: bool) -> Any:
         except ValueError as error:
             why = str(error)
     raise ValueError(why)
+
+
+def _container(origin: Any, inner: tuple[Any, ...], value: Any, name: str, later: bool) -> Any:
+    if not isinstance(value, (list, tuple) if origin is tuple else Mapping):
+        raise _other(name, value, "a list" if origin is tuple else "an object")
+    if origin is tuple:
+        return tuple(built(inner[0], entry, f"{name}[{place}]", later) for place, entry in enumerate(value))
+    return {key: built(inner[1], entry, f"{name}.{key}", later) for key, entry in value.items()}
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,7 @@ from onnxgen.export.places import Array, Integers, StoredTensor, places, places_
 from onnxgen.export.report import BACK, DiffersError, ExportReport
 from onnxgen.export.state import Origin, origin_of, state_of
 from onnxgen.options import Options
-from onnxgen.reader.protos import with_inner
+from onnxgen.reader.protos import opset_of, with_inner
 from onnxgen.runtime.load import imported
 from onnxgen.verify.check import Check
 from onnxgen.verify.oracle import Refused
@@ -194,7 +194,7 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
 def _adapted(original: Path, tuned: Path, moved: Sequence[Moved]) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Return the original with optional inputs, and their values in the tuned file."""
     model, other = onnx.load(original), onnx.load(tuned, load_external_data=False)
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model)
     if [n.SerializeToString() for n in _computing(model)] != [n.SerializeToString() for n in _computing(other)]:
         what = "the tuned file has another graph than the original, such as another number of classes"
         raise OnnxgenError(what, help="export it without --adapter")
@@ -204,10 +204,10 @@ def _adapted(original: Path, tuned: Path, moved: Sequence[Moved]) -> tuple[onnx.
     new = {place.name: place for place in places(other)}
     values: dict[str, Array] = {}
     nodes: list[onnx.NodeProto] = []
-    integers = {one.how.tensor for one in moved}
-    for place in (place for place in list(places(model)) if place.name not in integers):
+    kept = {one.how.tensor for one in moved}
+    for place in [place for place in places(model) if place.name in new and place.name not in kept]:
         before = place.read(original.absolute().parent).numpy()
-        after = new[place.name].read(tuned.absolute().parent).numpy() if place.name in new else before
+        after = new[place.name].read(tuned.absolute().parent).numpy()
         if before.shape != after.shape:
             what = f"{printable(place.name)} has another shape than in the original"
             raise OnnxgenError(what, help="export it without --adapter")
@@ -501,12 +501,12 @@ def _beside_floats(model: onnx.ModelProto, node: onnx.NodeProto, one: Moved, a: 
     w, others = node.output[0], 0
     if w in {value.name for value in model.graph.output}:
         raise OnnxgenError(f"the floats of {one.shown} are an output: an adapter has no place", help=WAY)
+    products = {"MatMul": _product, "Gemm": _gemm} if len(one.how.shape) == 2 else {}
     for user in [user for user in with_inner(model.graph.node) if w in user.input]:
-        is_product = len(one.how.shape) == 2 and user.op_type in ("MatMul", "Gemm")
         own = any(user.output[:] == other.output[:] for other in model.graph.node)
-        if own and is_product and [i for i, name in enumerate(user.input) if name == w] == [1]:
-            place = _place(model, user)
-            _insert(model, place + 1, (_product if user.op_type == "MatMul" else _gemm)(user, a, b))
+        is_second = [name == w for name in user.input] in ([False, True], [False, True, False])
+        if own and is_second and user.op_type in products:
+            _insert(model, _place(model, user) + 1, products[user.op_type](user, a, b))
         else:
             user.input[:] = [f"{w}.adapted" if name == w else name for name in user.input]
             others += 1

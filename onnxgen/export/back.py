@@ -99,14 +99,7 @@ class _Writer:
     def run(self) -> None:
         # Integers first, then scales that depend on other tensors: these must still have the file's values.
         stored = sorted(self._places(), key=lambda item: self.integers.rank(item[0].name))
-        counts = Counter(name for _, names in stored for name in names)
-        lost = sorted(self.record.tensors.keys() - counts.keys())
-        double = sorted(name for name, count in counts.items() if count > 1)
-        if lost or double:
-            what = f"has no tensor {printable(lost[0])}" if lost else f"has several tensors {printable(double[0])}"
-            raise CannotWriteBack(f"the original graph {what}")
-        if homeless := self._homeless():
-            raise CannotWriteBack(f"the original graph has no tensor for {homeless}, which is not zeros any more")
+        self._refuse_misplaced(Counter(name for _, names in stored for name in names))
         done: dict[int, onnx.TensorProto] = {}
         for place, names in stored:
             content = place.read(self.folder)
@@ -122,11 +115,16 @@ class _Writer:
             what = f"the rest of the network has {', '.join(followed[:3])}, too"
             self.report.notes.append(f"{what}, and {len(followed) - 3} more" if len(followed) > 3 else what)
 
-    def _homeless(self) -> str:
-        """Return a bias that no tensor of the file holds, because it was zeros, and that has changed; "" if none."""
+    def _refuse_misplaced(self, counts: Counter[str]) -> None:
+        """Refuse to write tensors that the file has nowhere or twice, and biases that it lacks: they were zeros."""
+        for name in sorted(self.record.tensors.keys() - counts.keys()):
+            raise CannotWriteBack(f"the original graph has no tensor {printable(name)}")
+        for name in sorted(name for name, count in counts.items() if count > 1):
+            raise CannotWriteBack(f"the original graph has several tensors {printable(name)}")
         held = {part["key"] for entries in self.record.tensors.values() for part in parts(entries)}
-        biases = (key for key in self.state if key.endswith("out_proj.bias") and key not in held)
-        return next((key for key in biases if self.state[key].any()), "")
+        for key in self.state:
+            if key.endswith("out_proj.bias") and key not in held and self.state[key].any():
+                raise CannotWriteBack(f"the original graph has no tensor for {key}, which is not zeros any more")
 
     def _places(self) -> Iterator[tuple[StoredTensor, list[str]]]:
         """Yield every stored tensor and its names in the record. A tensor of a function has one name for each call."""

@@ -227,18 +227,14 @@ class Norms:
         self.model = model
         self.passed_on = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Identity"}
         folds: dict[str, list[tuple[str, _Fold]]] = {}
-        for name, entries in tensors.items():
-            for part in parts(entries):
-                if "fold" in part:
-                    folds.setdefault(part["fold"]["norm"], []).append((name, part["fold"]))
+        for name, part in ((name, part) for name, entries in tensors.items() for part in parts(entries)):
+            if "fold" in part:
+                folds.setdefault(part["fold"]["norm"], []).append((name, part["fold"]))
         self.layers = {path: self._layers(fused) for path, fused in folds.items()}
-        self.epsilons = {path: fused[0][1]["epsilon"] for path, fused in folds.items()}
+        self.folds = folds
         self.folded = [path for path, layers in self.layers.items() if not layers]
-        self.without_bias = {
-            path for path, fused in folds.items() if any(fold["part"] == "norm bias" for _, fold in fused)
-        }
-        unfolded = {name: self._unfolded(entries) for name, entries in tensors.items()}
-        self.tensors = {name: entry for name, entry in unfolded.items() if entry}
+        self.without_bias = {p for p, fused in folds.items() for _, fold in fused if fold["part"] == "norm bias"}
+        self.tensors = {name: entry for name, entries in tensors.items() if (entry := self._unfolded(entries))}
 
     def _layers(self, folds: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
         """Return the convolutions of the graph that have the norm folded in; none if the norm cannot follow all of
@@ -249,16 +245,15 @@ class Norms:
         layers = [
             n for n in self.model.graph.node if n.op_type != "Identity" and weights & set(map(self._stored, n.input))
         ]
-        fits = all(
-            node.op_type in having_all(PRODUCT, SAMPLES)
-            and node.domain in ("", "ai.onnx")
-            and len(node.input) == 3
-            and self._stored(node.input[1]) in weights
-            and self._stored(node.input[2]) in biases
-            for node in layers
-        )
+        fits = all(self._is_convolution(node, weights, biases) for node in layers)
         is_alone = len(weights) == 1 and not weights & inner_uses(self.model.graph)
         return layers if fits and is_alone and opset_of(self.model) >= MIN_OPSET else []
+
+    def _is_convolution(self, node: onnx.NodeProto, weights: set[str], biases: set[str]) -> bool:
+        """Return True for a convolution with one of these weights and biases."""
+        if node.op_type not in having_all(PRODUCT, SAMPLES) or node.domain not in STANDARD or len(node.input) != 3:
+            return False
+        return self._stored(node.input[1]) in weights and self._stored(node.input[2]) in biases
 
     def _stored(self, name: str) -> str:
         """Return the stored tensor that a value is. Identity nodes pass on tensors that torch's older exporter
@@ -307,7 +302,7 @@ class Norms:
                     del node.input[2:]
                 node.output[0] = namer.take(f"{result}.conv")
                 norm = helper.make_node("BatchNormalization", [node.output[0], *values], [result])
-                norm.attribute.append(helper.make_attribute("epsilon", self.epsilons[path]))
+                norm.attribute.append(helper.make_attribute("epsilon", self.folds[path][0][1]["epsilon"]))
                 after[node.output[0]] = norm
             added += values
         pairs = ((node, after.get(next(iter(node.output), ""))) for node in model.graph.node)
@@ -317,7 +312,7 @@ class Norms:
 
 
 STANDARD = ("", "ai.onnx")
-_Formals = Sequence[onnx.defs.OpSchema.FormalParameter]
+_Formal = onnx.defs.OpSchema.FormalParameter
 
 
 def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Path) -> Path:
@@ -370,23 +365,16 @@ class _Casting:
             schema = onnx.defs.get_schema(node.op_type, self.opset, "")
         except onnx.defs.SchemaError:
             return
-        formals = [_formal(schema.inputs, i) for i in range(len(node.inputs))]
-        results = [_formal(schema.outputs, i) for i in range(len(node.outputs))]
-        pairs = [*zip(formals, node.inputs, strict=True), *zip(results, node.outputs, strict=True)]
-        ours = [f for f, v in pairs if self._is_ours(v) and f is not None]
-        narrow = {f.type_str for f in ours if not _takes(schema, f, self.dtype)}
-        for i, (formal, value) in enumerate(zip(formals, node.inputs, strict=True)):
-            if formal is not None and formal.type_str in narrow and value is not None and value.dtype in FLOATS:
+        takes, gives = _paired(schema.inputs, node.inputs), _paired(schema.outputs, node.outputs)
+        ours = [formal for formal, value in (*takes, *gives) if value is not None and value.dtype == self.dtype]
+        narrow = {formal.type_str for formal in ours if not _takes(schema, formal, self.dtype)}
+        for i, (formal, value) in enumerate(takes):
+            if formal.type_str in narrow and value is not None and value.dtype in FLOATS:
                 node.replace_input_with(i, self._before(node, value))
-        narrowed = [
-            value for f, value in zip(results, node.outputs, strict=True) if f is not None and f.type_str in narrow
-        ]
-        for value in filter(self._is_ours, narrowed):
-            retype_node(node, ir.DataType.FLOAT)
-            self._after(node, value)
-
-    def _is_ours(self, value: ir.Value | None) -> bool:
-        return value is not None and value.dtype == self.dtype
+        for formal, value in gives:
+            if formal.type_str in narrow and value is not None and value.dtype == self.dtype:
+                retype_node(node, ir.DataType.FLOAT)
+                self._after(node, value)
 
     def _before(self, node: ir.Node, value: ir.Value) -> ir.Value:
         if value.dtype == ir.DataType.FLOAT:
@@ -413,12 +401,12 @@ class _Casting:
         return node
 
 
-def _formal(formals: _Formals, i: int) -> onnx.defs.OpSchema.FormalParameter | None:
-    """Return the schema's parameter for an input or output. The last parameter may be variadic."""
-    return formals[min(i, len(formals) - 1)] if formals else None
+def _paired(formals: Sequence[_Formal], values: Sequence[ir.Value | None]) -> list[tuple[_Formal, ir.Value | None]]:
+    """Return inputs or outputs with the schema's parameters for them. The last parameter may be variadic."""
+    return [(formals[min(i, len(formals) - 1)], value) for i, value in enumerate(values)] if formals else []
 
 
-def _takes(schema: onnx.defs.OpSchema, formal: onnx.defs.OpSchema.FormalParameter, dtype: ir.DataType) -> bool:
+def _takes(schema: onnx.defs.OpSchema, formal: _Formal, dtype: ir.DataType) -> bool:
     return f"tensor({_ONNX[dtype]})" in types_of(schema, formal)
 
 

@@ -159,25 +159,31 @@ def record_metadata(path: Path, metadata: Mapping[str, str], report: ExportRepor
     model = onnx.load(path, load_external_data=False)
     entries = {entry.key: entry.value for entry in model.metadata_props}
     facts, missing = _of_outputs(metadata, {value.name for value in model.graph.output})
+    new = {PREFIX + key: text for key, text in facts.items()}
+    others = {key: text for key, text in entries.items() if not key.startswith(PREFIX)}
+    kept, unknown = relabelled(others, json.loads(metadata.get("classes", "[]")))
+    mended = [key for key in others if kept.get(key) != others[key] and key not in unknown]
     if missing:
         what = f"the file has no output {', '.join(map(printable, missing))}, which the run's answers are read from"
         report.notes.append(f"{what}: its metadata does not say how")
-    report.notes += _left_to_others(facts)
-    new = {PREFIX + key: text for key, text in facts.items()}
-    stale = [key for key in entries if key.startswith(PREFIX)]
-    if lost := [printable(key) for key in stale if key not in new]:
-        report.notes.append(f"left out what the original says of its own training: {', '.join(lost)}")
-    others = {key: entries[key] for key in entries if key not in stale}
-    kept, unknown = relabelled(others, json.loads(metadata.get("classes", "[]")))
-    if mended := [printable(key) for key in others if kept.get(key) != others[key] and key not in unknown]:
-        report.notes.append(f"the file's own list of classes has the new ones: {', '.join(mended)}")
-    if unknown:
-        left = ", ".join(map(printable, unknown))
-        report.notes.append(f"left out what may list other classes, in a form that is not known: {left}")
+    report.notes += [
+        *_left_to_others(facts),
+        *_naming(
+            "left out what the original says of its own training",
+            [key for key in entries if key not in others and key not in new],
+        ),
+        *_naming("the file's own list of classes has the new ones", mended),
+        *_naming("left out what may list other classes, in a form that is not known", unknown),
+    ]
     kept = _of_input(kept, model.graph)
-    if stale or new or kept != others:
+    if new or kept != entries:
         onnx.helper.set_model_props(model, kept | new)
         save(model, path, report.out)
+
+
+def _naming(what: str, keys: list[str]) -> list[str]:
+    """Return a note on keys of the metadata; none if there are none."""
+    return [f"{what}: {', '.join(map(printable, keys))}"] if keys else []
 
 
 def _of_input(entries: dict[str, str], graph: onnx.GraphProto) -> dict[str, str]:

@@ -230,17 +230,8 @@ class _Writer:
         """Return the name of a tensor with known elements: a constant if possible, which for a Reshape it mostly is."""
         assert facts.data is not None
         dims: list[Dim] = list(facts.data.reshape(-1))
-        if is_reshape and sum(isinstance(dim, Sym) for dim in dims) > 1:
-            dims = [
-                0 if isinstance(d, Sym) and shape and i < len(shape) and shape[i] == d else d
-                for i, d in enumerate(dims)
-            ]
-        if is_reshape and sum(isinstance(dim, Sym) for dim in dims) == 1:
-            dims = [-1 if isinstance(dim, Sym) else dim for dim in dims]
-        computed = [dim for dim in dims if isinstance(dim, Sym) and not is_symbol(dim)]
-        if is_reshape and len(computed) == 1 and -1 not in dims:  # it follows from the others
-            dims = [-1 if dim == computed[0] else dim for dim in dims]
-        if not any(isinstance(dim, Sym) for dim in dims):
+        dims = _of_reshape(dims, shape or ()) if is_reshape else dims
+        if not _symbolic(dims):
             dtype = np.int64 if facts.dtype is None or facts.data.dtype == object else facts.dtype.numpy()
             return self._constant(np.array(dims, dtype).reshape(facts.data.shape), name)
         if len(dims) == 1:
@@ -298,6 +289,21 @@ class _Writer:
             if declared.name in values:
                 _declare(declared, info(values[declared.name]))
         put(self.model.graph.value_info, kept)
+
+
+def _symbolic(dims: list[Dim]) -> list[Sym]:
+    return [dim for dim in dims if isinstance(dim, Sym)]
+
+
+def _of_reshape(dims: list[Dim], shape: tuple[Dim, ...]) -> list[Dim]:
+    """Return the sizes that a Reshape is given: 0 for one that its input has there, and -1 for one that follows."""
+    symbolic = _symbolic(dims)
+    if len(symbolic) > 1:
+        dims = [0 if dim in symbolic and shape[i : i + 1] == (dim,) else dim for i, dim in enumerate(dims)]
+        symbolic = _symbolic(dims)
+    if len(symbolic) > 1:  # a computed one follows from the others
+        symbolic = [dim for dim in symbolic if not is_symbol(dim) and -1 not in dims]
+    return [-1 if dim in symbolic else dim for dim in dims] if len(symbolic) == 1 else dims
 
 
 def _declare(declared: onnx.ValueInfoProto, facts: Info) -> None:

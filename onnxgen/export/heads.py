@@ -158,7 +158,7 @@ class _Fitting:
         self.behind = set(before)  # values that depend on the resized tensors
         for node in graph:
             if any(value is not None and value.name in self.behind for value in node.inputs):
-                self.behind |= {value.name or "" for value in node.outputs}
+                self.behind |= set(map(_name, node.outputs))
 
     def run(self) -> list[str]:
         now = _shapes(graph := self.sizes.graph({}))
@@ -173,23 +173,28 @@ class _Fitting:
 
     def _fits(self, node: ir.Node, now: Mapping[str, Shape | None]) -> bool:
         """Correct a size that a node was given. Returns True if one was wrong."""
-        name = node.inputs[0].name or "" if node.inputs and node.inputs[0] is not None else ""
+        name = _name(next(iter(node.inputs), None))
         index = SIZES.get(node.op_type, 0) if node.domain in STANDARD and name in self.behind else 0
-        old, new, result = self.before.get(name), now.get(name), self.before.get(node.outputs[0].name or "")
-        axes = [axis for axis, (a, b) in enumerate(zip(old or (), new or (), strict=False)) if a != b]
+        old, new, result = self.before.get(name), now.get(name), self.before.get(_name(node.outputs[0]))
         numbers = numbers_of(node, index) if index else []
-        if old is None or new is None or result is None or not numbers or not axes:
+        if old is None or new is None or result is None or not numbers or not (axes := _differing(old, new)):
             return False
+        stack = self._placed(node, old, axes, result)
+        position = position_of(node, len(old), stack.axis, len(numbers))
         size: Any = old[axes[0]]
-        stacks = placed(old, Stack(axes[0]), result, size) if node.op_type == "Reshape" else [Stack(axes[0])]
-        if len(axes) > 1 or not stacks:
-            raise CannotWriteBack(f"{title_of(node)} splits the axis of the {self.classes} classes")
-        position = position_of(node, len(old), stacks[0].axis, len(numbers))
-        was, becomes = stacks[0].size(size), stacks[0].size(new[axes[0]])
+        was, becomes = stack.size(size), stack.size(new[axes[0]])
         if position is None or numbers[position] != was or was == becomes or (was == 1 and node.op_type == "Expand"):
             return False  # it is -1, is computed from another size, or selects some classes
         self.sizes.set(node, index, position, becomes)
         return True
+
+    def _placed(self, node: ir.Node, old: Shape, axes: list[int], result: Shape) -> Stack:
+        """Return where a node has the axis of the classes, which must be the only one that changed."""
+        size: Any = old[axes[0]]
+        stacks = placed(old, Stack(axes[0]), result, size) if node.op_type == "Reshape" else [Stack(axes[0])]
+        if len(axes) > 1 or not stacks:
+            raise CannotWriteBack(f"{title_of(node)} splits the axis of the {self.classes} classes")
+        return stacks[0]
 
     # ---- declared sizes ----
 
@@ -215,6 +220,15 @@ class _Fitting:
                     raise CannotWriteBack(f"it is not known which size of {printable(value.name)} is the classes")
                 if old != new and isinstance(new, int):
                     dim.dim_value = new
+
+
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else value.name or ""
+
+
+def _differing(old: Shape, new: Shape) -> list[int]:
+    """Return the axes whose sizes differ."""
+    return [axis for axis, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
 
 
 def _shapes(graph: ir.Graph) -> dict[str, Shape | None]:

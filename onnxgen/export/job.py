@@ -47,6 +47,7 @@ from onnxgen.verify.report import VerifyReport
 from onnxgen.verify.sizes import sizes as candidates
 from onnxgen.weights.sidecar import Array
 
+UNCHANGED = "the network has not changed since it was generated"
 # for an edited module, by whether it is verified: the reason for writing it back, and a note
 CHANGED = {
     False: (
@@ -154,11 +155,8 @@ class _Attempt:
         report.method, report.why = ANEW, why
         export_anew(self.network, origin, self.draft, _options(origin), report)
         record_metadata(self.draft, self.metadata, report)
-        compare = None if self.wanted is None else self.wanted.compare
-        report.verified = compare and compare(self.draft, self.network, origin, report)
-        if report.verified is not None and report.verified.differs:
+        if not self._agrees():
             raise DiffersError(report)
-        report.notes += _without_kernels(report.verified) if report.verified is not None else []
 
     def _back(self, same_graph: bool, head: Head | None) -> str:
         """Write the values into the original graph. Returns the reason if that is not possible, else "".
@@ -167,13 +165,13 @@ class _Attempt:
         generation. Changes with which it does not compute the same as the module are left out.
         """
         is_changed, report = self._is_changed(head), self.report
+        why, note = CHANGED[self.wanted is not None] if is_changed else (UNCHANGED, "")
+        why = why if head is None else f"{head.told}: {', '.join(head.axes)}"
         changed = Changed(self.origin, _options(self.origin), self.state, head)
         tried: list[frozenset[str]] = []
         for changes in [frozenset[str]()] if same_graph else choices():
             report.forget()
-            report.method, report.why = BACK, "the network has not changed since it was generated"
-            if head is not None:
-                report.why = f"{head.told}: {', '.join(head.axes)}"
+            report.method, report.why = BACK, why
             try:
                 done = changed.write(self.draft, report, changes)
             except CannotWriteBack as reason:
@@ -182,27 +180,29 @@ class _Attempt:
                 continue
             report.notes += [LEFT_OUT[change] for change in sorted(tried[0] - done if tried else ())]
             tried.append(done)
-            if is_changed:
-                why, note = CHANGED[self.wanted is not None]
-                report.why = why if head is None else report.why
-                report.notes.append(note)
+            report.notes += [note] if note else []
             record_metadata(self.draft, self.metadata, report)
-            if self.wanted is None:
-                return ""
             try:
-                report.verified = self.wanted.compare(self.draft, self.network, self.origin, report)
+                if self._agrees(is_retyped=DTYPE in done):
+                    return ""
             except OnnxgenError as error:  # perhaps no oracle runs the changed file, in another type say
                 if not done and head is not None:
                     return str(error)
                 if not done:
                     raise
-                continue
-            if not report.verified.differs:
-                report.notes += _without_kernels(report.verified, is_retyped=DTYPE in done)
-                return ""
         if not is_changed and head is None:
             raise DiffersError(report)
         return "the network was changed: it no longer computes the same as the original graph"
+
+    def _agrees(self, is_retyped: bool = False) -> bool:
+        """Return True if the new file computes the same as the module, or is not to be compared."""
+        if self.wanted is None:
+            return True
+        report = self.report
+        report.verified = self.wanted.compare(self.draft, self.network, self.origin, report)
+        if not report.verified.differs:
+            report.notes += _without_kernels(report.verified, is_retyped)
+        return not report.verified.differs
 
     def _is_changed(self, head: Head | None) -> bool:
         """Return True if the module was edited: its file, or the layers of the module in memory."""
@@ -213,7 +213,7 @@ class _Attempt:
         return Output(file, Options()).is_edited(text) or repr(self.network) != repr(model)
 
 
-def _without_kernels(verified: VerifyReport, is_retyped: bool = False) -> list[str]:
+def _without_kernels(verified: VerifyReport, is_retyped: bool) -> list[str]:
     """Return a note if onnxruntime can't run the new file on this machine. `is_retyped`: it has the module's type."""
     reason = next((note for note in verified.notes if note.startswith("onnxruntime can't load it")), "")
     way = "; keep the original types with --same-graph" if is_retyped else ""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -273,23 +274,18 @@ class _Checker:
 
         if not node.op_type:
             report("the node names no operator")
-        if any(isinstance(text, bytes) for text in (node.name, node.op_type, node.domain)):
+        texts = (node.name, node.op_type, domain)
+        if any(isinstance(text, bytes) for text in texts):
             report("the name, operator or domain is not valid UTF-8 text")
             return
-        longest = max(len(node.name), len(node.op_type), len(domain))
+        longest = max(map(len, texts))
         if problem := self.limits.past(
             "name_length", longest, f"the name, operator or domain has {longest} characters"
         ):
             report(problem)
         if not domain and opset is None and self.proto.ir_version >= 3:
             self.problems.add("the model imports no opset of ai.onnx, so its operators have no defined meaning")
-        for name in node.input:
-            if name and not scope.use(name):
-                what = f"input {label(name)} is not a graph input, an initializer or an output of another node"
-                report(what)
-        for name in node.output:
-            if name and scope.hides(name):
-                report(f"duplicate name {label(name)}: the output hides a value of an outer graph")
+        self.values(node, scope, report)
         self.hidden(node, report)
         expected = attribute_types(node.op_type, domain, opset or 1)
         seen = set()
@@ -300,6 +296,14 @@ class _Checker:
             if isinstance(attribute.name, bytes):
                 report(f"the name of attribute {label(attribute.name)} is not valid UTF-8 text")
             self.attribute(attribute, scope, report, expected.get(attribute.name), depth)
+
+    def values(self, node: onnx.NodeProto, scope: GraphNames, report: Report) -> None:
+        for name in filter(None, node.input):
+            if not scope.use(name):
+                report(f"input {label(name)} is not a graph input, an initializer or an output of another node")
+        for name in filter(None, node.output):
+            if scope.hides(name):
+                report(f"duplicate name {label(name)}: the output hides a value of an outer graph")
 
     def hidden(self, node: onnx.NodeProto, report: Report) -> None:
         """Refuse what ONNX forbids and runtimes take for different things: a name with two values among branches.
@@ -331,16 +335,15 @@ class _Checker:
             if problem := self.limits.past("text_length", longest, f"attribute {label(a.name)} has {longest} bytes"):
                 report(problem)
             return
-        name = label(a.name)
-        for tensor in (a.t, *a.tensors) if a.HasField("t") else a.tensors:
-            if problem := tensor_problem(tensor, self.limits, self.external):
-                report(f"attribute {name}: {problem}")
-        for sparse in (a.sparse_tensor, *a.sparse_tensors) if a.HasField("sparse_tensor") else a.sparse_tensors:
-            if problem := self.sparse_problem(sparse):
-                report(f"attribute {name}: {problem}")
-        for kind in (a.tp, *a.type_protos) if a.HasField("tp") else a.type_protos:
-            if problem := type_problem(kind, self.limits):
-                report(f"attribute {name}: {problem}")
+        checks: tuple[tuple[Any, str, Callable[[Any], str | None]], ...] = (
+            ("t", "tensors", lambda tensor: tensor_problem(tensor, self.limits, self.external)),
+            ("sparse_tensor", "sparse_tensors", self.sparse_problem),
+            ("tp", "type_protos", lambda kind: type_problem(kind, self.limits)),
+        )
+        for single, several, problem_of in checks:
+            for message in ([getattr(a, single)] if a.HasField(single) else []) + [*getattr(a, several)]:
+                if problem := problem_of(message):
+                    report(f"attribute {label(a.name)}: {problem}")
         for graph in (a.g, *a.graphs) if a.HasField("g") else a.graphs:
             if problem := self.limits.past("depth", depth + 1, f"graphs are nested {depth + 1} deep"):
                 report(problem)
@@ -458,6 +461,10 @@ def _problem(node: ir.Node, signature: Signature) -> str | None:
         least, most = signature.least_outputs, signature.most_outputs
         allowed = least if least == most else f"{least} to {most}"
         return f"the node has {len(node.outputs)} outputs; the operator has {allowed}"
+    return _problem_of_attributes(node, signature)
+
+
+def _problem_of_attributes(node: ir.Node, signature: Signature) -> str | None:
     for name in signature.attributes:
         if name not in node.attributes:
             return f"required attribute {name} is missing"

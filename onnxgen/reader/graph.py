@@ -126,30 +126,11 @@ class _Inliner:
     def expand(self, graph: ir.Graph, call: ir.Node, function: ir.Function) -> None:
         """Replace a call by the nodes of `function`."""
         attributes = {a.name: a for a in function.attributes.values() if a.value is not None} | dict(call.attributes)
-        for kind, actuals, formals in (
-            ("input", call.inputs, function.inputs),
-            ("output", call.outputs, function.outputs),
-        ):
-            if len(actuals) > len(formals):
-                raise _error(
-                    call, f"the node has {counted(len(actuals), kind)}, but the local function has {len(formals)}"
-                )
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()):
-            raise _error(call, "a graph as an attribute of a local function is not supported")
+        _check_call(call, function, attributes)
         values: Values = {v: call.inputs[i] if i < len(call.inputs) else None for i, v in enumerate(function.inputs)}
         body = [self.node(node, values, attributes, call) for node in function]
         note_body(call, function, values)
-        computed = {value for node in body for value in node.outputs}
-        for value, inner in zip(call.outputs, function.outputs, strict=False):
-            new = values[inner]
-            if new is None:
-                raise _error(call, f"output {printable(value.name or '')} is an input that the call leaves out")
-            if new not in computed:  # not made here: an input passed through, or an output used twice
-                body.append(passed_on(new))
-                new = body[-1].outputs[0]
-            computed.discard(new)
-            new.name, new.type, new.shape = value.name, value.type or new.type, value.shape or new.shape
-            value.replace_all_uses_with(new, replace_graph_outputs=True)
+        body += _results(call, [values[output] for output in function.outputs], body)
         name = BODY_NAME.get(call) if BODY_NAME.has(call) else call.name
         chain = (*CALLS.get(call), *([name] if name else []))
         for node in body:
@@ -206,6 +187,31 @@ class _Inliner:
             initializers=[_there(values, v) for v in graph.initializers.values()],
             name=graph.name,
         )
+
+
+def _check_call(call: ir.Node, function: ir.Function, attributes: dict[str, ir.Attr]) -> None:
+    """Raise `OnnxgenError` if a call does not fit its function, or gives it a graph."""
+    pairs = {"input": (call.inputs, function.inputs), "output": (call.outputs, function.outputs)}
+    for kind, (actuals, formals) in pairs.items():
+        if len(actuals) > len(formals):
+            what = f"the node has {counted(len(actuals), kind)}, but the local function has {len(formals)}"
+            raise _error(call, what)
+    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in attributes.values()):
+        raise _error(call, "a graph as an attribute of a local function is not supported")
+
+
+def _results(call: ir.Node, results: list[ir.Value | None], body: list[ir.Node]) -> Iterator[ir.Node]:
+    """Let the results of a function's body take the places of a call's. Yields nodes that give values second names."""
+    computed = {value for node in body for value in node.outputs}
+    for value, new in zip(call.outputs, results, strict=False):
+        if new is None:
+            raise _error(call, f"output {printable(value.name or '')} is an input that the call leaves out")
+        if new not in computed:  # not made here: an input passed through, or an output used twice
+            yield (second := passed_on(new))
+            new = second.outputs[0]
+        computed.discard(new)
+        new.name, new.type, new.shape = value.name, value.type or new.type, value.shape or new.shape
+        value.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
 def _there(values: Values, value: ir.Value) -> ir.Value:

@@ -38,17 +38,9 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     """
     inputs, outputs = cut
     _check(graph, cut)
-    makers = {name: node for node in graph.node for name in node.output}
     declared = {value.name: value for value in graph.input} | {name: _info(name, known) for name in inputs}
     ends = [_info(name, known) for name in outputs] or list(graph.output)
-    kept: list[onnx.NodeProto] = []
-    reached, todo = set[str](), [value.name for value in ends]
-    while todo:
-        name = todo.pop()
-        if name not in reached and name in makers and name not in inputs:
-            kept.append(makers[name])
-            todo.extend(taken(makers[name]))
-        reached.add(name)
+    kept, reached = _above(graph, [value.name for value in ends], inputs)
     problems = Problems()
     for name in inputs:
         if name not in reached:
@@ -56,11 +48,23 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     problems.raise_if_any()
     stored = {tensor.name for tensor in graph.initializer}
     rest = [value.name for value in graph.input if value.name in reached | stored and value.name not in inputs]
-    is_kept = set(map(id, kept))
-    put(graph.node, [node for node in graph.node if id(node) in is_kept])
+    put(graph.node, [node for node in graph.node if id(node) in kept])
     put(graph.input, [declared[name] for name in (*inputs, *rest)])
     put(graph.output, ends)
     put(graph.value_info, [value for value in graph.value_info if value.name not in (*inputs, *outputs)])
+
+
+def _above(graph: onnx.GraphProto, ends: list[str], inputs: Sequence[str]) -> tuple[set[int], set[str]]:
+    """Return the ids of the nodes that compute values from the inputs of a part, and the values that they need."""
+    makers = {name: node for node in graph.node for name in node.output}
+    kept, reached, todo = set[int](), set[str](), ends
+    while todo:
+        name = todo.pop()
+        if name not in reached and name in makers and name not in inputs:
+            kept.add(id(makers[name]))
+            todo.extend(taken(makers[name]))
+        reached.add(name)
+    return kept, reached
 
 
 def _check(graph: onnx.GraphProto, cut: Cut) -> None:
@@ -156,16 +160,20 @@ def _tensor(
 def _sizes(declared: onnx.TypeProto, wanted: Sequence[int] | None, count: int | None) -> list[int]:
     kind = declared.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
-    if not kind.HasField("shape"):
-        dims = list(wanted) if wanted is not None else [-1] if count is not None else []
+    if not kind.HasField("shape"):  # a number alone is a scalar
+        dims = list(wanted if wanted is not None else () if count is None else (-1,))
     elif wanted is not None and len(wanted) == len(dims):
         dims = [dim if size == -1 else size for dim, size in zip(dims, wanted)]
     if dims == [-1] and count is not None:
         return [count]
     if -1 in dims:
-        shown = ", ".join(dim.dim_param or str(dim.dim_value or "?") for dim in kind.shape.dim)
-        raise ValueError(f"the sizes [{printable(shown)}] of the input are open; fix them, too, with --input-shape")
+        shown = printable(", ".join(map(_shown, kind.shape.dim)))
+        raise ValueError(f"the sizes [{shown}] of the input are open; fix them, too, with --input-shape")
     return dims
+
+
+def _shown(dim: onnx.TensorShapeProto.Dimension) -> str:
+    return dim.dim_param or str(dim.dim_value or "?")
 
 
 def _cast(numbers: NDArray[Any], dtype: ir.DataType) -> NDArray[Any]:

@@ -170,25 +170,26 @@ def separate(model: onnx.ModelProto) -> None:
 
     No later stage reads a size from the declarations of other values than inputs, so those lose every placeholder.
     """
-    dims = [dim for value in model.graph.input for dim in _dims(value.type)]
+    dims = list(_dims(model.graph.input))
     count = Counter(dim.dim_param for dim in dims)
-    graphs = [model.graph, *(inner for node in every_node(model) for inner in inner_graphs(node))]
-    declared = [value for graph in graphs for value in (*graph.output, *graph.value_info)]
-    declared += [value for graph in graphs[1:] for value in graph.input]
-    for dim in dims:
-        if count[dim.dim_param] > 1 and is_placeholder(dim.dim_param):
+    stale = [dim for dim in dims if count[dim.dim_param] > 1]
+    stale += _dims([*model.graph.output, *model.graph.value_info])
+    for graph in (inner for node in every_node(model) for inner in inner_graphs(node)):
+        stale += _dims([*graph.input, *graph.output, *graph.value_info])
+    for dim in stale:
+        if dim.HasField("dim_param") and is_placeholder(dim.dim_param):
             dim.ClearField("dim_param")
-    for value in declared:
-        for dim in _dims(value.type):
-            if dim.HasField("dim_param") and is_placeholder(dim.dim_param):
-                dim.ClearField("dim_param")
 
 
-def _dims(kind: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+def _dims(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    return (dim for value in values for dim in _dims_of(value.type))
+
+
+def _dims_of(kind: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
     """Yield the dims of a tensor, or those of the elements of a list or an optional."""
     for inner in (kind.sequence_type, kind.optional_type):
         if inner.HasField("elem_type"):
-            yield from _dims(inner.elem_type)
+            yield from _dims_of(inner.elem_type)
     yield from kind.tensor_type.shape.dim
     yield from kind.sparse_tensor_type.shape.dim
 

@@ -222,12 +222,12 @@ def sparse_problem(sparse: onnx.SparseTensorProto, limits: Limits, external: Ext
     size = math.prod(sparse.dims)
     if any(d < 0 for d in sparse.dims):
         return f"the tensor is sparse with negative dims {list(sparse.dims)[:8]}"
-    what = f"the tensor is sparse, and has {size:,} elements when dense"
-    for name, number in (("rank", len(sparse.dims)), ("fold_elements", size)):
-        if problem := limits.past(name, number, what if name == "fold_elements" else f"the tensor has {number} dims"):
-            return problem
+    rank = len(sparse.dims)
+    too_large = limits.past("fold_elements", size, f"the tensor is sparse, and has {size:,} elements when dense")
+    if problem := limits.past("rank", rank, f"the tensor has {rank} dims") or too_large:
+        return problem
     count = math.prod(sparse.values.dims)
-    shapes = ([count], [count, len(sparse.dims)])
+    shapes = ([count], [count, rank])
     if sparse.indices.data_type != onnx.TensorProto.INT64 or list(sparse.indices.dims) not in shapes:
         return "the tensor is sparse and its indices do not fit its values"
     if sparse.values.data_type == onnx.TensorProto.STRING:

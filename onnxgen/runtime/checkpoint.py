@@ -48,15 +48,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         content = load_checked(path)
     except Exception as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text says how to read it unsafely
-        why = one_line(error, 120) or type(error).__name__
-        why = "torch.save did not write it" if "weights_only" in why else why
-        with open(path, "rb") as raw:
-            if (head := raw.read(1)) not in (b"P", b"\x80", b""):  # of a zip file, a pickle, an empty file
-                way = "name a file of torch.save, Lightning or safetensors"
-                raise OnnxgenError(f"{path} is no checkpoint: it begins with {head!r}", help=way) from None
-        what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {why}"
-        raise OnnxgenError(what, help=CONVERT) from None
+        raise _unreadable(path, error) from None
     outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[name] for name in WRAPPERS if isinstance(outer.get(name), Mapping)), outer)
     tensors = {key: value for key, value in inner.items() if isinstance(key, str) and isinstance(value, Tensor)}
@@ -67,6 +59,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if value.is_meta or value.is_quantized or value.layout is not torch.strided:
             raise OnnxgenError(f"{path}: {printable(key)} is not a dense tensor with values", help=CONVERT)
     return tensors
+
+
+def _unreadable(path: Path, error: Exception) -> OnnxgenError:
+    """Return the error for a file that torch can't read safely."""
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text says how to read it unsafely
+    why = one_line(error, 120) or type(error).__name__
+    why = "torch.save did not write it" if "weights_only" in why else why
+    with open(path, "rb") as raw:
+        if (head := raw.read(1)) not in (b"P", b"\x80", b""):  # of a zip file, a pickle, an empty file
+            way = "name a file of torch.save, Lightning or safetensors"
+            return OnnxgenError(f"{path} is no checkpoint: it begins with {head!r}", help=way)
+    what = f"{path} has more than tensors ({named[1]})" if named else f"{path} is damaged: {why}"
+    return OnnxgenError(what, help=CONVERT)
 
 
 def is_pickled(path: Path) -> bool:

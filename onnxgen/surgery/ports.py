@@ -234,14 +234,12 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
         return example
     ports = signature_of(model).inputs
     way_out = "give example=, the arguments of forward (a tensor, a tuple of tensors, or a dict by argument)"
-    if not ports or any(port.dtype in (None, "str") or port.dims is None or port.kind != "tensor" for port in ports):
+    if not ports or not all(map(_is_known, ports)):
         raise OnnxgenError("the inputs of the model are unknown", help=way_out)
     reason, like = "", _any_parameter(model)
-    names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
-    first = {port.dims[0] for port in ports if port.dims}
     with undisturbed(model):
         for size, cast in itertools.product(TRIED_SIZES, (False, True)):
-            sizes = {dim: BATCH_SIZE if dim in first or re.search("batch", dim, re.I) else size for dim in names}
+            sizes = _sizes(ports, size)
             inputs = tuple(_made(port, sizes, like, cast) for port in ports)
             try:
                 call(model, inputs)
@@ -250,6 +248,17 @@ def example_for(model: nn.Module, example: Example | None = None) -> Example:
             else:
                 return inputs
     raise OnnxgenError(f"the model fails on a random input ({reason})", help=way_out)
+
+
+def _is_known(port: Port) -> bool:
+    return port.dtype not in (None, "str") and port.dims is not None and port.kind == "tensor"
+
+
+def _sizes(ports: Sequence[Port], size: int) -> dict[str, int]:
+    """Return a size for each symbolic one: that of a small batch, or `size`."""
+    names = {dim for port in ports for dim in port.dims or () if isinstance(dim, str)}
+    first = {port.dims[0] for port in ports if port.dims}
+    return {dim: BATCH_SIZE if dim in first or re.search("batch", dim, re.I) else size for dim in names}
 
 
 def _any_parameter(model: nn.Module) -> Tensor:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +152,15 @@ def _registered(tree: ast.Module, nodes: Mapping[int, list[str]]) -> dict[int, l
     nodes_by_line: dict[int, list[str]] = {}
     for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         users: dict[str, list[str]] = defaultdict(list)
-        methods = [node for node in cls.body if isinstance(node, ast.FunctionDef)]
-        for name, line in (each for m in methods if m.name != "__init__" for each in _own_attributes(m)):
+        methods = {node.name: node for node in cls.body if isinstance(node, ast.FunctionDef)}
+        init = methods.pop("__init__", None)
+        for name, line in itertools.chain.from_iterable(map(_own_attributes, methods.values())):
             users[name] += nodes.get(line, [])
-        for statement in (s for m in methods if m.name == "__init__" for s in m.body):
-            names = [name for name, _ in _own_attributes(statement)]
-            for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
-                nodes_by_line[line] = list(dict.fromkeys(n for name in names for n in users[name]))
-    return {line: names for line, names in nodes_by_line.items() if names}
+        for statement in init.body if init is not None else ():
+            names = dict.fromkeys(n for name, _ in _own_attributes(statement) for n in users[name])
+            lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+            nodes_by_line |= dict.fromkeys(lines, list(names)) if names else {}
+    return nodes_by_line
 
 
 def _own_attributes(tree: ast.AST) -> Iterable[tuple[str, int]]:
@@ -203,7 +204,7 @@ def node_rows(model: ir.Model, options: Options) -> list[tuple[str, list[NodeRow
     propagate(model.graph, options)
     nodes = list(all_nodes(model.graph))
     numbered = enumerate(zip(nodes, lanes_of(model.graph, nodes)))
-    groups = groupby(numbered, key=lambda item: ".".join(SCOPE.get(item[1][0])))
+    groups = itertools.groupby(numbered, key=lambda item: ".".join(SCOPE.get(item[1][0])))
     return [(scope, [_node(number, *drawn) for number, drawn in group]) for scope, group in groups]
 
 
@@ -221,11 +222,11 @@ def lanes_of(graph: ir.Graph, nodes: Sequence[ir.Node]) -> Iterator[str]:
 
     live: list[ir.Value | None] = [value for value in graph.inputs if end(value) >= 0]
     for number, node in enumerate(nodes):
-        drawn = [" " if value is None else "│" for value in live]
+        drawn = []
         for place, value in enumerate(live):
-            if value is not None and value in node.inputs:
-                drawn[place] = "┤" if end(value) > number else "┘"
+            taken = value is not None and value in node.inputs
             live[place] = value if value is not None and end(value) > number else None
+            drawn.append(" " if value is None else "│" if not taken else "┤" if live[place] is not None else "┘")
         for value in node.outputs:
             if end(value) > number:
                 place = live.index(None) if None in live else len(live)

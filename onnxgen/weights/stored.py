@@ -245,7 +245,7 @@ class Views:
         if tensor is not None:
             return replace(Source.of(tensor, value.name or ""), label=viewed_from(value))
         parts = [self._known.get(v) for v in self._asked(value)]
-        known = [part for part in parts if part is not None]
+        known = list(filter(None, parts))
         if node is None or not parts or len(known) < len(parts):
             return None
         if (node.domain, node.op_type) in self.through:

@@ -233,12 +233,12 @@ def _joined(a: Piece, b: Piece, axis: int) -> Piece | None:
         return None
     x, y, step = a.axes[axis], b.axes[axis], b.offset - a.offset
     for rest in {x[1:], x}:
-        leads = [lead for lead in (_lead(x, rest), _lead(y, rest)) if lead is not None]
-        if len(leads) < 2 or step % leads[0][0]:
+        first, second = _lead(x, rest), _lead(y, rest)
+        if first is None or second is None or step % first[0]:
             continue
-        stride = step // leads[0][0]
-        if stride > 0 and all(size == 1 or own == stride for size, own in leads):
-            joined = merged(((leads[0][0] + leads[1][0], stride), *rest))
+        stride = step // first[0]
+        if stride > 0 and all(size == 1 or own == stride for size, own in (first, second)):
+            joined = merged(((first[0] + second[0], stride), *rest))
             piece = replace(a, axes=(*a.axes[:axis], joined, *a.axes[axis + 1 :]))
             return piece if _injective(piece) else None
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -166,7 +167,7 @@ def test_a_copy_of_a_checkout_keeps_its_versions(tmp_path: Path, monkeypatch: py
     checkout = tmp_path / "a b"
     checkout.mkdir()
     (checkout / "constraints.txt").write_text(f"numpy=={np.__version__}\n")
-    real = paths.distribution
+    real = importlib.metadata.distribution
     copied = {"onnxgen": Recorded(checkout.as_uri())}
     monkeypatch.setattr(paths, "_HERE", tmp_path / "site" / "onnxgen")
     monkeypatch.setattr("importlib.metadata.distribution", lambda name: copied.get(name) or real(name))
