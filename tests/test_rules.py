@@ -19,6 +19,7 @@ import pytest
 
 from onnxgen.code.copied import helper_names
 from onnxgen.code.render import LINE_LENGTH
+from onnxgen.graph import annotations
 from onnxgen.graph.operators import operators
 from onnxgen.pipeline import generate
 from tests.conftest import ROOT
@@ -376,6 +377,18 @@ def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
         name(path) for path in OURS for node in nodes(path) if isinstance(node, ast.Attribute) and node.attr == "meta"
     }
     assert found == {"onnxgen/graph/annotations.py"}
+
+
+def test_every_fact_is_noted_and_read() -> None:
+    facts = {name for name, value in vars(annotations).items() if isinstance(value, annotations.Annotation)}
+    used = {
+        (node.value.id, node.attr)
+        for path in OURS
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in facts
+    }
+    assert {name for name, way in used if way in ("set", "copy")} == facts
+    assert {name for name, way in used if way in ("get", "has")} == facts
 
 
 def test_operators_see_a_builder_and_not_the_network() -> None:

@@ -1,8 +1,8 @@
 """All facts, with their types, that onnxgen notes on nodes, values, graphs and models.
 
 onnx_ir gives each of these objects a dict, `meta`, which is not stored in files. Only this module
-reads and writes it. The comment before each fact describes it, and then names the modules that note
-it -> the modules that read it.
+reads and writes it. The comment before each fact describes it. The modules that note and read one are
+not listed here (`git grep -w SCOPE` does); a test checks that somebody does each.
 
 The reader notes these facts of a file, which need types of their own:
 
@@ -143,105 +143,104 @@ def copy_all(old: Holder, new: Holder) -> None:
 
 # ---- of nodes ----
 
-# The module path that the node was written in. scopes, reader.functions, passes -> passes, lowering
+# The module path that the node was written in.
 SCOPE: Annotation[ir.Node, ModulePath] = Annotation("scope", ())
-# True if the scope was derived from the graph's structure: a better one may replace it. scopes.scopes -> scopes.scopes
+# True if the scope was derived from the graph's structure: a better one may replace it.
 FOUND: Annotation[ir.Node, bool] = Annotation("found", False)
-# Names of the calls whose inlining made the node, outermost first. reader.functions -> scopes.origin
+# Names of the calls whose inlining made the node, outermost first.
 CALLS: Annotation[ir.Node, tuple[str, ...]] = Annotation("calls", ())
-# The name that a node of a local function's body had there. reader.functions -> reader.functions
+# The name that a node of a local function's body had there.
 BODY_NAME: Annotation[ir.Node, str | None] = Annotation("name", None)
-# For inputs that come from an inlined function's call: the sites of the call's inputs. graph.sites -> graph.sites
+# For inputs that come from an inlined function's call: the sites of the call's inputs.
 CALLED: Annotation[ir.Node, Mapping[int, Site]] = Annotation("called", {})
-# The file's names of the nodes that this one replaces. passes.rewrite -> passes.rewrite
+# The file's names of the nodes that this one replaces.
 STANDS_FOR: Annotation[ir.Node, tuple[str, ...]] = Annotation("nodes", ())
-# Names of the inputs that were attributes, after the schema's own. reader.tables -> lowering.bind
+# Names of the inputs that were attributes, after the schema's own.
 TABLE_INPUTS: Annotation[ir.Node, tuple[str, ...]] = Annotation("tables", ())
-# The row of a table that a lookup gives no gradient, if the file has it. passes.contrib -> ops.index
+# The row of a table that a lookup gives no gradient, if the file has it.
 PADDING: Annotation[ir.Node, int | None] = Annotation("padding", None)
-# Inputs that training should not follow. passes.contrib, passes.quantized -> passes.trainable, paranoid.trained
+# Inputs that training should not follow.
 BLOCKED: Annotation[ir.Node, Set[int] | None] = Annotation("blocked", None)
-# The feature of the node that can't be written, and the workaround. passes.contrib -> lowering.lower
+# The feature of the node that can't be written, and the workaround.
 REFUSED: Annotation[ir.Node, tuple[str, str] | None] = Annotation("refused", None)
-# The size of the blocks of channels in onnxruntime's layout. passes.contrib.nchwc -> passes.contrib.nchwc
+# The size of the blocks of channels in onnxruntime's layout.
 NCHWC_BLOCK: Annotation[ir.Node, int | None] = Annotation("nchwc_block", None)
-# True if a QuantizeLinear must keep its scale. passes.quantized.layers -> passes.quantized.fakes
+# True if a QuantizeLinear must keep its scale.
 FIXED: Annotation[ir.Node, bool] = Annotation("fixed scale", False)
-# The tensors whose product is the scale of a bias's DequantizeLinear. passes.quantized.weights -> the same
+# The tensors whose product is the scale of a bias's DequantizeLinear.
 PRODUCT: Annotation[ir.Node, tuple[str, ...]] = Annotation("product", ())
-# The scope of the Dropout inside an attention. passes.attention -> ops.attention
+# The scope of the Dropout inside an attention.
 DROPOUT: Annotation[ir.Node, ModulePath | None] = Annotation("dropout", None)
-# True if a norm was spelled out in its own module. passes.norms -> ops.norm, paranoid.run
+# True if a norm was spelled out in its own module.
 OWN_NORM: Annotation[ir.Node, bool] = Annotation("own", False)
-# By input, and by the name of a stored tensor: where the file's nodes take it. weights.sites -> the same
+# By input, and by the name of a stored tensor: where the file's nodes take it.
 SITES: Annotation[ir.Node, Mapping[int, Mapping[str, Set[Site]]]] = Annotation("sites", {})
 
 # ---- of values ----
 
-# The facts that are known before anything runs. shapes.info -> `shapes.info.info`, for everyone
+# The facts that are known before anything runs.
 INFO: Annotation[ir.Value, Info | None] = Annotation("info", None)
-# The key and value types if the value is a map. graph.maps -> shapes
+# The key and value types if the value is a map.
 MAP: Annotation[ir.Value, MapType | None] = Annotation("map", None)
-# True if a stored tensor is trained, and the reason. passes.trainable, passes.folded, paranoid.quick -> `is_trained`,
-# reports
+# True if a stored tensor is trained, and the reason.
 TRAINABLE: Annotation[ir.Value, tuple[bool, str]] = Annotation("trainable", (False, "nobody decided"))
-# True if a name without a dot is a key of PyTorch's state dict. passes.trainable -> passes, lowering.parameter_paths
+# True if a name without a dot is a key of PyTorch's state dict.
 ROOT: Annotation[ir.Value, bool] = Annotation("root", False)
-# True for a single number that differs between places which are alike. passes.trainable -> the same, paranoid.trained
+# True for a single number that differs between places which are alike.
 VARIES: Annotation[ir.Value, bool] = Annotation("varies", False)
-# The reason why a tensor gets no gradient and so is not trained. passes.quantized -> passes.trainable, paranoid
+# The reason why a tensor gets no gradient and so is not trained.
 STILL: Annotation[ir.Value, str] = Annotation("still", "")
-# True for a buffer of PyTorch's state dict, or a view of one. passes.trainable -> passes, lowering
+# True for a buffer of PyTorch's state dict, or a view of one.
 KEPT: Annotation[ir.Value, bool] = Annotation("kept", False)
-# True for a tensor that each call which takes it names as a buffer or constant. scopes.recorded -> passes.trainable
+# True for a tensor that each call which takes it names as a buffer or constant.
 NO_PARAMETER: Annotation[ir.Value, bool] = Annotation("no parameter", False)
-# What constant folding made a tensor of: copies of other stored tensors. passes.unrolled -> output.compose, paranoid
+# What constant folding made a tensor of: copies of other stored tensors.
 COPIES: Annotation[ir.Value, Sequence[Copied]] = Annotation("copies", ())
-# True for an input that the file declares without a rank. reader.shapes -> shapes.rankless, verify
+# True for an input that the file declares without a rank.
 RANKLESS: Annotation[ir.Value, bool] = Annotation("rankless", False)
-# The local function that stores a tensor (3 names), and the tensor's name there. graph.sites -> output.compose
+# The local function that stores a tensor (3 names), and the tensor's name there.
 LOCAL: Annotation[ir.Value, tuple[str | None, ...]] = Annotation("local", ())
 
 # ---- of a graph ----
 
-# The exporter: the model's producer. passes.trainable -> the same
+# The exporter: the model's producer.
 PRODUCER: Annotation[ir.Graph, str | None] = Annotation("producer", None)
-# True if its names are those of PyTorch's state dict. passes.trainable -> the same
+# True if its names are those of PyTorch's state dict.
 KEEPS_STATE: Annotation[ir.Graph, bool] = Annotation("state", False)
-# True if the exporter recorded which tensors are parameters. passes.trainable -> the same
+# True if the exporter recorded which tensors are parameters.
 RECORDED: Annotation[ir.Graph, bool] = Annotation("recorded", False)
-# True if the names of its tensors are not followed. scopes.readings -> lowering
+# True if the names of its tensors are not followed.
 NAMELESS: Annotation[ir.Graph, bool] = Annotation("nameless", False)
 
 # ---- of the model ----
 
-# The files of its external data. reader -> graph.budget, output.compose
+# The files of its external data.
 DATA_FILES: Annotation[ir.Model, Set[Path]] = Annotation("data files", frozenset())
-# Bytes of the file, and of each data file once. graph.budget -> the same
+# Bytes of the file, and of each data file once.
 BYTES_READ: Annotation[ir.Model, int] = Annotation("bytes read", 0)
-# The class names that an exporter recorded, or `scopes` found, by module path. scopes -> lowering, pipeline
+# The class names that an exporter recorded, or `scopes` found, by module path.
 CLASSES: Annotation[ir.Model, Mapping[ModulePath, str]] = Annotation("classes", {})
-# The paths of those that `scopes` found. scopes -> lowering
+# The paths of those that `scopes` found.
 FOUND_CLASSES: Annotation[ir.Model, Set[ModulePath]] = Annotation("found classes", frozenset())
-# By name of a value and by module: its variable in the author's source. scopes.lines -> lowering
+# By name of a value and by module: its variable in the author's source.
 VARIABLES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, Variable]]] = Annotation("variables", {})
-# By stored tensor and scope of its users: the parameters that it is there. scopes.recorded -> lowering.sharing
+# By stored tensor and scope of its users: the parameters that it is there.
 PARAMETER_NAMES: Annotation[ir.Model, Mapping[str, Mapping[ModulePath, frozenset[str]]]] = Annotation("parameters", {})
-# For each node's output, by name: the sites of the node's inputs, and their names. graph.sites -> lowering.uses
+# For each node's output, by name: the sites of the node's inputs, and their names.
 NODES: Annotation[ir.Model, Nodes] = Annotation("nodes", {})
-# The norms that were put back, in order. passes.folded -> output, paranoid
+# The norms that were put back, in order.
 RESTORED: Annotation[ir.Model, list[Restored] | None] = Annotation("restored", None)
-# The result of `--dynamic-batch`. passes.batch -> output, verify, export, paranoid
+# The result of `--dynamic-batch`.
 FREED: Annotation[ir.Model, Freed | None] = Annotation("batch", None)
-# The allowed distance of the module from a quantised file. passes.quantized -> output.compose, verify
+# The allowed distance of the module from a quantised file.
 APPROXIMATED: Annotation[ir.Model, Approximation | None] = Annotation("quantized", None)
-# The numbers of steps over which recurrent layers were unrolled. passes.unrolled -> output.notes
+# The numbers of steps over which recurrent layers were unrolled.
 UNROLLED: Annotation[ir.Model, Set[int]] = Annotation("unrolled", frozenset())
-# Notes for the user about integers that became floats. passes.quantized -> output.notes
+# Notes for the user about integers that became floats.
 QUANTISED_NOTES: Annotation[ir.Model, list[str]] = Annotation("quantised", [])
-# The counts of what was compared. passes -> pipeline
+# The counts of what was compared.
 CHECKED: Annotation[ir.Model, Counts | None] = Annotation("checked", None)
-# True once a second set of rules has decided which tensors are trained. paranoid.promises, paranoid.quick -> the same
+# True once a second set of rules has decided which tensors are trained.
 DECIDED: Annotation[ir.Model, bool] = Annotation("decided", False)
 
 
