@@ -48,20 +48,21 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     problems.raise_if_any()
     stored = {tensor.name for tensor in graph.initializer}
     rest = [value.name for value in graph.input if value.name in reached | stored and value.name not in inputs]
-    put(graph.node, [node for node in graph.node if id(node) in kept])
+    is_kept = set(map(id, kept))
+    put(graph.node, [node for node in graph.node if id(node) in is_kept])
     put(graph.input, [declared[name] for name in (*inputs, *rest)])
     put(graph.output, ends)
     put(graph.value_info, [value for value in graph.value_info if value.name not in (*inputs, *outputs)])
 
 
-def _above(graph: onnx.GraphProto, ends: list[str], inputs: Sequence[str]) -> tuple[set[int], set[str]]:
-    """Return the ids of the nodes that compute values from the inputs of a part, and the values that they need."""
+def _above(graph: onnx.GraphProto, ends: list[str], inputs: Sequence[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Return the nodes that compute values from the inputs of a part, and the values that they need."""
     makers = {name: node for node in graph.node for name in node.output}
-    kept, reached, todo = set[int](), set[str](), ends
+    kept, reached, todo = list[onnx.NodeProto](), set[str](), ends
     while todo:
         name = todo.pop()
         if name not in reached and name in makers and name not in inputs:
-            kept.add(id(makers[name]))
+            kept.append(makers[name])
             todo.extend(taken(makers[name]))
         reached.add(name)
     return kept, reached
