@@ -166,7 +166,6 @@ def _built(
 ) -> Built:
     place = place or entry
     files = tuple(file for file in outputs(place) if file.exists())
-    key = (
-        recorded(place.output) if status in ("written", "merged") else ""
-    )  # the source may have changed after it was examined
+    # the source may have changed after it was examined
+    key = recorded(place.output) if status in ("written", "merged") else ""
     return Built(status, files, key or content.key, time.perf_counter() - begun, entry, note)

@@ -95,9 +95,7 @@ def _copy_all(pairs: Sequence[tuple[Path, Path]], before: Sequence[Path]) -> Non
 
 
 def build_folder(entry: Entry, cache: Cache) -> Path | None:
-    """Return the folder to build an entry in if its own folders are read-only; None if they are writable or outside
-    the project.
-    """
+    """Return where to build an entry if its folders are read-only; None if they are not, or outside the project."""
     files = [path for path in (entry.output, entry.weights) if path is not None]
     if all(_is_writable(folder) for folder in {path.parent for path in files}):
         return None

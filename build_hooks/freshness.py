@@ -1,18 +1,16 @@
 """Decide if a module matches its source, by content alone: time stamps never count.
 
-The *key* of an entry is a digest of everything that a generated module depends on. A build writes
-it into the module's header (`Build`), and the digests of the files with weights into the sidecar. A
-pair is fresh if both match. The first half of the key covers the user's choices (source, external
-data, options, templates, plugins, names). The second half also covers onnxgen (its version and
-templates). A module that was edited by hand is kept while the first half stays. The versions of
-Python, onnx, onnx-ir, numpy, black and jinja2 are no part of it: they do not change the text, which
+The *key* of an entry is a digest of everything that a generated module depends on. A build writes it into the module's
+header (`Build`), and the digests of the files with weights into the sidecar. A pair is fresh if both match. The first
+half of the key covers the user's choices (source, external data, options, templates, plugins, names). The second half
+also covers onnxgen (its version and templates). A module that was edited by hand is kept while the first half stays.
+The versions of Python, onnx, onnx-ir, numpy, black and jinja2 are no part of it: they do not change the text, which
 `benchmarks/versions.py` and `tests/passes/test_same_text.py` check.
 
-That the files of a sidecar fit a module is checked by their headers alone. No plugin is run or
-imported.
+That the files of a sidecar fit a module is checked by their headers alone. No plugin is run or imported.
 
-Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a
-model. Their names are cached by the model's digest.
+Nothing here imports onnx, numpy, black or jinja2, except to find the external data files of a model. Their names are
+cached by the model's digest.
 """
 
 from __future__ import annotations
@@ -310,9 +308,7 @@ def _locations(entry: Entry, source: str, cache: Cache) -> list[str]:
 
 
 def _mentions_data(path: Path) -> bool:
-    """Return True if a model may have external data: it then contains the word "location", which protobuf stores as
-    plain text.
-    """
+    """Return True if a model may have external data: protobuf stores the word "location" as plain text then."""
     rest = b""
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):

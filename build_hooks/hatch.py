@@ -139,9 +139,7 @@ class ModelBuildHook(BuildHookInterface[BuilderConfig]):
         return self.build_config.path_is_included(os.path.relpath(path, self.root))
 
     def _onnx_files(self, entry: Entry) -> Iterator[tuple[str, str]]:
-        """Yield the ONNX file and its data if the wheel includes them: at their place in a package, else beside the
-        module. Otherwise hatchling leaves them out.
-        """
+        """Yield ONNX file and data, in their package or beside the module; or let hatchling leave them out."""
         from .freshness import source_files
 
         for path in source_files(entry):

@@ -34,9 +34,7 @@ def build_in_place(
 
 
 def generate(entry: Entry, content: Content, cache: Cache, force: bool, progress: Progress | None) -> str:
-    """Write module and sidecar. Repeats if the source changed meanwhile, so that the module matches its recorded
-    source.
-    """
+    """Write module and sidecar; again if the source changed meanwhile, so that they match what they record."""
     for _ in range(MAX_ATTEMPTS):
         generated = in_memory(entry, content, progress)
         make_folders(entry)

@@ -52,9 +52,7 @@ class ModelGen:
         return self
 
     def out_dir(self, folder: str | os.PathLike[str]) -> ModelGen:
-        """Set the folder of the modules, which are named like their ONNX files. Default: beside each. It replaces
-        `out`.
-        """
+        """Set the folder of the modules, named like their ONNX files (default: beside each). It replaces `out`."""
         self._output = f"{Path(folder).as_posix()}/"
         return self
 

@@ -47,9 +47,8 @@ class Paths:
             raise ValueError(f"must be a path, not {shown(text)}")
         if not text.isprintable():
             raise ValueError(f"{shown(text)} has a character that no path should have")
-        if len(os.fsencode(text)) > MAX_PATH_BYTES or any(
-            len(os.fsencode(part)) > MAX_NAME_BYTES for part in text.split("/")
-        ):
+        longest = max(len(os.fsencode(part)) for part in text.split("/"))
+        if len(os.fsencode(text)) > MAX_PATH_BYTES or longest > MAX_NAME_BYTES:
             raise ValueError(f"{shown(text)} is too long for a path")
         if "\\" in text and (self.inside or os.sep == "/"):
             raise ValueError(f"{shown(text)}: paths are written with / on every system")
@@ -319,9 +318,7 @@ def _own_table(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _missing(document: Mapping[str, Any]) -> str:
-    """Describe settings that setuptools or hatchling need to build the models. Without them they skip the models
-    silently.
-    """
+    """Describe settings without which setuptools or hatchling skip the models silently."""
     system = document.get("build-system")
     requires = system.get("requires") if isinstance(system, Mapping) else None
     if not isinstance(system, Mapping) or not isinstance(requires, list):

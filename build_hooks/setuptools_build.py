@@ -123,9 +123,7 @@ def installed(entry: Entry, place: PackageFolder, to: Path) -> Entry:
 
 
 def onnx_files(distribution: Distribution, entry: Entry) -> dict[Path, Path]:
-    """Map the ONNX file and its data to their installed paths: in the package that they lie in, else beside
-    the module.
-    """
+    """Map the ONNX file and its data to their installed paths: in their package, else beside the module."""
     from .freshness import source_files
 
     beside = place_of_output(distribution, entry).of(entry.output).parent
@@ -300,9 +298,7 @@ class BuildOnnxgen(Command):  # type: ignore[misc]
     # ---- called by setuptools even if `run` was not ------------------------------------------------------------------
 
     def get_source_files(self) -> list[str]:
-        """Return what an sdist must have: ONNX files with their data, templates, and existing modules, which may be
-        edited.
-        """
+        """Return what an sdist must have: ONNX files with data, templates, and modules, which may be edited."""
         from .freshness import sources
 
         with _failing():

@@ -104,9 +104,7 @@ def _build(project: Project, force: bool) -> tuple[tuple[Built, ...], OnnxgenErr
 
 
 def _stamps(project: Project) -> dict[Path, object]:
-    """Return a stamp of everything that the models are made of: each file, and each folder in which files may
-    be added.
-    """
+    """Return a stamp of each file that the models are made of, and of each folder in which files may be added."""
     paths = {project.file: None}
     for entry in project.entries:
         paths |= dict.fromkeys(_files(entry))

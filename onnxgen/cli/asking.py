@@ -173,10 +173,8 @@ def runs_command(folder: Path, *, html: Path | None, force: bool, **say: Any) ->
         refuse_overwriting([html], (), force, ours=GENERATOR)
     runs, damaged = listed(folder)
     if not runs:
-        problems = [Problem(text) for text in damaged]
-        raise OnnxgenError(
-            *problems or [Problem(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")]
-        )
+        none = Problem(f"there are no runs in {folder}", help="onnxgen train makes them in runs/")
+        raise OnnxgenError(*map(Problem, damaged) if damaged else [none])
     for text in damaged:
         tell(f"note: left out, since {text}", to_errors=True)
     if html is not None:

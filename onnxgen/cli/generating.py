@@ -126,17 +126,15 @@ def _rows(index: int, run: Run, report: VerifyReport, is_near: bool) -> list[tup
     first = (str(index), sizes, run.oracle)
     if run.error:
         return [(*first, "", "", *[""] * (3 if is_near else 2), run.error)]
-    undecided = {o.name: "not told apart" if o.name in report.untold else "ok" for o in run.outputs}
-    verdicts = undecided | {
-        o.name: f"differs: {o.why}" if report.partial else "DIFFERENT" for o in run.outputs if o.why
-    }
-    return [(*first, o.name, o.got, *_differences(o, is_near), verdicts[o.name]) for o in run.outputs]
+    verdicts = ["not told apart" if o.name in report.untold else "ok" for o in run.outputs]
+    for place, o in enumerate(run.outputs):
+        if o.why:
+            verdicts[place] = f"differs: {o.why}" if report.partial else "DIFFERENT"
+    return [(*first, o.name, o.got, *_differences(o, is_near), how) for o, how in zip(run.outputs, verdicts)]
 
 
 def _differences(o: OutputCheck, is_near: bool) -> tuple[str, ...]:
-    """Return the largest absolute and relative difference. `is_near`: the root mean square and its limit instead of the
-    relative one.
-    """
+    """Return the largest absolute difference, and the relative one or, with `is_near`, root mean square and limit."""
     compared = (o.rms, o.limit) if is_near else (o.relative,)
     if o.compared != "values":
         return ("not compared" if is_near else "random", *[""] * len(compared))

@@ -27,9 +27,8 @@ CONFIG = "A file with options by name. The command line overrules it."
 
 def train_options(function: Function) -> Function:
     """Add an option for each setting, and --config and --data."""
-    function = option("--config", metavar="FILE.toml", type=AnyPath(), group=SETTINGS["out"].group, help=CONFIG)(
-        function
-    )
+    group = SETTINGS["out"].group
+    function = option("--config", metavar="FILE.toml", type=AnyPath(), group=group, help=CONFIG)(function)
     types, defaults = typing.get_type_hints(Settings), Settings()
     for name, about in reversed(SETTINGS.items()):
         wanted, default = types[name], getattr(defaults, name)

@@ -60,9 +60,7 @@ class Replacing:
         self._new.append((ready, target))
 
     def withdraw(self, target: Path) -> None:
-        """Remove a file before the first rename, until its new content is in place: without it readers ignore the
-        others.
-        """
+        """Remove a file before the first rename, until it is in place: without it readers ignore the others."""
         self._withdrawn.append(target)
 
     def remove(self, target: Path) -> None:
@@ -174,10 +172,9 @@ def _opened_new(temporary: Path, target: Path) -> Iterator[BinaryIO]:
         length = len(os.path.abspath(temporary))
         if not WINDOWS or length <= _MAX_PATH:
             raise
-        what = (
-            f"the path of its temporary file has {length} characters, and Windows takes {_MAX_PATH}: choose a shorter"
-        )
-        raise OSError(errno.ENAMETOOLONG, f"{what} folder, or enable long paths", str(target)) from None
+        what = f"the path of its temporary file has {length} characters, and Windows takes {_MAX_PATH}"
+        way = "choose a shorter folder, or enable long paths"
+        raise OSError(errno.ENAMETOOLONG, f"{what}: {way}", str(target)) from None
     with file:
         yield file
 
@@ -241,9 +238,7 @@ def _temporary(target: Path) -> Path:
 
 
 def _kept(target: Path) -> Path | None:
-    """Keep the content of a file that is about to be replaced under another name. Returns None if there is no such
-    file.
-    """
+    """Keep the content of a file that is about to be replaced under another name; None if there is no file."""
     kept = _temporary(target)
     if WINDOWS and target.exists():
         # Windows replaces no mapped file, but renames it; and it removes no second name of an open file.

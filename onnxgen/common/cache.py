@@ -1,14 +1,12 @@
 """Digests of files, and results that are kept in the user's cache folder.
 
-A digest is kept under the file's path with what the system says of the file: size, times, inode,
-device. If that is unchanged the content is, with one exception, which git calls "racily clean": a
-file that changed within the same tick of the clock as it was read looks the same. So nothing is
-kept of a file that was touched in the last seconds before it was read
-(https://git-scm.com/docs/racy-git).
+A digest is kept under the file's path with what the system says of the file: size, times, inode, device. If that is
+unchanged the content is, with one exception, which git calls "racily clean": a file that changed within the same tick
+of the clock as it was read looks the same. So nothing is kept of a file that was touched in the last seconds before it
+was read (https://git-scm.com/docs/racy-git).
 
-Every fact is a small file of its own, written whole and renamed into place: processes that write at
-the same time do not disturb each other. A fact that is damaged, or can't be read or written, is a
-fact that is not known.
+Every fact is a small file of its own, written whole and renamed into place: processes that write at the same time do
+not disturb each other. A fact that is damaged, or can't be read or written, is a fact that is not known.
 """
 
 from __future__ import annotations
@@ -45,9 +43,7 @@ MARKER = "swept"
 
 
 def default_folder() -> Path:
-    """Return `ONNXGEN_CACHE_DIR` or the system's cache folder. If there is none, return a path that cannot be
-    created.
-    """
+    """Return `ONNXGEN_CACHE_DIR` or the system's cache folder; a path that cannot be created if there is none."""
     if chosen := os.environ.get("ONNXGEN_CACHE_DIR"):
         return Path(os.path.abspath(chosen))
     if sys.platform == "linux":  # as platformdirs does; importing it takes as long as checking ten models

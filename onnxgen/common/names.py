@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -179,9 +180,8 @@ def module_part(text: str, fallback: str = "part") -> str:
     """
     if re.fullmatch(r"[0-9]{1,9}", text):
         return text
-    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS]))[
-        : 2 * MAX_IDENTIFIER_CHARACTERS
-    ]
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", _ascii(text[: 4 * MAX_IDENTIFIER_CHARACTERS]))
+    name = name[: 2 * MAX_IDENTIFIER_CHARACTERS]
     if name != text:
         name = name.strip("_")
     if name.startswith("__"):  # private name mangling, or a dunder
@@ -249,11 +249,9 @@ def singular(word: str) -> str:
 
 def is_class_name(text: str) -> bool:
     """Return True if a generated file can have a class of exactly this name."""
-    plain = (
-        text.isidentifier() and text.isascii() and not text.startswith("__") and len(text) <= MAX_IDENTIFIER_CHARACTERS
-    )
+    plain = text.isidentifier() and text.isascii() and not text.startswith("__")
     frame = RESERVED - {"Model"} | {"constant", "load", "load_weights"}
-    return plain and not _taken_by_python(text) and text not in frame
+    return plain and len(text) <= MAX_IDENTIFIER_CHARACTERS and not _taken_by_python(text) and text not in frame
 
 
 def unscoped(name: str) -> str:
@@ -326,9 +324,7 @@ def printable(text: str | bytes, limit: int = 80) -> str:
 
 
 def sentence(text: str, limit: int = 400) -> str:
-    """Make a message that may quote text of a file printable. Like `printable`, but quotes stay: it does not become
-    part of a file.
-    """
+    """Make a message that may quote a file printable. Quotes stay, since it does not become part of a file."""
     return _replaced(text, limit, r"[^ -~]|\\")
 
 
@@ -344,13 +340,7 @@ def _replaced(text: str, limit: int, hidden: str) -> str:
 def common_scope(scopes: Iterable[ModulePath]) -> ModulePath | None:
     """Return the longest path that all begin with; None if there are none."""
     known = list(scopes)
-    if not known:
-        return None
-    first, last = min(known), max(known)
-    n = 0
-    while n < min(len(first), len(last)) and first[n] == last[n]:
-        n += 1
-    return first[:n]
+    return tuple(os.path.commonprefix(known)) if known else None
 
 
 def matches(pattern: str, path: ModulePath) -> bool:

@@ -84,10 +84,8 @@ def _is_installed(constraints: Path) -> bool:
     except OSError:
         return False
     wanted = [line.partition("==")[::2] for line in lines if "==" in line and not line.startswith("#")]
-    versions = {name: _version(name.strip()) for name, _ in wanted}
-    return any(versions.values()) and all(
-        versions[name] in ("", version.split(";")[0].strip()) for name, version in wanted
-    )
+    pairs = [(_version(name.strip()), version.split(";")[0].strip()) for name, version in wanted]
+    return any(version for version, _ in pairs) and all(version in ("", pinned) for version, pinned in pairs)
 
 
 def _version(name: str) -> str:

@@ -1,7 +1,6 @@
 """The time of each stage of a generation, and a line that says what goes on in silence.
 
-Seconds are counted for each stage, without overlap. A silent program may be one that hangs, so
-`Still` speaks.
+Seconds are counted for each stage, without overlap. A silent program may be one that hangs, so `Still` speaks.
 """
 
 from __future__ import annotations
@@ -64,9 +63,7 @@ def stage(name: str) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the garbage collector in the block. The graph and the syntax trees live until the end, and each
-    collection would walk all of them: half the time of a large generation.
-    """
+    """Disable the garbage collector in the block: half the time of a large generation, whose trees all live on."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,8 @@
 """Options: the parsers of `[tool.onnxgen]`, and what a dataclass's field declares of an option.
 
-- `Kind.read` takes what TOML or a program gives and returns what `onnxgen.Options` holds, or raises
-  `ValueError` with the words for what is wanted. Values may be anything: a reader looks at types
-  before it looks at content.
-- `About`: options are declared once. A dataclass's field says what the command, files, programs and
-  pages need of it.
+- `Kind.read` takes what TOML or a program gives and returns what `onnxgen.Options` holds, or raises `ValueError` with
+  the words for what is wanted. Values may be anything: a reader looks at types before it looks at content.
+- `About`: options are declared once. A dataclass's field says what the command, files, programs and pages need of it.
 """
 
 from __future__ import annotations
@@ -247,9 +245,9 @@ class About:
 def declared(default: Any, like: str, help: str, kind: Kind | None = None, *, group: str, **names: str) -> Any:
     """A field of a dataclass that is an option; see `About`. `default` may be `dict`."""
     metadata = {"about": About(like, help, kind, group, **names)}
-    return (
-        field(default_factory=dict, metadata=metadata) if default is dict else field(default=default, metadata=metadata)
-    )
+    if default is dict:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def options_of(declaring: type) -> dict[str, About]:

@@ -2,10 +2,9 @@
 
 That is the original with optional inputs, and the values of these as an adapter.
 
-onnxruntime takes such adapters at run time: one session of the base runs with several of them in
-turn (`onnxruntime.LoraAdapter`, `RunOptions.add_active_adapter`). Without one, the base computes
-what the original does. Beside weights that the file stores as integers, the integers keep their
-bytes, and a low-rank product is added.
+onnxruntime takes such adapters at run time: one session of the base runs with several of them in turn
+(`onnxruntime.LoraAdapter`, `RunOptions.add_active_adapter`). Without one, the base computes what the original does.
+Beside weights that the file stores as integers, the integers keep their bytes, and a low-rank product is added.
 """
 
 from __future__ import annotations
@@ -319,9 +318,8 @@ def _save_values(path: Path, values: dict[str, Array]) -> None:
     form = onnxruntime.AdapterFormat()
     form.set_adapter_version(1)
     form.set_model_version(1)
-    form.set_parameters(
-        {n: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in values.items()}
-    )
+    make = onnxruntime.OrtValue.ortvalue_from_numpy
+    form.set_parameters({name: make(np.ascontiguousarray(value)) for name, value in values.items()})
     form.export_adapter(str(path))
 
 

@@ -2,8 +2,7 @@
 
 Everything but the elements of stored tensors stays unchanged.
 
-What is not in a module that is a part of its network (`--inputs`, `--outputs`) keeps its weights
-(`Rest`).
+What is not in a module that is a part of its network (`--inputs`, `--outputs`) keeps its weights (`Rest`).
 """
 
 from __future__ import annotations
@@ -150,9 +149,8 @@ class _Writer:
             self.report.lossy.append(place.name)
         value = self._value(names[0], before)
         if any(not same(self._value(name, before), value) for name in names[1:]):
-            raise CannotWriteBack(
-                f"a local function stores {printable(place.name)} once for all calls, but the values now differ"
-            )
+            what = f"a local function stores {printable(place.name)} once for all calls"
+            raise CannotWriteBack(f"{what}, but the values now differ")
         entries = self.record.tensors[names[0]]
         for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
             self._add(name, other, original.dtype, place.is_external)
@@ -179,9 +177,7 @@ class _Writer:
         return np.ascontiguousarray(value)
 
     def _put(self, place: StoredTensor, value: Array, original: ir.TensorProtocol, moved: bool) -> ir.TensorProtocol:
-        """Replace a stored tensor. `moved`: training changed its float value, though the stored numbers may be the
-        same.
-        """
+        """Replace a stored tensor. `moved`: training changed its floats, though what is stored may be the same."""
         if same(value, original.numpy()):
             self.report.below += [place.name] if moved else []
             return original
@@ -198,9 +194,8 @@ class _Writer:
             new = self.sharing.names.take(place.name)
             self._add(new, content.numpy(), content.dtype, place.is_external)
             self.rest.separate(place.name, new)
-            self.report.notes.append(
-                f"{printable(place.name)} stays as it is in the rest of the network: {printable(new)}"
-            )
+            note = f"{printable(place.name)} stays as it is in the rest of the network: {printable(new)}"
+            self.report.notes.append(note)
 
     def _is_lossy(self, name: str, before: Array) -> bool:
         """Return True if the state dict has a narrower type, because of `--dtype` or the given weights."""
@@ -217,9 +212,8 @@ class _Writer:
     def _value(self, name: str, before: Array) -> Array:
         value = np.asarray(rebuild(self.record.tensors, name, self.get, before)).astype(before.dtype, copy=False)
         if value.shape != before.shape:
-            raise CannotWriteBack(
-                f"the shape of {printable(name)} changed from {list(before.shape)} to {list(value.shape)}"
-            )
+            was, now = list(before.shape), list(value.shape)
+            raise CannotWriteBack(f"the shape of {printable(name)} changed from {was} to {now}")
         return value
 
     def _add(self, name: str, value: Array, dtype: ir.DataType, external: bool) -> None:
@@ -234,9 +228,7 @@ class _Writer:
         self.report.added.append(name)
 
     def _move_out(self, done: dict[int, onnx.TensorProto]) -> None:
-        """Copy the remaining external data of the original. If the protobuf grew too large, make its tensors
-        external.
-        """
+        """Copy the other external data. If the protobuf grew too large, its tensors become external, too."""
         inline = 0
         for tensor in tensors_of(self.model):
             is_new = tensor.name in self.report.added

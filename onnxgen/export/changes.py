@@ -1,10 +1,9 @@
 """Changes by options of the generation, applied to the file that is written back.
 
-Sizes and a free batch are in `freed.py`. BatchNorms that `--restore-batchnorm` restored become
-nodes of the file, each after its convolution. A norm without a matching convolution in the file is
-folded in again (`provenance.Fold`). For `--dtype`, the original file is converted to that floating
-point type. An operator that does not support the type gets Cast nodes around it, and computes in
-single precision. The module's layer may not.
+Sizes and a free batch are in `freed.py`. BatchNorms that `--restore-batchnorm` restored become nodes of the file, each
+after its convolution. A norm without a matching convolution in the file is folded in again (`provenance.Fold`). For
+`--dtype`, the original file is converted to that floating point type. An operator that does not support the type gets
+Cast nodes around it, and computes in single precision. The module's layer may not.
 """
 
 from __future__ import annotations
@@ -183,9 +182,8 @@ class Changed:
     def _normed(self, target: Path, report: ExportReport, norms: Norms) -> bool:
         apart = len(norms.layers) - len(norms.folded)
         if norms.folded:
-            report.notes.append(
-                f"{counted(len(norms.folded), 'BatchNorm')} folded in again: not each has a convolution of its own"
-            )
+            again = f"{counted(len(norms.folded), 'BatchNorm')} folded in again"
+            report.notes.append(f"{again}: not each has a convolution of its own")
         if not apart:
             return False
         model = onnx.load(target, load_external_data=False)
@@ -201,9 +199,8 @@ def _time_first(target: Path, report: ExportReport) -> bool:
     count = time_first(model)
     if count:
         files.save(model, target, report.out)
-        report.notes.append(
-            f"{counted(count, 'recurrent layer')} take the time first, since onnxruntime runs no others"
-        )
+        layers = counted(count, "recurrent layer")
+        report.notes.append(f"{layers} take the time first, since onnxruntime runs no others")
     return bool(count)
 
 
@@ -237,9 +234,7 @@ class Norms:
         self.tensors = {name: entry for name, entries in tensors.items() if (entry := self._unfolded(entries))}
 
     def _layers(self, folds: list[tuple[str, _Fold]]) -> list[onnx.NodeProto]:
-        """Return the convolutions of the graph that have the norm folded in; none if the norm cannot follow all of
-        them.
-        """
+        """Return the convolutions that have the norm folded in; none if it cannot follow all of them."""
         weights = {name for name, fold in folds if fold["part"] == "weight"}
         biases = {name for name, fold in folds if fold["part"] != "weight"}
         layers = [
@@ -256,9 +251,7 @@ class Norms:
         return self._stored(node.input[1]) in weights and self._stored(node.input[2]) in biases
 
     def _stored(self, name: str) -> str:
-        """Return the stored tensor that a value is. Identity nodes pass on tensors that torch's older exporter
-        shares.
-        """
+        """Return the stored tensor that a value is. torch's older exporter shares some by Identity nodes."""
         while name in self.passed_on:
             name = self.passed_on[name]
         return name
@@ -341,10 +334,9 @@ def retyped_file(source: Path, dtype: ir.DataType, options: Options, folder: Pat
     for value in values:
         if isinstance(tensor := value.const_value, ir.ExternalTensor):  # external data lies beside the original
             value.const_value = ir.tensor(np.array(tensor.numpy()), tensor.dtype, name=tensor.name)
-    is_large = (
-        sum(value.const_value.nbytes for value in values if value.const_value is not None) > files.MAX_PROTOBUF_BYTES
-    )
-    ir.save(model, out, external_data=f"{out.name}.data" if is_large or is_external else None)
+    size = sum(value.const_value.nbytes for value in values if value.const_value is not None)
+    is_external |= size > files.MAX_PROTOBUF_BYTES
+    ir.save(model, out, external_data=f"{out.name}.data" if is_external else None)
     return out
 
 

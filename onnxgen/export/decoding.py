@@ -1,15 +1,13 @@
 """Fit the decoding of a detector to a head with another number of classes.
 
-The constants that follow from the number of classes are found by what they do. A value behind the
-raw maps has its classes along an axis (`heads.labels`). So its new size is known, and each size or
-position that a node is given. What comes after boxes are chosen (NonMaxSuppression, TopK) has no
-such axis; there, numbers that are the number of classes change. Then the new decoding must compute
-what the original one computes (`same_boxes`).
+The constants that follow from the number of classes are found by what they do. A value behind the raw maps has its
+classes along an axis (`heads.labels`). So its new size is known, and each size or position that a node is given. What
+comes after boxes are chosen (NonMaxSuppression, TopK) has no such axis; there, numbers that are the number of classes
+change. Then the new decoding must compute what the original one computes (`same_boxes`).
 
-The proof: both decode the same boxes, objects and first classes. The classes that only one of them
-has get logits so low that no box is of them. So what is computed for each class must be the same,
-and boxes that are chosen must be the same ones. By the same means it is found where a file has its
-boxes and scores: outputs, columns and layout.
+The proof: both decode the same boxes, objects and first classes. The classes that only one of them has get logits so
+low that no box is of them. So what is computed for each class must be the same, and boxes that are chosen must be the
+same ones. By the same means it is found where a file has its boxes and scores: outputs, columns and layout.
 """
 
 from __future__ import annotations
@@ -273,10 +271,7 @@ def _types(before: ir.Graph, tail: Tail) -> dict[str, onnx.TypeProto]:
 
 def _stored(value: ir.Value | None) -> Array | None:
     """Return the elements of a stored tensor or of a Constant; None if the value is computed."""
-    if value is None or value.const_value is None:
-        return None
-    array: Array = value.const_value.numpy()
-    return array
+    return None if value is None or value.const_value is None else np.asarray(value.const_value.numpy())
 
 
 NEVER = -30.0  # the logit of a class that no box is of
@@ -326,9 +321,8 @@ def _maps(tail: Tail, classes: int) -> tuple[Maps, Maps]:
                 (maps.setdefault(tail.maps[p.map], np.zeros((1, anchors * p.step, *size), np.float32)), p)
                 for maps, p in ((before, part), (after, new))
             ]
-            rows = drawn.standard_normal(
-                (anchors, part.count if name != "classes" else max(part.count, new.count), *size)
-            )
+            count = part.count if name != "classes" else max(part.count, new.count)
+            rows = drawn.standard_normal((anchors, count, *size))
             for array, p in pair:
                 array.reshape(anchors, p.step, *size)[:, p.first : p.first + p.count] = rows[:, : p.count]
     for maps, head in ((before, tail), (after, other)):
@@ -421,9 +415,8 @@ def decoded_boxes(source: Path, tail: Tail, classes: int) -> dict[str, Any]:
         return {}
     tables = list(_tables(dict(zip(names, values)), tail.points))
     raw = [maps[name] for name in tail.maps]
-    grid = Grid(
-        tuple((level.height, level.width) for level in tail.levels), tuple(len(lv.anchors) for lv in tail.levels)
-    )
+    sizes = tuple((level.height, level.width) for level in tail.levels)
+    grid = Grid(sizes, tuple(len(level.anchors) for level in tail.levels))
     for order in grid.orders():
         ordered = [(name, axis, table[order]) for name, axis, table in tables]
         boxes = _boxes(ordered, tail, raw) or _offsets(ordered, tail, raw, order)

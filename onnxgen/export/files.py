@@ -1,8 +1,7 @@
 """Put the new ONNX file in place, with facts about its training in `metadata_props`.
 
-The file is verified in a temporary folder, then renamed. It never replaces the original. Our
-entries have a prefix of ours. What other tools tell there of the classes and of the inputs is made
-to fit the file.
+The file is verified in a temporary folder, then renamed. It never replaces the original. Our entries have a prefix of
+ours. What other tools tell there of the classes and of the inputs is made to fit the file.
 """
 
 from __future__ import annotations
@@ -83,9 +82,7 @@ def _ends(path: Path) -> tuple[list[str], list[str]] | None:
 
 @contextmanager
 def workshop(out: Path) -> Iterator[Path]:
-    """Make a temporary folder in the same file system, in which the new file is made and verified under its
-    own name.
-    """
+    """Make a folder beside the new file, in which it is made and verified under its own name."""
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(own_folder(out.absolute().parent, WORKSHOP_PREFIX))

@@ -245,9 +245,8 @@ class _Writer:
         terms = []
         for monomial, coefficient in dim.terms:
             factors = [self._symbol(atom) for atom, power in monomial for _ in range(power)]
-            factors += (
-                [self._constant(np.array([coefficient], np.int64), name)] if coefficient != 1 or not factors else []
-            )
+            if coefficient != 1 or not factors:
+                factors.append(self._constant(np.array([coefficient], np.int64), name))
             terms.append(self._folded("Mul", factors, name, where))
         return self._folded("Add", terms, name, where)
 

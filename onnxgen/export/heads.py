@@ -1,12 +1,11 @@
 """A head with another number of classes, in the original graph: its tensors, and sizes.
 
-`replace_head` resizes tensors of the state dict on one axis each, that of the classes. The weight
-provenance says which axis of an ONNX tensor that is: it moves elements, and so it can also move the
-number of each element's class.
+`replace_head` resizes tensors of the state dict on one axis each, that of the classes. The weight provenance says which
+axis of an ONNX tensor that is: it moves elements, and so it can also move the number of each element's class.
 
-To fit the sizes in the graph, shapes are inferred with the old weights and with the new ones. Where
-a node's input changed, a stored size that was the old one becomes the new one. Declared shapes
-follow. All other nodes and tensors stay.
+To fit the sizes in the graph, shapes are inferred with the old weights and with the new ones. Where a node's input
+changed, a stored size that was the old one becomes the new one. Declared shapes follow. All other nodes and tensors
+stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One export job, step by step.
 
-An edited module is exported with PyTorch's exporter (`anew`), under the original names of inputs
-and outputs.
+An edited module is exported with PyTorch's exporter (`anew`), under the original names of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -79,10 +78,9 @@ class Verification:
             how = {"is_rounded": bool(done.changed or done.below), "is_anew": done.method == ANEW}
             report = check.forward(network, origin.space, runs=self.runs, seed=self.seed, **how)
         except OnnxgenError as error:
-            way_out = "write the file unchecked with --no-verify"
-            raise OnnxgenError(
-                *(replace(p, what=p.what.replace(str(draft), done.out), help=way_out) for p in error.problems)
-            ) from error
+            way = "write the file unchecked with --no-verify"
+            whats = (problem.what.replace(str(draft), done.out) for problem in error.problems)
+            raise OnnxgenError(*(replace(p, what=w, help=way) for p, w in zip(error.problems, whats))) from error
         report.model, report.module = done.out, str(origin.module)
         return report
 

@@ -1,12 +1,11 @@
 """Stored tensors in the protobuf of an ONNX file, to read and replace in place.
 
-A tensor has the name that the weight record uses: the name of an initializer, of a Constant node's
-output, or `reader.tables.table_name` for an attribute of a classical model.
+A tensor has the name that the weight record uses: the name of an initializer, of a Constant node's output, or
+`reader.tables.table_name` for an attribute of a classical model.
 
-`Sharing` separates tensors that the file shares and training made different: each further value
-gets a new initializer. The sidecar records which node inputs stand for which state-dict key
-(`onnxgen.lowering.uses`). `Integers` converts trained floats to the integers that the file stores
-for them.
+`Sharing` separates tensors that the file shares and training made different: each further value gets a new initializer.
+The sidecar records which node inputs stand for which state-dict key (`onnxgen.lowering.uses`). `Integers` converts
+trained floats to the integers that the file stores for them.
 """
 
 from __future__ import annotations
@@ -217,9 +216,8 @@ class Sharing:
                 self._rewire(site, name, self._added(added, name, here))
         for part in sources:
             if part["key"] not in settled and not same(self._value(name, [part], value, dtype), value):
-                raise CannotWriteBack(
-                    f"the file stores {printable(name)} once for several tensors, but the values now differ"
-                )
+                what = f"the file stores {printable(name)} once for several tensors"
+                raise CannotWriteBack(f"{what}, but the values now differ")
         return added
 
     def _value(self, name: str, sources: list[dict[str, Any]], value: Array, dtype: ir.DataType) -> Array:
@@ -331,9 +329,8 @@ class Integers:
         values = [self._value(name) for name in names]
         if not all(same(value, values[0]) for value in values[1:]):
             tensor = printable(self.floats[names[0]].tensor)
-            raise CannotWriteBack(
-                f"the file stores {tensor} once for tensors with several scales, but the values now differ"
-            )
+            what = f"the file stores {tensor} once for tensors with several scales"
+            raise CannotWriteBack(f"{what}, but the values now differ")
         return values[0]
 
     def _value(self, name: str) -> Array:
@@ -343,9 +340,8 @@ class Integers:
         entries = self.tensors[name]
         for index in range(1, len(entries) if isinstance(entries, list) else 1):
             if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
-                raise CannotWriteBack(
-                    f"the file stores {printable(how.tensor)} once for several tensors, but the values now differ"
-                )
+                what = f"the file stores {printable(how.tensor)} once for several tensors"
+                raise CannotWriteBack(f"{what}, but the values now differ")
         if not np.array_equal(floats, original.astype(np.asarray(floats).dtype)):
             self.moved.add(name)
         try:

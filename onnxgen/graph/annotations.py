@@ -1,17 +1,16 @@
 """All facts, with their types, that onnxgen notes on nodes, values, graphs and models.
 
-onnx_ir gives each of these objects a dict, `meta`, which is not stored in files. Only this module
-reads and writes it. The comment before each fact describes it. The modules that note and read one are
-not listed here (`git grep -w SCOPE` does); a test checks that somebody does each.
+onnx_ir gives each of these objects a dict, `meta`, which is not stored in files. Only this module reads and writes it.
+The comment before each fact describes it. The modules that note and read one are not listed here (`git grep -w SCOPE`
+does); a test checks that somebody does each.
 
 The reader notes these facts of a file, which need types of their own:
 
-- types of maps, which onnx_ir cannot represent. Only classical models (ai.onnx.ml) have them. At
-  run time they are dicts; keys and values are text or numbers;
-- positions of values in the file. They are recorded after local functions are inlined and before
-  any rewrite;
-- the bytes that were read. They limit the bytes that a generation writes: without that, nodes that
-  copy tensors could make a small file huge.
+- types of maps, which onnx_ir cannot represent. Only classical models (ai.onnx.ml) have them. At run time they are
+  dicts; keys and values are text or numbers;
+- positions of values in the file. They are recorded after local functions are inlined and before any rewrite;
+- the bytes that were read. They limit the bytes that a generation writes: without that, nodes that copy tensors could
+  make a small file huge.
 """
 
 from __future__ import annotations

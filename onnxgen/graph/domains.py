@@ -1,9 +1,8 @@
 """Operator domains: those that a file imports, read without onnx, and those of other packages.
 
-The domains tell whether installed plugins may be needed. A model's `opset_import` is a field beside
-its graph. The graph is skipped as a whole (https://protobuf.dev/programming-guides/encoding/;
-onnx.proto: ModelProto 8 and 25, FunctionProto 9, domain 1). `owner` says what a person can do about
-operators of a domain.
+The domains tell whether installed plugins may be needed. A model's `opset_import` is a field beside its graph. The
+graph is skipped as a whole (https://protobuf.dev/programming-guides/encoding/; onnx.proto: ModelProto 8 and 25,
+FunctionProto 9, domain 1). `owner` says what a person can do about operators of a domain.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
 """The registry of operators: the function that lowers each, by opset, and what its card declares.
 
-An operator is one small function with the parameters of its ONNX schema: inputs first, then
-attributes, keyword-only. An operator has a second function only if its meaning changed. `find`
-returns the newest one that is not newer than the model's opset.
+An operator is one small function with the parameters of its ONNX schema: inputs first, then attributes, keyword-only.
+An operator has a second function only if its meaning changed. `find` returns the newest one that is not newer than the
+model's opset.
 
-`op` only notes a function in its module. A *layer* is a table of the functions of some modules.
-onnxgen's own families make one. The plugins of a generation make another, which is searched first
-and dropped after the generation (see `onnxgen.plugins`).
+`op` only notes a function in its module. A *layer* is a table of the functions of some modules. onnxgen's own families
+make one. The plugins of a generation make another, which is searched first and dropped after the generation (see
+`onnxgen.plugins`).
 
-*Cards.* `known` and `is_a` look up, by node, what `@op(...)` declares. The operators' modules are
-imported at the first lookup, not before: they import the modules that look facts up. Bodies of
-fused operators and the bundled plugin are imported when an operator is none of `onnxgen.ops`.
+*Cards.* `known` and `is_a` look up, by node, what `@op(...)` declares. The operators' modules are imported at the first
+lookup, not before: they import the modules that look facts up. Bodies of fused operators and the bundled plugin are
+imported when an operator is none of `onnxgen.ops`.
 
-*Gradients.* A card says through which inputs no gradient flows, with the reason (`flat`). Every
-other floating-point input is differentiable. `tests/gradients` compares the gradients of all
-operators with finite differences, and checks that cards are right, too. Inputs of text, integers
-and booleans have no derivatives, so nothing is said of them. `docs/OPERATORS.md` prints the
-reasons.
+*Gradients.* A card says through which inputs no gradient flows, with the reason (`flat`). Every other floating-point
+input is differentiable. `tests/gradients` compares the gradients of all operators with finite differences, and checks
+that cards are right, too. Inputs of text, integers and booleans have no derivatives, so nothing is said of them.
+`docs/OPERATORS.md` prints the reasons.
 """
 
 from __future__ import annotations
@@ -359,11 +358,10 @@ def own(domain: str, name: str, opset: int) -> Operator | None:
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
     """Return the function that an active plugin has for an operator, or None."""
     plugged = _plugged.get()
-    if plugged is None:
-        return None
-    return named(domain, name, opset) or (
-        _newest(plugged.installed, domain, name, opset) if is_foreign(domain) else None
-    )
+    operator = named(domain, name, opset)
+    if operator is None and plugged is not None and is_foreign(domain):
+        return _newest(plugged.installed, domain, name, opset)
+    return operator
 
 
 def named(domain: str, name: str, opset: int) -> Operator | None:

@@ -44,9 +44,8 @@ def place_of(name: str) -> Path | None:
     if is_path(name):
         return _checked(Path(os.path.abspath(name)), name)
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
-        raise _error(
-            name, "is neither the path of a .py file nor the name of a module", "name it like plugins/ops.py or a.b"
-        )
+        what = "is neither the path of a .py file nor the name of a module"
+        raise _error(name, what, "name it like plugins/ops.py or a.b")
     spec = _spec(name)
     if spec is None:
         raise _error(name, "there is no such module", "install it, or name its file: path/to/plugin.py")

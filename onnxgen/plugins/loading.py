@@ -1,9 +1,8 @@
 """Run plugins: their operators, their rules for dtypes and shapes, their numpy references.
 
-A file is run under a unique module name, and again when it has changed. A dotted name is imported,
-and again when its files have changed. Either way, a generation has the operators of its own plugins
-only. onnx's reference evaluator, which is an oracle of `verify`, computes with the references. An
-error of a plugin is described in one line.
+A file is run under a unique module name, and again when it has changed. A dotted name is imported, and again when its
+files have changed. Either way, a generation has the operators of its own plugins only. onnx's reference evaluator,
+which is an oracle of `verify`, computes with the references. An error of a plugin is described in one line.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Checks of the protobuf's structure, before onnx_ir sees it, and of nodes against their schemas.
 
-onnx_ir is lenient: it adds undeclared inputs and only logs it, skips nameless initializers, and
-takes the last of two initializers. Each of these would make the result silently wrong. So the
-structure is checked on the protobuf, by the rules of https://onnx.ai/onnx/repo-docs/IR.html. Two
-things are allowed, as in onnxruntime: nodes in any order, unless they form a cycle, and
-initializers of an inner graph that hide outer names.
+onnx_ir is lenient: it adds undeclared inputs and only logs it, skips nameless initializers, and takes the last of two
+initializers. Each of these would make the result silently wrong. So the structure is checked on the protobuf, by the
+rules of https://onnx.ai/onnx/repo-docs/IR.html. Two things are allowed, as in onnxruntime: nodes in any order, unless
+they form a cycle, and initializers of an inner graph that hide outer names.
 
-`check_signatures` runs later: every standard node has the inputs, outputs and attributes that its
-operator requires. All later code relies on this, and reads `node.inputs[1]` without a check. Local
-functions are inlined before, since a call may omit what a node of the body needs. onnxruntime
-refuses the same nodes.
+`check_signatures` runs later: every standard node has the inputs, outputs and attributes that its operator requires.
+All later code relies on this, and reads `node.inputs[1]` without a check. Local functions are inlined before, since a
+call may omit what a node of the body needs. onnxruntime refuses the same nodes.
 """
 
 from __future__ import annotations
@@ -42,9 +40,8 @@ def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
     A node depends on the outer values that its subgraphs use, too.
     """
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    sorter = TopologicalSorter(
-        {i: sorted({maker[n] for n in uses(node) if n in maker}) for i, node in enumerate(nodes)}
-    )
+    needs = {i: sorted({maker[n] for n in uses(node) if n in maker}) for i, node in enumerate(nodes)}
+    sorter = TopologicalSorter(needs)
     try:
         sorter.prepare()
     except CycleError as error:
@@ -279,9 +276,8 @@ class _Checker:
             report("the name, operator or domain is not valid UTF-8 text")
             return
         longest = max(map(len, texts))
-        if problem := self.limits.past(
-            "name_length", longest, f"the name, operator or domain has {longest} characters"
-        ):
+        what = f"the name, operator or domain has {longest} characters"
+        if problem := self.limits.past("name_length", longest, what):
             report(problem)
         if not domain and opset is None and self.proto.ir_version >= 3:
             self.problems.add("the model imports no opset of ai.onnx, so its operators have no defined meaning")

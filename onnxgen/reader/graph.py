@@ -1,21 +1,18 @@
 """Rewrite onnx_ir's graph to a normal form: local functions, states of loops, tables.
 
-*Functions.* Each call is replaced by the function's nodes
-(https://onnx.ai/onnx/repo-docs/IR.html#functions). The number of resulting nodes is computed first,
-so that nested functions that would make billions are refused. Nodes record the name of their call
-(`CALLS`), which `origin` reads. onnx_ir's own inlining pass is not used. It renames a graph input
-that a function returns unchanged, refuses functions with another opset than the model's, and takes
-quadratic time in the number of calls.
+*Functions.* Each call is replaced by the function's nodes (https://onnx.ai/onnx/repo-docs/IR.html#functions). The
+number of resulting nodes is computed first, so that nested functions that would make billions are refused. Nodes record
+the name of their call (`CALLS`), which `origin` reads. onnx_ir's own inlining pass is not used. It renames a graph
+input that a function returns unchanged, refuses functions with another opset than the model's, and takes quadratic time
+in the number of calls.
 
-*States.* What a loop carries and never changes is a value from outside, and what nobody reads is
-not carried. Exporters of other frameworks carry everything that a loop's body uses: each weight is
-a state that the body returns as it came. After the rewrite a weight in the body is the stored
-tensor itself.
+*States.* What a loop carries and never changes is a value from outside, and what nobody reads is not carried. Exporters
+of other frameworks carry everything that a loop's body uses: each weight is a state that the body returns as it came.
+After the rewrite a weight in the body is the stored tensor itself.
 
-*Tables.* Numbers in attributes of classical models (ai.onnx.ml) become stored tensors. The
-coefficients of a linear model are then trained, named and written back like any weight. The
-attribute becomes an additional input of its node, after the schema's own; `TABLE_INPUTS` has the
-names of these inputs.
+*Tables.* Numbers in attributes of classical models (ai.onnx.ml) become stored tensors. The coefficients of a linear
+model are then trained, named and written back like any weight. The attribute becomes an additional input of its node,
+after the schema's own; `TABLE_INPUTS` has the names of these inputs.
 """
 
 from __future__ import annotations
@@ -271,9 +268,8 @@ class _Loop:
         if not outputs:
             self._remove()
             return
-        new = ir.Node(
-            "", node.op_type, inputs, list(node.attributes.values()), num_outputs=len(outputs), name=node.name
-        )
+        attributes = list(node.attributes.values())
+        new = ir.Node("", node.op_type, inputs, attributes, num_outputs=len(outputs), name=node.name)
         for old, fresh in zip(outputs, new.outputs):
             fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
             ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)

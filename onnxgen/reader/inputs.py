@@ -1,7 +1,6 @@
 """What options ask of a file's inputs and outputs: a part of the graph, values, and shapes.
 
-- `--inputs VALUE`, `--outputs VALUE`: the model is cut to the part between values of its main
-  graph.
+- `--inputs VALUE`, `--outputs VALUE`: the model is cut to the part between values of its main graph.
 - `--const NAME=VALUE`: an input becomes a stored tensor, and is no longer an input.
 - `--input-shape`: dims of inputs are fixed.
 """
@@ -125,10 +124,8 @@ def fix_constants(graph: onnx.GraphProto, constants: Given, shapes: Mapping[str,
     inputs = {value.name: value for value in graph.input if value.name not in stored}
     for name, value in constants.items():
         if name not in inputs:
-            what = (
-                f"--const: {printable(name)} is {'stored in the file' if name in stored else 'no input of the model'}"
-            )
-            problems.add(what, help=did_you_mean(name, map(printable, inputs)))
+            why = "stored in the file" if name in stored else "no input of the model"
+            problems.add(f"--const: {printable(name)} is {why}", help=did_you_mean(name, map(printable, inputs)))
             continue
         try:
             tensor = _tensor(inputs[name].type, value, shapes.get(name))

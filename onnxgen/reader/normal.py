@@ -1,20 +1,18 @@
 """Rewrite unusual but unambiguous forms of the protobuf into those that onnx_ir understands.
 
-- `normalize`: the model must have passed `check`, and still computes the same. These forms are
-  rewritten: missing attribute types, types that onnx_ir cannot hold, subgraphs that return an outer
-  value, types spelled as text, a missing axis that was once optional, an operand that counts for
-  nothing, sparse constants, a missing ai.onnx import.
-- `drop_duplicates` removes repeated Constant nodes: those with the same output name and the same
-  contents in one graph. onnxruntime loads such files. It also loads files where constants of one
-  name differ, and silently picks one. `reader.check` refuses those.
-- `distinct` gives every value of a file a name of its own, since names are scoped in ONNX. Two
-  branches, loop bodies or merged networks may each store a tensor `w`, and a value of an inner
-  graph may hide one of a graph around it (IR.md, "Names within a graph"). Behind the reader, and in
-  the sidecar's record, a name is one value. The names of the main graph stay, and of several inner
-  values with one name the first keeps it.
-- `separate`: tools write `?`, `None`, `-1` or `unk` for every size that they do not know, so one
-  such text at two axes does not promise that they are equal, as `batch` does: each axis becomes a
-  size of its own. A name that occurs once stays: it is as good as any other.
+- `normalize`: the model must have passed `check`, and still computes the same. These forms are rewritten: missing
+  attribute types, types that onnx_ir cannot hold, subgraphs that return an outer value, types spelled as text, a
+  missing axis that was once optional, an operand that counts for nothing, sparse constants, a missing ai.onnx import.
+- `drop_duplicates` removes repeated Constant nodes: those with the same output name and the same contents in one graph.
+  onnxruntime loads such files. It also loads files where constants of one name differ, and silently picks one.
+  `reader.check` refuses those.
+- `distinct` gives every value of a file a name of its own, since names are scoped in ONNX. Two branches, loop bodies or
+  merged networks may each store a tensor `w`, and a value of an inner graph may hide one of a graph around it (IR.md,
+  "Names within a graph"). Behind the reader, and in the sidecar's record, a name is one value. The names of the main
+  graph stay, and of several inner values with one name the first keeps it.
+- `separate`: tools write `?`, `None`, `-1` or `unk` for every size that they do not know, so one such text at two axes
+  does not promise that they are equal, as `batch` does: each axis becomes a size of its own. A name that occurs once
+  stays: it is as good as any other.
 """
 
 from __future__ import annotations

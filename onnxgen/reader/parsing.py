@@ -1,17 +1,14 @@
 """Parse the file at a path as an ONNX protobuf, within limits, or name what it is instead.
 
-- *Survey.* A file's contents are counted before protobuf parses it, which may need 85 bytes of
-  memory per byte of a hostile file. The wire format
-  (https://protobuf.dev/programming-guides/encoding) is walked in Python, through the fields that
-  hold messages. Invalid protobuf ends the walk; the parser refuses it at the same place.
-- *Skeleton.* Protobuf holds a whole message in memory, and copies a tensor's bytes on each access:
-  a file of 440 MB took 900 MB of memory. So protobuf never gets the `raw_data` of large tensors.
-  The wire format is walked down to them, and a token with their place replaces them. They stay in
-  the file until they are used.
-- *Rehearsal.* Protobuf's parser and onnx's shape inference are native code. Within the default
-  limits they are trusted. If the caller allows a file beyond them, a process with bounds on its
-  memory and time reads and simplifies it first. It may crash without harm. Only how it ends counts:
-  the caller finds errors in the file again, and reports them.
+- *Survey.* A file's contents are counted before protobuf parses it, which may need 85 bytes of memory per byte of a
+  hostile file. The wire format (https://protobuf.dev/programming-guides/encoding) is walked in Python, through the
+  fields that hold messages. Invalid protobuf ends the walk; the parser refuses it at the same place.
+- *Skeleton.* Protobuf holds a whole message in memory, and copies a tensor's bytes on each access: a file of 440 MB
+  took 900 MB of memory. So protobuf never gets the `raw_data` of large tensors. The wire format is walked down to them,
+  and a token with their place replaces them. They stay in the file until they are used.
+- *Rehearsal.* Protobuf's parser and onnx's shape inference are native code. Within the default limits they are trusted.
+  If the caller allows a file beyond them, a process with bounds on its memory and time reads and simplifies it first.
+  It may crash without harm. Only how it ends counts: the caller finds errors in the file again, and reports them.
 """
 
 from __future__ import annotations
@@ -381,9 +378,8 @@ def _read(path: Path, shown: str) -> tuple[bytes, SourceFile | None]:
     except (FileNotFoundError, NotADirectoryError):
         raise OnnxgenError(f"{shown}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
-        raise OnnxgenError(
-            f"{shown} cannot be read: {printable(getattr(error, 'strerror', '') or str(error))}"
-        ) from None
+        why = printable(getattr(error, "strerror", "") or str(error))
+        raise OnnxgenError(f"{shown} cannot be read: {why}") from None
 
 
 def _explain(path: Path, shown: str, data: bytes, otherwise: str) -> Problem:
@@ -477,8 +473,6 @@ def rehearse(path: Path, options: Options) -> None:
         what, way_out = f"{limits.seconds:,} seconds", "raise the limit with --limit seconds=N"
     else:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise OnnxgenError(
-            f"the process that reads {shown} crashes ({how})",
-            help="the file may be damaged: export or download it again",
-        )
+        what, way_out = f"the process that reads {shown} crashes ({how})", "the file may be damaged"
+        raise OnnxgenError(what, help=f"{way_out}: export or download it again")
     raise OnnxgenError(f"reading {shown} takes more than {what}", help=way_out)

@@ -1,10 +1,9 @@
 """Check one tensor or type of a protobuf and where its data lies, and make sparse tensors dense.
 
-A model may come from anywhere, and its tensors name files. A location outside of the model's own
-folder (an absolute path, `..`, a symbolic link, a hard link to somewhere else) would let the
-model's author copy any file into the output. So it is refused here, before anything is opened: data
-is in a plain file in the folder, which is long enough. `onnx_ir` memory-maps the data later, and
-checks containment again. Source: https://onnx.ai/onnx/repo-docs/ExternalData.html
+A model may come from anywhere, and its tensors name files. A location outside of the model's own folder (an absolute
+path, `..`, a symbolic link, a hard link to somewhere else) would let the model's author copy any file into the output.
+So it is refused here, before anything is opened: data is in a plain file in the folder, which is long enough. `onnx_ir`
+memory-maps the data later, and checks containment again. Source: https://onnx.ai/onnx/repo-docs/ExternalData.html
 
 `locations` finds these files without reading the rest of the model.
 """

@@ -26,9 +26,8 @@ def asked(options: Options, folder: Path) -> str:
     recorded = {name: _plain(value) for name, value in _given(options) if name not in _LEFT_OUT}
     for name in set(PATHS) & recorded.keys():
         value = recorded[name]
-        recorded[name] = (
-            [_seen_from(p, folder) for p in value] if isinstance(value, list) else _seen_from(value, folder)
-        )
+        several = isinstance(value, list)
+        recorded[name] = [_seen_from(p, folder) for p in value] if several else _seen_from(value, folder)
     return json.dumps(recorded)
 
 
@@ -41,9 +40,8 @@ def recorded_options(metadata: Mapping[str, str], folder: Path) -> Options | Non
         values = {name: kind.read(value) for name, value in recorded.items() if (kind := OPTIONS[name].kind)}
         for name in set(PATHS) & values.keys():
             value = values[name]
-            values[name] = (
-                folder / value if isinstance(value, str) else tuple(str(_seen_here(p, folder)) for p in value)
-            )
+            several = not isinstance(value, str)
+            values[name] = tuple(str(_seen_here(p, folder)) for p in value) if several else folder / value
         return Options(**values)
     except (KeyError, TypeError, ValueError, OnnxgenError):
         return None

@@ -86,9 +86,8 @@ def _remove_docstrings(tree: ast.Module) -> None:
         node = blocks.pop()
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             node.body = without_docstring(node.body)
-        blocks += [
-            n for n in ast.iter_child_nodes(node) if isinstance(n, (ast.stmt, ast.ExceptHandler, ast.match_case))
-        ]
+        inner = (ast.stmt, ast.ExceptHandler, ast.match_case)
+        blocks += [child for child in ast.iter_child_nodes(node) if isinstance(child, inner)]
 
 
 def is_docstring(node: ast.stmt) -> bool:

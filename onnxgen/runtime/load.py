@@ -126,9 +126,8 @@ def from_pretrained(module: ModuleType, shown: Path) -> nn.Module:
     """
     model: Any = getattr(module, "Model", None)
     if not hasattr(model, "from_pretrained"):
-        raise OnnxgenError(
-            f"{shown} has no class Model with from_pretrained()", help="name a module that onnxgen generated"
-        )
+        what = f"{shown} has no class Model with from_pretrained()"
+        raise OnnxgenError(what, help="name a module that onnxgen generated")
     from onnxgen.runtime.checkpoint import SkipInit
 
     try:
@@ -151,14 +150,12 @@ def build_fresh(module: ModuleType, shown: Path) -> nn.Module:
         return module.Model()  # type: ignore[no-any-return]
     except (Exception, SystemExit) as error:
         what = f"{shown}: its Model can't be built: {_reason(error)}"
-        raise OnnxgenError(
-            what, help="undo what was changed in the class, or generate it again with --force"
-        ) from error
+        way = "undo what was changed in the class, or generate it again with --force"
+        raise OnnxgenError(what, help=way) from error
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def need_torch(what: str, extra: str = "torch") -> None:

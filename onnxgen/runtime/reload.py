@@ -70,9 +70,8 @@ def _module(module: ModuleType) -> ModuleType:
         trial.__dict__.update(__file__=file, __package__=module.__package__, __spec__=spec)
         exec(code, vars(trial))
     except Exception as error:
-        reason = one_line(error)
-        way_out = "generate it again; the imported module is unchanged"
-        raise OnnxgenError(f"{name} can't be reloaded: {type(error).__name__}: {reason}", help=way_out) from error
+        what = f"{name} can't be reloaded: {type(error).__name__}: {one_line(error)}"
+        raise OnnxgenError(what, help="generate it again; the imported module is unchanged") from error
     linecache.cache.pop(file, None)  # linecache detects changes by size and time, and a rewrite may keep both
     if _does(trial) != _does(module):
         module.__dict__.update(__file__=file, __spec__=spec, __loader__=spec.loader)
@@ -133,15 +132,12 @@ def _model(model: nn.Module) -> nn.Module:
     old = model.state_dict(keep_vars=True)
     first = next(iter(old.values()), None)
     dtypes = {tensor.dtype for tensor in old.values() if tensor.is_floating_point()}
+    device, dtype = None if first is None else first.device, dtypes.pop() if len(dtypes) == 1 else None
     try:
-        new: nn.Module = new_class.from_pretrained(
-            device=None if first is None else first.device, dtype=dtypes.pop() if len(dtypes) == 1 else None
-        )
+        new: nn.Module = new_class.from_pretrained(device=device, dtype=dtype)
     except Exception as error:
-        reason = one_line(error)
-        raise OnnxgenError(
-            f"the weights of {module.__name__} can't be loaded: {reason}", help="generate it again"
-        ) from error
+        what = f"the weights of {module.__name__} can't be loaded: {one_line(error)}"
+        raise OnnxgenError(what, help="generate it again") from error
     _carry_over(old, new)
     modes = {name: inner.training for name, inner in model.named_modules()}
     for name, inner in new.named_modules():

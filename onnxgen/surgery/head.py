@@ -233,9 +233,8 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
     if len(heads) > 1:
         raise search.refusal(f"the model has {len(heads)} classifiers: {', '.join(heads)}", "output= or ")
     if not heads:
-        raise search.refusal(
-            "no classifier was found: " + "; ".join(reasons[:MAX_CANDIDATES_SHOWN] or ["the model returns nothing"])
-        )
+        why = "; ".join(reasons[:MAX_CANDIDATES_SHOWN]) or "the model returns nothing"
+        raise search.refusal(f"no classifier was found: {why}")
     return next(iter(heads.values()))
 
 
@@ -415,9 +414,8 @@ def trace(model: nn.Module, example: Example) -> Trace:
 
 def is_view(operation: Operation) -> bool:
     """Return True if an operation arranges, casts, or multiplies by one number the elements of a tensor."""
-    return bool(operation.inputs) and (
-        operation.name in VIEWS or (operation.name in ("mul", "div") and len(operation.inputs) == 1)
-    )
+    is_scaled = operation.name in ("mul", "div") and len(operation.inputs) == 1
+    return bool(operation.inputs) and (operation.name in VIEWS or is_scaled)
 
 
 def source(value: Value) -> tuple[Value, int]:

@@ -112,7 +112,7 @@ def told_classes(model: nn.Module) -> tuple[str, ...] | None:
 
 def classes_of(model: nn.Module) -> tuple[str, ...]:
     """Return the labels that `set_classes` stored for this object; empty if there are none."""
-    return _CLASSES.get(model, ())
+    return told_classes(model) or ()
 
 
 NORMS: tuple[type[nn.Module], ...] = (

@@ -3,26 +3,24 @@
     float = (integer - zero point) * scale
     integer = saturate(round(float / scale) + zero point)
 
-A `Dequantised` has the ONNX names of the stored tensors that make one float tensor.
-`DequantisedTensor` is that tensor in the rest of the pipeline, lazy like every weight. The sidecar
-records the `Dequantised`, so that an export can write integers again.
+A `Dequantised` has the ONNX names of the stored tensors that make one float tensor. `DequantisedTensor` is that tensor
+in the rest of the pipeline, lazy like every weight. The sidecar records the `Dequantised`, so that an export can write
+integers again.
 
-`Approximation` is the allowed distance of a float module from the quantised file that it was
-generated from. The file and fake quantisation may round a value between two integers differently:
-the results differ by a whole step. Over n roundings (QuantizeLinear, say) such errors add up like a
-random walk. A *step* is the range of the file's output divided by 2 ** bits - 1; if the output was
-just dequantised, the range is that of its integers. So the result of fake quantisation (`qat`) may
-differ by a step times sqrt(n + 1) in root mean square, and each element by six times that.
+`Approximation` is the allowed distance of a float module from the quantised file that it was generated from. The file
+and fake quantisation may round a value between two integers differently: the results differ by a whole step. Over n
+roundings (QuantizeLinear, say) such errors add up like a random walk. A *step* is the range of the file's output
+divided by 2 ** bits - 1; if the output was just dequantised, the range is that of its integers. So the result of fake
+quantisation (`qat`) may differ by a step times sqrt(n + 1) in root mean square, and each element by six times that.
 
-Without fake quantisation (`float`) the module does not saturate as the file does. Scales do not
-show how much that changes an output. There an output is another function if it differs by more than
-a part (`MAX_SATURATED_PART`) of its own standard deviation. The same holds if it is smaller than
-the file's by a factor (`MAX_MISSING_PART`): saturation can only make the file's output smaller.
+Without fake quantisation (`float`) the module does not saturate as the file does. Scales do not show how much that
+changes an output. There an output is another function if it differs by more than a part (`MAX_SATURATED_PART`) of its
+own standard deviation. The same holds if it is smaller than the file's by a factor (`MAX_MISSING_PART`): saturation can
+only make the file's output smaller.
 
-The comparison needs inputs that span many of the file's integers. If the file rounds an input to a
-few steps, any module lies within that rounding. So the inputs fill the range that the file
-quantises (`inputs`). If the comparison still cannot tell modules apart, it does not count as
-agreement (`onnxgen.verify.compare.Telling`).
+The comparison needs inputs that span many of the file's integers. If the file rounds an input to a few steps, any
+module lies within that rounding. So the inputs fill the range that the file quantises (`inputs`). If the comparison
+still cannot tell modules apart, it does not count as agreement (`onnxgen.verify.compare.Telling`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Weight provenance: how each state-dict tensor is made of ONNX tensors, and the inverse.
 
-A `Source` rearranges and casts elements; it never computes. Its normal form is a list of `Piece`s:
-each is a block of the state-dict tensor, and shows a strided view of one ONNX tensor's flat
-elements. Transposing permutes the view, slicing narrows it, and reshaping splits and merges its
-axes. Concatenating sets blocks side by side; neighbours that continue each other are merged. So if
-an exporter reorders the gates of an LSTM and a pass restores PyTorch's order, the result is the
-identity, and no pattern needs to be recognised.
+A `Source` rearranges and casts elements; it never computes. Its normal form is a list of `Piece`s: each is a block of
+the state-dict tensor, and shows a strided view of one ONNX tensor's flat elements. Transposing permutes the view,
+slicing narrows it, and reshaping splits and merges its axes. Concatenating sets blocks side by side; neighbours that
+continue each other are merged. So if an exporter reorders the gates of an LSTM and a pass restores PyTorch's order, the
+result is the identity, and no pattern needs to be recognised.
 
-To invert a strided view, write to it: `way_back` records the views and `rebuild` writes. `Covered`
-tells which elements of a stored tensor the pieces cover. The only other inverse is `Fold`: it folds
-a restored BatchNorm into its layer.
+To invert a strided view, write to it: `way_back` records the views and `rebuild` writes. `Covered` tells which elements
+of a stored tensor the pieces cover. The only other inverse is `Fold`: it folds a restored BatchNorm into its layer.
 """
 
 from __future__ import annotations
@@ -262,9 +260,8 @@ class Fold:
 
     def apply(self, value: Array, get: Callable[[str], Array]) -> Array:
         """Compute the folded tensor in float64: `weight * s`, or `norm.bias + (bias - norm.running_mean) * s`."""
-        gain, mean, variance = (
-            get(f"{self.norm}.{key}").astype(np.float64) for key in ("weight", "running_mean", "running_var")
-        )
+        keys = ("weight", "running_mean", "running_var")
+        gain, mean, variance = (get(f"{self.norm}.{key}").astype(np.float64) for key in keys)
         scale, wide = gain / np.sqrt(variance + self.epsilon), value.astype(np.float64)
         if self.part == "norm bias":
             return wide - mean * scale

@@ -1,12 +1,10 @@
 """Write, find and compare the sidecar: one file, or shards and their index.
 
-The format (https://github.com/huggingface/safetensors, "Format"): the header's length as 8 bytes
-little-endian, the header (JSON, padded with spaces to a multiple of 8), then the tensors' bytes,
-row-major, little-endian, without gaps.
+The format (https://github.com/huggingface/safetensors, "Format"): the header's length as 8 bytes little-endian, the
+header (JSON, padded with spaces to a multiple of 8), then the tensors' bytes, row-major, little-endian, without gaps.
 
-The safetensors library's `serialize_file` needs all tensors in memory at once. This writer streams
-`Source`s: it holds one tensor at a time, and only the pages that it is reading if the tensor is
-memory-mapped.
+The safetensors library's `serialize_file` needs all tensors in memory at once. This writer streams `Source`s: it holds
+one tensor at a time, and only the pages that it is reading if the tensor is memory-mapped.
 """
 
 from __future__ import annotations

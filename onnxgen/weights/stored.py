@@ -1,9 +1,7 @@
 """Tensors that are stored in the file, their views and copies, and the inputs that they stand for.
 
-- `view_of`: a value that only views a stored tensor, by the rules that operators name
-  (`ops.rules`).
-- `Copied`: stored tensors that constant folding made as copies of others, such as a weight for
-  every step of a layer.
+- `view_of`: a value that only views a stored tensor, by the rules that operators name (`ops.rules`).
+- `Copied`: stored tensors that constant folding made as copies of others, such as a weight for every step of a layer.
 - `Finder`: the inputs of the file's nodes that an input of a rewritten graph's node stands for.
 """
 
@@ -93,8 +91,7 @@ def unchanged(node: ir.Node, x: Source) -> Source:
     return replace(x, label=node.outputs[0].name or "")
 
 
-def flatten(node: ir.Node, x: Source) -> Source | None:
-    return reshape(node, x)
+flatten = reshape
 
 
 def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -229,9 +226,8 @@ class Views:
         node = value.producer()
         if node is None or not node.inputs or stored(value) is not None:
             return []
-        if (node.domain, node.op_type) in self.through or (
-            view_of(node) is not None or _is_standard(node) and node.op_type == "Split"
-        ):
+        is_split = _is_standard(node) and node.op_type == "Split"
+        if is_split or (node.domain, node.op_type) in self.through or view_of(node) is not None:
             return [v for v in node.inputs[:1] if v is not None]
         return [v for v in node.inputs if v is not None] if _is_standard(node) and node.op_type == "Concat" else []
 
@@ -328,10 +324,9 @@ def twins(keys: Mapping[str, Source], values: Iterable[ir.Value]) -> list[tuple[
 def _moved(source: Source, copy: Copied, value: ir.Value) -> Source:
     tensor, name = value.const_value, value.name or ""
     assert tensor is not None
-    pieces = (p for p in source.pieces if p.name == copy.original)
-    return replace(
-        source, pieces=tuple(replace(p, name=name, tensor=tensor, offset=p.offset + copy.offset) for p in pieces)
-    )
+    own = (p for p in source.pieces if p.name == copy.original)
+    pieces = (replace(p, name=name, tensor=tensor, offset=p.offset + copy.offset) for p in own)
+    return replace(source, pieces=tuple(pieces))
 
 
 Place = tuple[int, ir.Node, int, Source]  # an input of a new node; an older node, its input, and what that is made of
