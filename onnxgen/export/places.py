@@ -1,10 +1,10 @@
 """Stored tensors in the protobuf of an ONNX file, to read and replace in place.
 
 A tensor has the name that the weight record uses: the name of an initializer, of a Constant node's output, or
-`reader.tables.table_name` for an attribute of a classical model.
+`reader.graph.table_name` for an attribute of a classical model.
 
 `Sharing` separates tensors that the file shares and training made different: each further value gets a new initializer.
-The sidecar records which node inputs stand for which state-dict key (`onnxgen.lowering.uses`). `Integers` converts
+The sidecar records which node inputs stand for which state-dict key (`onnxgen.lowering.sharing`). `Integers` converts
 trained floats to the integers that the file stores for them.
 """
 

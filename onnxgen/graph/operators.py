@@ -68,11 +68,11 @@ class Rules:
         bound: a lower bound of the result, of those of its data: `bound(node, bounds)`.
         neutral: the number that leaves the first of two inputs as it is; the other one, too, if they commute.
         drawn: for inputs of onnxruntime's operators that count or point somewhere, by position, valid numbers
-            (`shapes.drawn`).
-        view: how its result is a view of a stored tensor (`weights.views`).
+            (`shapes.ranges`).
+        view: how its result is a view of a stored tensor (`weights.stored`).
         gates: of a recurrent layer of ONNX, the position of each of torch's gates among its own.
         activations: its usual activations, in ONNX's order and small letters.
-        flat: why no gradient flows (`graph.gradients`), also by the inputs through which none does.
+        flat: why no gradient flows (see above), also by the inputs through which none does.
         ranges: the numbers that are taken at an input, by its position (`shapes.ranges`).
     """
 
@@ -217,7 +217,7 @@ def op(
         domain: the operators' domain; "" is ai.onnx.
         renames: maps schema names of inputs and attributes to the function's parameters.
         takes: returns True if the function can lower a given node. Default: any node.
-        infer: given a node (`shapes.node_facts.NodeFacts`), returns the facts of its outputs, a `shapes.info.Info`
+        infer: given a node (`shapes.info.NodeFacts`), returns the facts of its outputs, a `shapes.info.Info`
             for each. Default: onnxgen's own rule, or what the file declares.
         reference: computes the operator in numpy: `reference(*inputs, **attributes)`. `verify` and `export` compare
             with it.

@@ -1,4 +1,4 @@
-"""Kinds of operators. `@op(..., traits=...)` declares them for each operator; `graph.catalogue` looks them up."""
+"""Kinds of operators. `@op(..., traits=...)` declares them for each operator; `graph.operators` looks them up."""
 
 from __future__ import annotations
 

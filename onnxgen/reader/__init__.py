@@ -39,7 +39,7 @@ def read(path: Path, options: Options, *, rehearsed: bool = False) -> ir.Model:
     ones are mapped when first used.
 
     Args:
-        rehearsed: this is the process that reads a large file first (see `reader.rehearsal`).
+        rehearsed: this is the process that reads a large file first (see `reader.parse`).
 
     Raises:
         OnnxgenError: something is wrong with the file or these options; all of it at once if the file can be parsed.

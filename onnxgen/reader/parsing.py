@@ -326,7 +326,7 @@ _ONNX_TEXTS: tuple[tuple[str, str, str], ...] = (  # first characters, text insi
 
 
 class Parsed(NamedTuple):
-    """A parsed protobuf, and the open file if it is large. Tokens stand for tensors left in it (`reader.skeleton`)."""
+    """A parsed protobuf, and the open file if it is large. Tokens stand for tensors left in it (`skeleton`)."""
 
     proto: onnx.ModelProto
     source: SourceFile | None

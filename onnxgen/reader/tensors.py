@@ -198,7 +198,7 @@ def settle_type(info: onnx.ValueInfoProto) -> None:
     """Reduce a declared type to one that onnx_ir can hold, without claiming more than the file does.
 
     Negative dims become unknown, as in onnxruntime. Map, opaque and incomplete sequence types are dropped. The types of
-    maps are recorded separately (see `graph.maps`).
+    maps are recorded separately (see `graph.annotations`).
     """
     kind = info.type
     while (which := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
