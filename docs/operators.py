@@ -21,9 +21,7 @@ import onnx
 
 import onnxgen
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.operators import by_input, everywhere, key, operators
-from onnxgen.passes.contrib import bodies
-from onnxgen.passes.contrib.writer import BODIES
+from onnxgen.graph.operators import bodies, by_input, everywhere, key, operators
 from onnxgen.passes.standard import STANDARD_BODIES
 
 ONNXGEN = Path(onnxgen.__file__).parent
@@ -37,8 +35,8 @@ HEAD = """\
 - **file**: where its function is, in `onnxgen/`.
 - **from opset**: the first opset for which onnxgen has a function. A further number is the opset in which the meaning
   changed, and another function begins. "written out": onnxgen has no function, and writes standard nodes instead. These
-  are operators of onnxruntime and operators that the standard dropped (`onnxgen/passes/contrib`), and some that the
-  standard defines by others (`onnxgen/passes/standard`).
+  are operators of onnxruntime (`onnxgen/microsoft`) and operators that the standard dropped (`onnxgen/passes/contrib`),
+  and some that the standard defines by others (`onnxgen/passes/standard`).
 - **newest**: the operator's newest schema in onnx {version}.
 - **backend tests**: of the {total} tests of ONNX's own runner, how many with this operator pass, and how many there are
   (`tests/backend`). {passed} pass in all. `tests/backend/exclusions.py` says why the others do not count. An operator
@@ -80,8 +78,8 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _functions(domain: str, name: str) -> list[Callable[..., Any]]:
-    own = [version.function for version in operators().get((domain, name), [])]
-    return own or [function for key_, function in (BODIES | STANDARD_BODIES).items() if key_ == (domain, name)]
+    own = [version.function for version in (bodies() | operators()).get((domain, name), [])]
+    return own or [function for key_, function in STANDARD_BODIES.items() if key_ == (domain, name)]
 
 
 def _file(domain: str, name: str) -> str:
@@ -103,7 +101,7 @@ def _kind(domain: str, name: str) -> str:
 
 
 def _names() -> set[tuple[str, str]]:
-    return {name for name in operators() if name[0] != DOMAIN} | bodies() | {*STANDARD_BODIES}
+    return {name for name in operators() if name[0] != DOMAIN} | {*bodies(), *STANDARD_BODIES}
 
 
 def _opsets(domain: str, name: str) -> str:

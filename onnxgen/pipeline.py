@@ -31,9 +31,8 @@ from onnxgen.options import Options
 from onnxgen.output.compose import Build, Generated, Report, compose
 from onnxgen.output.notes import inference_notes
 from onnxgen.output.write import Output
-from onnxgen.paranoid.check import hold_way_back
-from onnxgen.paranoid.quick import is_paranoid
 from onnxgen.passes import simplified
+from onnxgen.passes.checking import checker_module
 from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.record.way_back import WayBack
@@ -103,7 +102,8 @@ def build(
         with timed(report, "validate"):
             hold_keys(module, generated.tensors)
             hold(stored, module, WayBack.from_metadata(generated.metadata).tensors, options, decided(model.graph))
-            hold_way_back(model, generated, is_paranoid(options))
+            if checker_module() is not None:
+                checker_module().hold_weights(model, generated, options)
         return generated
 
 
@@ -119,7 +119,7 @@ def _simplified(path: Path, options: Options, report: Report) -> tuple[ir.Model,
             if simplified(model, options, left_out):
                 break
     checked = CHECKED.get(model)
-    report.checked, report.left_out, names = str(checked), left_out, ", ".join(left_out)
+    report.checked, report.left_out, names = str(checked or ""), left_out, ", ".join(left_out)
     if left_out:
         report.notes.append(f"{counted(len(left_out), 'rewriting')} left out, which would change results: {names}")
     if checked is not None and checked.doubts:

@@ -163,7 +163,6 @@ def test_only_what_runs_models_mentions_torch() -> None:
 
 # Imports from a higher layer, each with the reason.
 UPWARD = {
-    ("onnxgen.passes", "onnxgen.paranoid.quick"): "the checker wraps each pass as it runs",
     (
         "onnxgen.lowering.constants",
         "onnxgen.validate.constants",

@@ -16,8 +16,7 @@ from onnxgen.errors import CHECK, WRITER, OnnxgenError
 from onnxgen.graph.operators import COUNTED, TEXT
 from onnxgen.graph.traits import TEXTS
 from onnxgen.lowering.builder import Arg, Builder
-from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import infer_microsoft
+from onnxgen.shapes.info import Info, NodeFacts, tensor
 
 # Languages with their own case rules, and locales that know only ASCII.
 SPECIAL_CASE_RULES, ASCII_ONLY = ("tr", "az", "lt"), ("C", "POSIX")
@@ -67,7 +66,13 @@ def _untranslated(b: Builder, error: NotRe) -> OnnxgenError:
     return b.error(f"the pattern can't be translated to Python's `re`: {error}", way_out)
 
 
-@op("Tokenizer", domain=MICROSOFT, infer=infer_microsoft.tokens, flat=TEXT)
+def _tokens(n: NodeFacts) -> list[Info]:
+    """A tokenizer adds an axis, unless there are no strings."""
+    shape = n.shape(0)
+    return [tensor(ir.DataType.STRING, [*shape[:-1], 0] if 0 in shape else [*shape, n.fresh(len(shape))])]
+
+
+@op("Tokenizer", domain="com.microsoft", infer=_tokens, flat=TEXT)
 def tokenizer(
     b: Builder, X: Arg, *, mark: int, mincharnum: int, pad_value: str, separators: list[str] | None = None,
     tokenexp: str | None = None,

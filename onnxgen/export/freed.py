@@ -20,7 +20,6 @@ from onnxgen.graph.annotations import FREED
 from onnxgen.graph.operators import having
 from onnxgen.graph.traits import SIZES
 from onnxgen.options import Options
-from onnxgen.paranoid.check import name_of
 from onnxgen.passes import PASSES
 from onnxgen.passes.batch import Freed, dynamic_batch
 from onnxgen.plugins import plugged
@@ -106,7 +105,8 @@ def free_batch(model: onnx.ModelProto, source: Path, options: Options, freed: Fr
         raise CannotWriteBack(f"opset {opset} is older than {MIN_OPSET} (upgrade it with onnx.version_converter)")
     with plugged(options):
         proven = read(source, options)
-        for step in PASSES[: [*map(name_of, PASSES)].index("dynamic_batch")]:
+        names = [getattr(step, "__name__", "") for step in PASSES]
+        for step in PASSES[: names.index("dynamic_batch")]:
             step(proven, options)
         before = _pictures(proven.graph)
         dynamic_batch(proven, options)

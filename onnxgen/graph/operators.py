@@ -9,8 +9,11 @@ make one. The plugins of a generation make another, which is searched first and 
 `onnxgen.plugins`).
 
 *Cards.* `known` and `is_a` look up, by node, what `@op(...)` declares. The operators' modules are imported at the first
-lookup, not before: they import the modules that look facts up. Bodies of fused operators and the bundled plugin are
-imported when an operator is none of `onnxgen.ops`.
+lookup, not before: they import the modules that look facts up. The bundled plugins are imported when an operator is
+none of `onnxgen.ops`.
+
+*Bodies.* A function with `body=True` writes nodes in the operator's place (`passes.contrib`), not source. `find` does
+not return it; `body_of` does.
 
 *Gradients.* A card says through which inputs no gradient flows, with the reason (`flat`). Every other floating-point
 input is differentiable. `tests/gradients` compares the gradients of all operators with finite differences, and checks
@@ -30,7 +33,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import onnx_ir as ir
 
@@ -44,9 +47,12 @@ if TYPE_CHECKING:
 
 
 Lowering = Callable[..., Any]
+Registered = TypeVar("Registered", bound=Lowering)
 Positions = Collection[int]
-BODIES = ("onnxgen.passes.contrib", "onnxgen.passes.standard")  # of operators without a function
-BUNDLED = ("onnxgen.classical",)  # plugins in this tree; generations need not name them
+STANDARD = "onnxgen.passes.standard"  # bodies of the standard's operators, and of those that it dropped
+DROPPED = "onnxgen.passes.contrib"
+# Plugins in this tree. Generations need not name them, and each may be missing.
+BUNDLED = ("onnxgen.classical", "onnxgen.microsoft")
 NOTED = "__onnxgen_operators__"  # attribute of a plugin module: the operators that its functions are registered for
 
 
@@ -102,6 +108,7 @@ class Operator:
     Attributes:
         name, domain: the operator (`domain` is "" for ai.onnx).
         function: called as `function(b, *inputs, **attributes)`, see `lowering.builder.Builder`.
+        is_body: the function writes nodes; `b` is a `passes.contrib.writer.Writer`.
         plugin: the plugin that registered it; None if it is onnxgen's own.
 
         inputs: of `data`, `matrix`, `bias`, `weights`, `still` and `chosen`, the names of inputs. The attributes of
@@ -124,6 +131,7 @@ class Operator:
     inputs: Mapping[str, str] = field(default_factory=dict)
     least: float | None = None
     rules: Rules = Rules()
+    is_body: bool = False
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -205,8 +213,9 @@ def op(
     chosen: str = "",
     least: float | None = None,
     tables: tuple[str, ...] = (),
+    body: bool = False,
     **rules: Any,
-) -> Callable[[Lowering], Lowering]:
+) -> Callable[[Registered], Registered]:
     """Register a function as the meaning of one or more operators from opset `since` on.
 
     A plugin's function is used only in generations that name its module (`onnxgen.Options.plugins`).
@@ -234,19 +243,20 @@ def op(
         least: a lower bound of the first output's elements.
         tables: attributes whose numbers are weights. Each becomes a stored tensor and another input of the node. The
             function takes it by the attribute's name, and it is trained and written back like any weight.
+        body: the function writes other operators in the place of this one (`passes.contrib.writer`).
         rules: further rules of onnxgen's own operators (`Rules`).
     """
 
     weights = weights or ("" if STANDARDISES in traits else " ".join(tables))
     inputs = {"data": data, "matrix": matrix, "bias": bias, "weights": weights, "still": still, "chosen": chosen}
 
-    def register(function: Lowering) -> Lowering:
+    def register(function: Registered) -> Registered:
         noted = inspect.unwrap(function).__globals__.setdefault(NOTED, [])
         for name in names:
             operator = Operator(
                 name, "" if domain == "ai.onnx" else domain, since, function, renames or {},
                 takes or (lambda node: True), infer, reference, tables, traits=all_of(traits), inputs=inputs,
-                least=least, rules=Rules(**rules),
+                least=least, rules=Rules(**rules), is_body=body,
             )  # fmt: skip
             if function.__module__ == "__main__":  # a notebook cell that runs again replaces its earlier definition
                 noted[:] = [o for o in noted if o.key != operator.key]
@@ -283,14 +293,19 @@ def with_functions() -> OperatorTable:
 
 @cache
 def bundled() -> OperatorTable:
-    """Return the operators of plugins in this tree. None is in `onnxgen.ops`."""
-    return _noted(*BUNDLED)
+    """Return the operators of plugins in this tree, and those that the standard dropped. None is in `onnxgen.ops`."""
+    return _noted(DROPPED, *BUNDLED)
+
+
+def bodies() -> OperatorTable:
+    """Return the operators of `bundled` that are written as others."""
+    return {key: versions for key, versions in bundled().items() if versions[-1].is_body}
 
 
 @cache
 def written_out() -> OperatorTable:
-    """Return the operators that passes write as others, with these bodies as functions. `find` does not return them."""
-    return _noted(*BODIES)
+    """Return the standard's operators that a pass writes as others where their function takes no such call."""
+    return _noted(STANDARD)
 
 
 def _noted(*packages: str) -> OperatorTable:
@@ -300,7 +315,12 @@ def _noted(*packages: str) -> OperatorTable:
 
 
 def _modules(name: str) -> list[ModuleType]:
-    package = importlib.import_module(name)
+    try:
+        package = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name or name not in BUNDLED:
+            raise
+        return []
     return [importlib.import_module(f"{name}.{m.name}") for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
 
 
@@ -336,8 +356,11 @@ def plugged_in(named: OperatorTable, find_installed: Callable[[], OperatorTable]
 
 
 def operators(*plugins: OperatorTable) -> OperatorTable:
-    """Return all operators by (domain, name), oldest version first: onnxgen's own and those of active plugins."""
-    table = {key: list(versions) for key, versions in {**with_functions(), **bundled()}.items()}
+    """Return all operators by (domain, name), oldest version first: those that onnxgen has a function for, and those of
+    active plugins.
+    """
+    own = {**with_functions(), **bundled()}
+    table = {key: list(versions) for key, versions in own.items() if not versions[-1].is_body}
     for key, versions in (item for layer in plugins for item in layer.items()):
         newer = {v.since for v in versions}
         kept = [v for v in table.get(key, []) if v.since not in newer]
@@ -347,16 +370,28 @@ def operators(*plugins: OperatorTable) -> OperatorTable:
 
 def find(domain: str, name: str, opset: int) -> Operator | None:
     """Return the function for an operator as opset `opset` defines it, or None."""
-    return of_plugins(domain, name, opset) or own(domain, name, opset)
+    found = of_plugins(domain, name, opset) or _ours(domain, name, opset)
+    return None if found is None or found.is_body else found
+
+
+def body_of(domain: str, name: str, opset: int) -> Operator | None:
+    """Return the body for an operator as opset `opset` defines it, or None: also if a plugin has a function for it."""
+    found = of_plugins(domain, name, opset) or _ours(domain, name, opset)
+    return found if found is not None and found.is_body else None
 
 
 def own(domain: str, name: str, opset: int) -> Operator | None:
     """Return the function that onnxgen itself has for an operator, or None."""
+    found = _ours(domain, name, opset)
+    return None if found is None or found.is_body else found
+
+
+def _ours(domain: str, name: str, opset: int) -> Operator | None:
     return _newest(with_functions() if (domain, name) in with_functions() else bundled(), domain, name, opset)
 
 
 def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
-    """Return the function that an active plugin has for an operator, or None."""
+    """Return what an active plugin has for an operator, a function or a body, or None."""
     plugged = _plugged.get()
     operator = named(domain, name, opset)
     if operator is None and plugged is not None and is_foreign(domain):
@@ -365,7 +400,7 @@ def of_plugins(domain: str, name: str, opset: int) -> Operator | None:
 
 
 def named(domain: str, name: str, opset: int) -> Operator | None:
-    """Return the function that a named plugin of this generation has for an operator, or None."""
+    """Return what a named plugin of this generation has for an operator, or None."""
     plugged = _plugged.get()
     return _newest(plugged.named, domain, name, opset) if plugged is not None else None
 

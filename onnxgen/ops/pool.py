@@ -16,8 +16,7 @@ from onnxgen.graph.operators import Lowering, op
 from onnxgen.graph.traits import AVERAGES, GLOBAL_POOL, PICKS, POOL
 from onnxgen.lowering.builder import Arg, Builder
 from onnxgen.ops.conv import f_pad, resolve_pads, same
-from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import infer_math, own
+from onnxgen.shapes import own
 from onnxgen.shapes.dims import Dim, dim_max, dim_min
 from onnxgen.shapes.info import info
 from onnxgen.shapes.ranges import max_unpool as places
@@ -152,7 +151,7 @@ def _options(w: Window, padding: list[int] | None) -> dict[str, Any]:
     return {"stride": unless(same(w.stride), same(w.kernel)), "padding": unless(same(padding or [0]), 0)}
 
 
-def _spatial(b: Builder, n: int) -> int:
+def spatial_rank(b: Builder, n: int) -> int:
     if not 1 <= n <= 3:
         raise b.error(f"pooling over {n} axes has no PyTorch function", "PyTorch pools over 1 to 3 axes")
     return n
@@ -175,7 +174,7 @@ def max_pool(
     strides: list[int] | None = None,
 ) -> Any:
     w = window(b, X, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-    n = _spatial(b, w.n)
+    n = spatial_rank(b, w.n)
     if w.empty is not None:
         pooled = b("x.new_empty(s)", x=X, s=w.empty)
         return [pooled, b("x.new_empty(s, dtype=d)", x=X, s=w.empty, d=ir.DataType.INT64)] if b.wants(1) else pooled
@@ -199,19 +198,6 @@ def max_pool(
         f"F.max_pool{n}d", x, same(w.kernel), **_options(w, padding), dilation=dilation, ceil_mode=unless(ceil, False)
     )
     return pooled if back is None else b("y.to(d)", y=pooled, d=back)
-
-
-@op("MaxpoolWithMask", domain=MICROSOFT, infer=infer_math.pool)
-def maxpool_with_mask(
-    b: Builder, X: Arg, M: Arg, *, auto_pad: str = "NOTSET", kernel_shape: list[int], pads: list[int] | None = None,
-    storage_order: int = 0, strides: list[int] | None = None,
-) -> ast.expr:  # fmt: skip
-    """Each row of a window ends at the first 0 of its mask. A window without elements gives the lowest number."""
-    w = window(b, X, auto_pad, 0, None, kernel_shape, pads, strides)
-    _spatial(b, w.n)
-    if w.empty is not None:
-        return b("x.new_empty(s)", x=X, s=w.empty)
-    return b.call("masked_max_pool", X, M, tuple(w.kernel), tuple(w.stride), w.all_sides)
 
 
 @op("MaxUnpool", ranges=places)

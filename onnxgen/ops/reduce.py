@@ -249,7 +249,7 @@ def hardmax_of_matrix(b: Builder, input: Arg, *, axis: int = 1) -> ast.expr:
     rank = input.known_rank
     axis = axis % rank if rank else 0
     if axis == rank - 1 or rank == 0 or 0 in (input.shape or ()):
-        return hardmax(b, input, axis=-1)  # type: ignore[no-any-return]
+        return hardmax(b, input, axis=-1)
     x = b("x.reshape(1, -1)", x=input) if axis == 0 else b("x.flatten(a)", x=input, a=axis)
     return b("torch.zeros_like(y).scatter(-1, y.argmax(-1, keepdim=True), 1.0).reshape(x.shape)", y=b.let(x), x=input)
 

@@ -17,9 +17,8 @@ from onnxgen.graph.operators import Lowering, card, op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.builder import Arg, Builder, Unpack
 from onnxgen.lowering.strides import is_contiguous
-from onnxgen.ops.microsoft import MICROSOFT
 from onnxgen.ops.rules import rules
-from onnxgen.shapes import infer_microsoft, own_layers, ranges
+from onnxgen.shapes import own_layers
 from onnxgen.weights.provenance import Source, concat
 
 # ONNX's activation functions, with onnxruntime's defaults for alpha and beta (ONNX has none for most of them).
@@ -232,9 +231,9 @@ def lstm(
     hidden_size: int | None = None, input_forget: int = 0, layout: int = 0, _: int = 0,
 ) -> Unpack:  # fmt: skip
     """For what `nn.LSTM` lacks: peepholes, clipping, lengths, a single reverse direction, ..."""
-    options = _options(b, activations, activation_alpha, activation_beta, 3, direction, clip)
+    options = layer_options(b, activations, activation_alpha, activation_beta, 3, direction, clip)
     options |= {"input_forget": unless(bool(input_forget), False), "layout": unless(layout, 0)}
-    return b.unpack(b.call("onnx_lstm", X, W, R, *_trimmed(B, sequence_lens, initial_h, initial_c, P), **options), 3)
+    return b.unpack(b.call("onnx_lstm", X, W, R, *trimmed(B, sequence_lens, initial_h, initial_c, P), **options), 3)
 
 
 @op(
@@ -249,9 +248,9 @@ def gru(
     hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0, _: int = 0,
 ) -> Unpack:  # fmt: skip
     """For what `nn.GRU` lacks, above all `linear_before_reset=0`."""
-    options = _options(b, activations, activation_alpha, activation_beta, 2, direction, clip)
+    options = layer_options(b, activations, activation_alpha, activation_beta, 2, direction, clip)
     options |= {"layout": unless(layout, 0), "linear_before_reset": unless(bool(linear_before_reset), False)}
-    return b.unpack(b.call("onnx_gru", X, W, R, *_trimmed(B, sequence_lens, initial_h), **options), 2)
+    return b.unpack(b.call("onnx_gru", X, W, R, *trimmed(B, sequence_lens, initial_h), **options), 2)
 
 
 @op(
@@ -266,31 +265,12 @@ def rnn(
     hidden_size: int | None = None, layout: int = 0, _: int = 0,
 ) -> Unpack:  # fmt: skip
     """For what `nn.RNN` lacks."""
-    options = _options(b, activations, activation_alpha, activation_beta, 1, direction, clip)
-    args = _trimmed(B, sequence_lens, initial_h)
+    options = layer_options(b, activations, activation_alpha, activation_beta, 1, direction, clip)
+    args = trimmed(B, sequence_lens, initial_h)
     return b.unpack(b.call("onnx_rnn", X, W, R, *args, **options, layout=unless(layout, 0)), 2)
 
 
-@op(
-    "AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer_microsoft.lstm,
-    axes="s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
-    drawn={4: ranges.up_to(0, 0), 12: ranges.up_to(11, 1)},
-)  # fmt: skip
-def attn_lstm(
-    b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,
-    initial_c: Arg | None, P: Arg | None, QW: Arg, MW: Arg, V: Arg, M: Arg, memory_seq_lens: Arg | None = None,
-    AW: Arg | None = None, *,
-    hidden_size: int, activation_alpha: list[float] | None = None, activation_beta: list[float] | None = None,
-    activations: list[str] | None = None, clip: float | None = None, direction: str = "forward", input_forget: int = 0,
-) -> Unpack:  # fmt: skip
-    """An LSTM that attends to a memory after each step, by Bahdanau's attention."""
-    options = _options(b, activations, activation_alpha, activation_beta, 3, direction, clip)
-    args = B, sequence_lens, initial_h, initial_c, P, QW, MW, V, M, *_trimmed(memory_seq_lens, AW)
-    forgets = unless(bool(input_forget), False)
-    return b.unpack(b.call("attention_lstm", X, W, R, *args, **options, input_forget=forgets), 3)
-
-
-def _trimmed(*args: Arg | None) -> list[Arg | None]:
+def trimmed(*args: Arg | None) -> list[Arg | None]:
     """Leave out absent optional arguments at the end."""
     trimmed = list(args)
     while trimmed and trimmed[-1] is None:
@@ -298,7 +278,7 @@ def _trimmed(*args: Arg | None) -> list[Arg | None]:
     return trimmed
 
 
-def _options(
+def layer_options(
     b: Builder, names: list[str] | None, alpha: list[float] | None, beta: list[float] | None, count: int,
     direction: str, clip: float | None,
 ) -> dict[str, Any]:  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -17,7 +18,19 @@ from onnxgen.errors import WrongRewrite, is_strict
 from onnxgen.graph.annotations import DECIDED
 from onnxgen.graph.annotations import TRAINABLE as DECISION
 from onnxgen.options import Options
-from onnxgen.paranoid.check import DECIDE, QUANTIZED, RETYPE, TRAINABLE, Checker, Counts, Pass, changes, name_of, refuse
+from onnxgen.paranoid.check import (
+    DECIDE,
+    QUANTIZED,
+    RETYPE,
+    TRAINABLE,
+    Checker,
+    Counts,
+    Pass,
+    changes,
+    hold_way_back,
+    name_of,
+    refuse,
+)
 from onnxgen.paranoid.claims import Claim, Difference, Region, Regions, Untold
 from onnxgen.paranoid.comparison import Comparison
 from onnxgen.paranoid.draws import FILLED
@@ -25,6 +38,9 @@ from onnxgen.paranoid.picture import Picture, take
 from onnxgen.paranoid.promises import broken
 from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import SECOND, Doubt, wrong_decisions
+
+if TYPE_CHECKING:
+    from onnxgen.output.compose import Generated
 
 PARANOID = "ONNXGEN_PARANOID"  # environment variable that has the effect of `Options.paranoid`
 FEW, MANY = 48_000_000, 64_000_000  # elements of a region that are computed, and of one of which a part differs
@@ -48,6 +64,16 @@ def is_paranoid(options: Options) -> bool:
 def checker_for(options: Options, left_out: Mapping[str, str]) -> Checker:
     """Return what runs the passes. `left_out`: those that do not run, each with the reason."""
     return Checker() if is_paranoid(options) else QuickChecker(left_out)
+
+
+def may_leave_out(step: str, options: Options, left_out: Mapping[str, str]) -> bool:
+    """Return True if a pass that is wrong is to be left out; else the generation fails."""
+    return not (is_strict() or is_paranoid(options) or step in NEEDED or step in left_out)
+
+
+def hold_weights(model: ir.Model, generated: Generated, options: Options) -> None:
+    """Check that the generated weights have the file's numbers. Raises `WrongRewrite`."""
+    hold_way_back(model, generated, is_paranoid(options))
 
 
 class QuickChecker(Checker):

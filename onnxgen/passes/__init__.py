@@ -12,15 +12,14 @@ import onnx_ir as ir
 from onnxgen.errors import FIX_SHAPE, OnnxgenError, WrongRewrite, is_strict
 from onnxgen.graph.annotations import CHECKED
 from onnxgen.graph.nodes import NAMED, all_nodes
-from onnxgen.graph.operators import having, own
+from onnxgen.graph.operators import find, having
 from onnxgen.graph.traits import COMPARISON, ELEMENTWISE, MOVES, RANDOM, RECURRENT, REDUCTION, RESHAPE, SOFTMAX, Trait
 from onnxgen.options import Options
-from onnxgen.paranoid.quick import NEEDED, checker_for, is_paranoid
+from onnxgen.passes.checking import Pass, checker_module, runner_for
 from onnxgen.scopes.between import infer_missing_scopes
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import TooComplex
 
-Pass = Callable[[ir.Model, Options], None]
 Operators = frozenset[tuple[str, str]]  # of a graph, as (domain, name)
 
 
@@ -57,7 +56,7 @@ def _is_quantised(operators: Operators, options: Options) -> bool:
 
 
 def _has_unknown(operators: Operators, options: Options) -> bool:
-    return any(own(domain, name, sys.maxsize) is None for domain, name in operators)
+    return any(find(domain, name, sys.maxsize) is None for domain, name in operators)
 
 
 def _frees_batch(operators: Operators, options: Options) -> bool:
@@ -159,8 +158,8 @@ def simplify(model: ir.Model, options: Options, left_out: Mapping[str, str] = Ma
         OnnxgenError: a pass refuses the model, or meets a dim that is too complex to compute with.
         WrongRewrite: a pass changed what the network computes. The model is not to be used.
     """
-    checker = checker_for(options, left_out)
-    CHECKED.set(model, checker.counts)
+    runner = runner_for(options, left_out)
+    CHECKED.set(model, runner.counts)
     operators = _operators(model)
     for step in PASSES if options.dtype is None else (*PASSES, _retype):
         if isinstance(step, Step) and not step.concerns(operators, options):
@@ -168,7 +167,7 @@ def simplify(model: ir.Model, options: Options, left_out: Mapping[str, str] = Ma
                 _hold(step, model, options)
             continue
         try:
-            checker.run(step, model, options)
+            runner.run(step, model, options)
         except TooComplex as error:
             raise OnnxgenError(str(error), help=FIX_SHAPE) from error
         operators = _operators(model)
@@ -197,7 +196,7 @@ def simplified(model: ir.Model, options: Options, left_out: dict[str, str]) -> b
     try:
         simplify(model, options, left_out)
     except WrongRewrite as error:
-        if is_strict() or is_paranoid(options) or error.step in (*NEEDED, *left_out):
+        if not checker_module().may_leave_out(error.step, options, left_out):
             raise
         left_out[error.step] = str(error)
         return False

@@ -74,7 +74,7 @@ def expand(model: ir.Model, options: Options) -> None:
     """
     for _ in range(MAX_NESTING):
         nodes = [node for node in all_nodes(model.graph) if _has_body(node, opset_of(node, model))]
-        if sum(written(node, STANDARD_BODIES) for node in nodes) == 0:
+        if sum(written(n, STANDARD_BODIES[n.domain, n.op_type], model, options) for n in nodes) == 0:
             return
         propagate(model.graph, options)
 

@@ -27,7 +27,7 @@ from onnx import NodeProto, TensorProto
 
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
-from onnxgen.graph.operators import having
+from onnxgen.graph.operators import card, having
 from onnxgen.graph.traits import RECURRENT, RESAMPLES, VIEW
 from onnxgen.reader.protos import every_node
 from onnxgen.verify import feeds as drawing
@@ -224,7 +224,7 @@ class _NoiseWriter:
 
     def node(self, node: NodeProto) -> None:
         """Write a node, with noise in its results, and in the inputs of a recurrent layer."""
-        for i, name in enumerate(node.input if node.op_type in having(RECURRENT) else ()):
+        for i, name in enumerate(node.input if RECURRENT in card(node.domain, node.op_type).traits else ()):
             if self.types.get(name) in _FLOATS:
                 node.input[i] = f"{name}/into/{len(self.nodes)}"
                 self._add(name, node.input[i], self.types[name])

@@ -14,9 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxgen.graph.operators import BITS, SETS_SIZE, by_input, key, operators, reason
-from onnxgen.passes.contrib import bodies
-from onnxgen.passes.contrib.writer import BODIES, MICROSOFT
+from onnxgen.graph.operators import BITS, SETS_SIZE, bodies, by_input, key, operators, reason
+from onnxgen.microsoft.domain import MICROSOFT
 from tests.gradients.cases import Case, Name, by_operator
 from tests.gradients.checked import check
 
@@ -29,7 +28,7 @@ def _known() -> list[Name]:
         for s in all_schemas
         if not s.deprecated and (s.has_function or s.has_context_dependent_function)
     }
-    return sorted(schemas | bodies() | {name for name in operators() if name[0] != "onnxgen"})
+    return sorted(schemas | {*bodies()} | {name for name in operators() if name[0] != "onnxgen"})
 
 
 KNOWN = _known()
@@ -95,6 +94,6 @@ def _schema(name: Name, version: int | None = None) -> Any:
 
 def _function_parameters(name: Name) -> list[str]:
     """The inputs of an operator that has no schema, by our function of it."""
-    function = BODIES[name] if name in bodies() else operators()[name][-1].function
+    function = (bodies() | operators())[name][-1].function
     _, *parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind != p.KEYWORD_ONLY]

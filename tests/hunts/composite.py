@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from onnxgen.options import Options
 from onnxgen.paranoid.check import name_of
-from onnxgen.paranoid.quick import UNCOMPARED
-from onnxgen.passes import NEEDED, PASSES
+from onnxgen.paranoid.quick import NEEDED, UNCOMPARED
+from onnxgen.passes import PASSES
 from tests.hunts.judge import Case, Unmade
 from tests.hunts.tied import tied
 from tests.support.exported import exported

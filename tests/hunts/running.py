@@ -14,10 +14,10 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from onnxgen import passes, pipeline
+from onnxgen import pipeline
 from onnxgen.options import Options
 from onnxgen.output.compose import Report
-from onnxgen.paranoid import trained
+from onnxgen.paranoid import quick, trained
 from onnxgen.paranoid.claims import Claim, Regions
 from onnxgen.paranoid.quick import QuickChecker
 from onnxgen.runtime.load import load
@@ -79,7 +79,7 @@ def _lying(lied: frozenset[str]) -> Iterator[None]:
         checker.lied = lied
         return checker
 
-    with mock.patch.object(passes, "checker_for", checker_for), mock.patch.dict("os.environ", {"ONNXGEN_STRICT": "0"}):
+    with mock.patch.object(quick, "checker_for", checker_for), mock.patch.dict("os.environ", {"ONNXGEN_STRICT": "0"}):
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.passes.quantized.layers import FLOAT_BODIES
+from onnxgen.passes.quantized.layers import float_bodies
 from tests.ops.fuzz import floats
 from tests.ops.harness import Ran, node_model, refusal, run_model, run_node
 
@@ -34,7 +34,7 @@ def run(op_type: str, inputs: list[Any], attrs: dict[str, Any] | None = None, **
     Where the layer has a form in floats, that gives the same but for roundings.
     """
     ran = run_node(op_type, inputs, attrs, domain="com.microsoft", **kwargs)
-    if ("com.microsoft", op_type) in FLOAT_BODIES and (stored := kwargs.get("initializers")):
+    if ("com.microsoft", op_type) in float_bodies() and (stored := kwargs.get("initializers")):
         as_floats(op_type, inputs, attrs or {}, stored, ran.expected)
     return ran
 

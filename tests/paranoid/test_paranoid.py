@@ -81,11 +81,11 @@ def test_a_pass_that_changes_results_is_left_out(
     assert generated.source == right and set(generated.report.left_out) == {"wrong"}
     assert run([str(gelu)]) == 0
     assert "1 rewriting left out, which would change results: wrong" in capsys.readouterr().out
-    monkeypatch.setattr(onnxgen.passes, "NEEDED", ("wrong",))
+    monkeypatch.setattr(quick, "NEEDED", ("wrong",))
     with pytest.raises(WrongRewrite, match="the pass wrong changed 'y'"):
         build(gelu, Options(), gelu.with_suffix(".py"))
     monkeypatch.setenv(STRICT, "1")
-    monkeypatch.setattr(onnxgen.passes, "NEEDED", ())
+    monkeypatch.setattr(quick, "NEEDED", ())
     with pytest.raises(WrongRewrite):
         build(gelu, Options(), gelu.with_suffix(".py"))
 

@@ -15,6 +15,7 @@ import pytest
 import onnxgen.passes
 from onnxgen.errors import STRICT
 from onnxgen.options import Options
+from onnxgen.paranoid import quick
 from onnxgen.paranoid.claims import difference
 from onnxgen.paranoid.picture import Made, Picture, take
 from onnxgen.paranoid.quick import UNCOMPARED, QuickChecker, name_of
@@ -129,7 +130,7 @@ def test_no_pass_of_a_file_escapes(entry: dict[str, Any], tmp_path: Path, monkey
     """What a pass changes is seen, and the record that is made from the last one says all that a new one says."""
     monkeypatch.setenv(STRICT, "1")
     monkeypatch.setattr(Doubting, "asked", [])
-    monkeypatch.setattr(onnxgen.passes, "checker_for", lambda options, left_out: Doubting(left_out))
+    monkeypatch.setattr(quick, "checker_for", lambda options, left_out: Doubting(left_out))
     monkeypatch.setattr(onnxgen.passes.Step, "concerns", lambda *_: True)
     build(entry["path"], Options(), tmp_path / "model.py")
     assert len(Doubting.asked) > 30

@@ -16,7 +16,6 @@ from onnxgen.build_hooks.settings import Entry
 from onnxgen.cli import run as command
 from onnxgen.common.cache import Cache
 from onnxgen.graph.domains import imports_foreign, is_foreign
-from onnxgen.passes.contrib import bodies
 from onnxgen.pipeline import build
 from tests.plugins.nets import SWISH, net, one, saved, written
 
@@ -135,7 +134,7 @@ def test_domains_are_read_as_onnx_does(tmp_path: Path) -> None:
 
 
 def test_domains_of_ours_are_known() -> None:
-    from onnxgen.graph.operators import operators
+    from onnxgen.graph.operators import bodies, operators
 
     ours = {domain for domain, _ in operators()} | {domain for domain, _ in bodies()}
     assert not any(map(is_foreign, ours)) and is_foreign("com.acme")

@@ -18,9 +18,8 @@ from onnx.numpy_helper import from_array
 
 from onnxgen.common.limits import Limits
 from onnxgen.graph.annotations import SCOPE
-from onnxgen.graph.operators import operators
+from onnxgen.graph.operators import bodies, operators
 from onnxgen.options import Options
-from onnxgen.passes.contrib import bodies
 from onnxgen.reader import read
 from onnxgen.shapes.infer import is_operator
 from tests.support.reader_models import Write, X, branch, conditional, model, node, refusal, run, same_as_before, write

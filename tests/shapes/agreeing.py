@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgen.graph.operators import card, written_out
+from onnxgen.graph.operators import bodies, card
 from onnxgen.options import Options
 from onnxgen.shapes import propagate
 from onnxgen.shapes.dims import Sym, substitute, symbol, symbols
@@ -117,7 +117,7 @@ def check(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], actual: dict[str
 
 FEW = 1024  # elements of an input that is stored in the file
 # Nothing says before what these give.
-BY_VALUE = {name for (domain, name), (known,) in written_out().items() if domain and known.infer is None}
+BY_VALUE = {name for (domain, name), (known,) in bodies().items() if domain and known.infer is None}
 BY_VALUE |= {"BiasDropout", "CropAndResize", "DecoderAttention", "GatherBlockQuantized", "UnfoldTensor"}
 SEEN_LATER = {"Loop", "Scan"}  # what runs once for each turn has a length that only running shows
 # Some of their results are left to the run: other floats, other reductions, empty ones, more axes.

@@ -29,7 +29,7 @@ FLOORS = (
     ("heads",),
     ("lowering",),
     ("ops", "helpers"),
-    ("classical",),
+    ("classical", "microsoft"),
     ("structure",),
     ("purpose",),
     ("output",),

@@ -1,28 +1,24 @@
-"""Rewrite operators of onnxruntime, and operators that the standard dropped, as standard operators.
+"""Rewrite operators that have a body as others: those of onnxruntime, and those that the standard dropped.
 
 onnxruntime's optimisers fuse several nodes into one, such as `com.microsoft.BiasGelu`. This pass undoes the fusion, so
 that later passes see standard operators only: layers become modules, weights are found and trained, shapes are known.
-A *body* is a function with the operator's signature that writes the standard nodes (`writer.py`). The other files hold
-the bodies by family. An operator without a standard equivalent is implemented in `ops/` instead.
+A *body* is a function with the operator's signature that writes the standard nodes (`writer.py`). Bodies come from
+plugins, such as `onnxgen.microsoft`, and from `dropped.py`. `parts.py` is what bodies share.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Mapping
-from functools import cache
-
 import onnx_ir as ir
 
-from onnxgen.errors import WRITER
+from onnxgen.common.names import printable
+from onnxgen.errors import WRITER, OnnxgenError, Problem
 from onnxgen.graph.annotations import REFUSED
 from onnxgen.graph.domains import owner
-from onnxgen.graph.nodes import all_nodes, opset_of
-from onnxgen.graph.operators import find
+from onnxgen.graph.nodes import all_nodes, opset_of, told
+from onnxgen.graph.operators import Operator, body_of, key
 from onnxgen.options import Options
-from onnxgen.passes.contrib.nchwc import set_block
-from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Refused, write
+from onnxgen.passes.contrib.writer import Body, Refused, write
+from onnxgen.plugins.loading import why
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import NONSENSE
 
@@ -54,40 +50,45 @@ _REFUSALS = {
 REFUSALS = {name: reason for names, reason in _REFUSALS.items() for name in names.split()}
 
 
-@cache
-def bodies() -> frozenset[tuple[str, str]]:
-    """Return (domain, name) of every operator that has a body."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    return frozenset(BODIES)
-
-
 def contrib(model: ir.Model, options: Options) -> None:
     """Rewrite every node that has a body. A node that cannot be rewritten stays, and `lower` reports the reason."""
-    known = bodies()
     for node in all_nodes(model.graph):
         if (foreign := owner(node.domain, node.op_type)) is not None:
             REFUSED.set(node, foreign)
-        elif node.domain == MICROSOFT and node.op_type in REFUSALS:
+        elif node.domain == "com.microsoft" and node.op_type in REFUSALS:
             REFUSED.set(node, REFUSALS[node.op_type])
     for _ in range(MAX_ROUNDS):  # shapes are inferred again after each round, for the bodies of the next
-        nodes = [
-            n
-            for n in all_nodes(model.graph)
-            if (n.domain, n.op_type) in known and find(n.domain, n.op_type, opset_of(n, model)) is None
-        ]
+        nodes = [(node, known) for node in all_nodes(model.graph) if (known := _known(node, model)) is not None]
         if not nodes:
             return
         propagate(model.graph, options)
-        set_block(model.graph, options.nchwc_block)
-        if sum(map(written, nodes)) == 0:
+        if sum(_written(node, known, model, options) for node, known in nodes) == 0:
             return
 
 
-def written(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> bool:
+def _known(node: ir.Node, model: ir.Model) -> Operator | None:
+    return body_of(node.domain, node.op_type, opset_of(node, model))
+
+
+def _written(node: ir.Node, operator: Operator, model: ir.Model, options: Options) -> bool:
+    """As `written`. Raises `OnnxgenError` if the body of a plugin fails."""
+    if operator.plugin is None:
+        return written(node, operator.function, model, options)
+    try:
+        write(node, operator.function, model, options)
+    except Refused as refused:
+        REFUSED.set(node, (refused.what, refused.help))
+        return False
+    except Exception as error:
+        what = printable(f"plugin {operator.plugin.name}: the body fails: {why(error)}", 400)
+        raise OnnxgenError(Problem(what, told(node), printable(key(*operator.key[:2])), node.version)) from error
+    return True
+
+
+def written(node: ir.Node, body: Body, model: ir.Model, options: Options) -> bool:
     """Rewrite a node. Return False if that was refused."""
     try:
-        write(node, table)
+        write(node, body, model, options)
     except Refused as refused:
         REFUSED.set(node, (refused.what, refused.help))
         return False

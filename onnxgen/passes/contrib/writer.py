@@ -1,18 +1,19 @@
 """The interface for bodies: functions whose parameters are those of the operator's schema.
 
-    @body("BiasGelu")
+    @onnxgen.op("BiasGelu", domain="com.acme", body=True)
     def bias_gelu(g: Writer, A: Value, B: Value) -> Value:
         return g("Gelu", g("Add", A, B))
 
 Inputs come first (None if absent), then, keyword-only, the attributes with their defaults. The
 function returns the node's outputs: one value or a list, with None for an output that must not be
-used. `@standard` registers bodies of the standard's own operators (`passes.standard`).
+used. `@body` and `@standard` register bodies of a pass's own (`passes.quantized`,
+`passes.standard`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
@@ -23,10 +24,10 @@ from onnxgen.errors import BUG, FIX_SHAPE, INFER, WRITER
 from onnxgen.graph.annotations import BLOCKED, STANDS_FOR, copy_all
 from onnxgen.graph.nodes import NEWER_RUNTIME, first_since, plain
 from onnxgen.graph.operators import op
+from onnxgen.options import Options
 from onnxgen.passes.rewrite import names_of
 from onnxgen.shapes.info import info, set_info, shape_option
 
-MICROSOFT = "com.microsoft"
 VERSION = 22  # the opset of the written nodes
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 
@@ -36,7 +37,9 @@ Results: TypeAlias = list[Maybe]
 
 Body = Callable[..., Any]
 Written = TypeVar("Written", bound=Body)
-BODIES: dict[tuple[str, str], Body] = {}
+Bodies = dict[tuple[str, str], Body]  # by (domain, name)
+STANDARD_BODIES: Bodies = {}
+FLOAT_BODIES: Bodies = {}  # operators on integers as float operators that they approximate
 
 KINDS = {
     int: ir.AttributeType.INT,
@@ -56,30 +59,31 @@ class Refused(Exception):
         self.what, self.help = what, help
 
 
-def body(
-    *names: str, domain: str = MICROSOFT, table: dict[tuple[str, str], Body] = BODIES, **said: Any
-) -> Callable[[Written], Written]:
-    """Register a function as the body of some operators, by default in `BODIES`. `said`: as in `@op(...)`."""
+def body(*names: str, table: Bodies, domain: str = "com.microsoft", **card: Any) -> Callable[[Written], Written]:
+    """Register a function as the body of some operators in a table of a pass. `card`: as in `@op(...)`."""
 
     def register(function: Written) -> Written:
         table.update({(domain, name): function for name in names})
-        if table is BODIES or said:
-            op(*names, domain=domain, **said)(function)
-        return function
+        return op(*names, domain=domain, body=True, **card)(function) if card else function
 
     return register
+
+
+def standard(*names: str, domain: str = "", **card: Any) -> Callable[[Written], Written]:
+    """Register a function as the body of some operators of the standard."""
+    return body(*names, domain=domain, table=STANDARD_BODIES, **card)
 
 
 class Writer:
     """Writes the nodes that replace one node: `g("Add", a, b)` adds an Add and returns its output.
 
     Attributes:
-        node: the node that is replaced.
+        node: the node that is replaced; `model`: its model; `options`: those of the generation.
         written: the new nodes, in order; `count`: the number of their outputs.
     """
 
-    def __init__(self, node: ir.Node) -> None:
-        self.node = node
+    def __init__(self, node: ir.Node, model: ir.Model, options: Options) -> None:
+        self.node, self.model, self.options = node, model, options
         self.written: list[ir.Node] = []
         self.count = 0
 
@@ -202,6 +206,11 @@ def rounded(g: Writer, made: Value, like: Value) -> Value:
     return made if dtype == FLOAT else g("Cast", made, to=dtype)
 
 
+def quantized_to(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) -> Value:
+    """Quantise to the type of the zero point, or to that of `like` if there is none."""
+    return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
+
+
 def plain_rms_norm(g: Writer, x: Value, size: int, epsilon: float) -> Value:
     """Apply RMSNormalization over the last axis in float32, with a scale of ones that is not trained."""
     return g.detached(g("RMSNormalization", x, g.constant(np.ones(size, np.float32)), axis=-1, epsilon=epsilon), 1)
@@ -223,14 +232,13 @@ def _attribute(name: str, value: Any) -> ir.Attr:
     return ir.convenience.convert_attribute(name, int(value) if isinstance(value, ir.DataType) else value)
 
 
-def write(node: ir.Node, table: Mapping[tuple[str, str], Body] = BODIES) -> None:
-    """Replace a node by what its body in `table` writes, in the same scope and under the same names.
+def write(node: ir.Node, function: Body, model: ir.Model, options: Options) -> None:
+    """Replace a node by what its body writes, in the same scope and under the same names.
 
     Raises:
         Refused: the body does not support this node. Nothing was changed.
     """
-    function = table[node.domain, node.op_type]
-    writer = Writer(node)
+    writer = Writer(node, model, options)
     made = function(writer, *_inputs(node, function), **_attributes(node, function))
     results = list(made) if isinstance(made, (list, tuple)) else [made]
     if any(writer.wants(i) and (i >= len(results) or results[i] is None) for i in range(len(node.outputs))):
@@ -271,7 +279,7 @@ def _inputs(node: ir.Node, function: Body) -> Results:
         raise Refused(f"the node has {len(node.inputs)} inputs, but the schema has {len(positional)}", NEWER_RUNTIME)
     hints = get_type_hints(function)
     for parameter, value in zip(positional, found):
-        if value is None and hints[parameter.name] == Value:
+        if value is None and parameter.default is parameter.empty and hints.get(parameter.name, Value) == Value:
             raise Refused(f"input {parameter.name!r} is missing", WRITER)
     return found if variadic else found[: len(positional)]
 
@@ -284,7 +292,7 @@ def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
     for name, attribute in node.attributes.items():
         if name not in taken:
             raise Refused(f"attribute {printable(name)!r} is not handled", NEWER_RUNTIME)
-        wanted = KINDS[next(kind for kind in KINDS if kind == hints[name] or kind | None == hints[name])]
+        wanted = next((KINDS[kind] for kind in KINDS if hints.get(name) in (kind, kind | None)), attribute.type)
         if attribute.type != wanted:
             raise Refused(f"attribute {name!r} must be of type {wanted.name}, not {attribute.type.name}", WRITER)
         given[name] = plain(attribute.value)
@@ -292,11 +300,3 @@ def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
         if parameter.default is inspect.Parameter.empty and parameter.name not in given:
             raise Refused(f"attribute {parameter.name!r} is missing", WRITER)
     return given
-
-
-STANDARD_BODIES: dict[tuple[str, str], Body] = {}
-
-
-def standard(*names: str, domain: str = "", **said: Any) -> Callable[[Written], Written]:
-    """Register a function as the body of some operators of the standard."""
-    return body(*names, domain=domain, table=STANDARD_BODIES, **said)

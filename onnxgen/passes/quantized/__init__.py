@@ -67,7 +67,7 @@ def _write_layers(model: ir.Model, options: Options) -> None:
         propagate(model.graph, options)
     for node in nodes:
         try:
-            write(node, known)
+            write(node, known[node.domain, node.op_type], model, options)
         except Refused as refused:
             problems.add(_problem(node, refused.what, refused.help))
         except NONSENSE:

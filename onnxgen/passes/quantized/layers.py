@@ -1,8 +1,8 @@
 """Operators on integers as float operators that they approximate: dequantise, compute, quantise.
 
-Each operator has one function, as in `passes/contrib`, whose own bodies also serve here if they
-have this form. A bias has the scale `input scale * weight scale`. `products` does the same for
-integer products that are cast and scaled afterwards:
+Each operator has one function, as in `passes/contrib`. Plugins add the bodies of theirs that have this
+form anyway. A bias has the scale `input scale * weight scale`. `products` does the same for integer
+products that are cast and scaled afterwards:
 
     Mul(Cast(MatMulInteger(a, b, a_zero, b_zero)), Mul(a_scale, b_scale))
         = MatMul(DequantizeLinear(a, a_scale, a_zero), DequantizeLinear(b, b_scale, b_zero))
@@ -17,26 +17,31 @@ import onnx_ir as ir
 from onnxgen.graph.annotations import FIXED
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import FLOATS, all_nodes
-from onnxgen.passes.contrib import bodies
-from onnxgen.passes.contrib.quantized import qattention_of, quantized_to
-from onnxgen.passes.contrib.writer import BODIES, MICROSOFT, Body, Maybe, Refused, Value, Writer, body, nchw, nhwc
+from onnxgen.graph.operators import bundled
+from onnxgen.passes.contrib.writer import (
+    FLOAT_BODIES,
+    Bodies,
+    Maybe,
+    Refused,
+    Value,
+    Writer,
+    body,
+    nchw,
+    nhwc,
+    quantized_to,
+)
 from onnxgen.passes.quantized.moved import elements, same
 from onnxgen.passes.rewrite import input_at, insert, only_user, replace
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
-FLOAT_BODIES: dict[tuple[str, str], Body] = {}
 PACKED = "DequantizePacked"  # onnxgen's own: a matrix that onnxruntime packs, with the attributes of a `Dequantised`
-SHARED_BODIES = (
-    "QuantizeLinear DequantizeLinear QLinearSigmoid QLinearLeakyRelu QLinearWhere QLinearConcat "
-    "QEmbedLayerNormalization"
-).split()
 
 
-def float_bodies() -> dict[tuple[str, str], Body]:
+def float_bodies() -> Bodies:
     """Return the bodies of all operators on integers."""
-    bodies()
-    return {**{(MICROSOFT, name): BODIES[MICROSOFT, name] for name in SHARED_BODIES}, **FLOAT_BODIES}
+    bundled()  # plugins add theirs
+    return FLOAT_BODIES
 
 
 def _floats(g: Writer, x: Value, scale: Value, zero: Maybe = None, axis: int = 0) -> Value:
@@ -119,9 +124,6 @@ def dynamic_quantize_matmul(
     quantised, scale, zero = g.several(3, "DynamicQuantizeLinear", A)
     made = g("MatMul", _floats(g, quantised, scale, zero), _columns(g, B, b_scale, b_zero_point))
     return made if bias is None else g("Add", made, bias)
-
-
-body("QAttention", table=FLOAT_BODIES)(qattention_of(matmul_integer_to_float))
 
 
 # ---- matrices packed by block ----------------------------------------------------------------------------------------

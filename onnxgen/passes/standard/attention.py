@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
-from onnxgen.passes.contrib.attention import embedded, heads_of, merged_heads
+from onnxgen.passes.contrib.parts import embedded, heads_of, merged_heads
 from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, dtype_of, standard
 from onnxgen.shapes import ranges
 from onnxgen.shapes.dims import Dim, floordiv, known_less

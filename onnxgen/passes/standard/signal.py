@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import COUNTED
-from onnxgen.passes.contrib import layers
+from onnxgen.passes.contrib.parts import causal_conv
 from onnxgen.passes.contrib.writer import INT64, Maybe, Refused, Results, Value, Writer, dtype_of, standard
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
@@ -77,4 +77,4 @@ def swiglu(g: Writer, A: Value, B: Value, *, alpha: float = 1.0) -> Value:
 def causal_conv_with_state(
     g: Writer, input: Value, weight: Value, bias: Maybe = None, past_state: Maybe = None, *, activation: str = "none"
 ) -> Results:
-    return layers.causal_conv_with_state(g, input, weight, bias, past_state, activation=activation)
+    return causal_conv(g, input, weight, bias, past_state, activation=activation)

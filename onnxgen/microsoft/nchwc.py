@@ -16,9 +16,11 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import NCHWC_BLOCK
 from onnxgen.graph.nodes import all_nodes
-from onnxgen.passes.contrib.layers import fused_conv
-from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer, body
-from onnxgen.shapes import infer_math, infer_microsoft
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import body
+from onnxgen.microsoft.layers import fused_conv
+from onnxgen.passes.contrib.writer import Maybe, Refused, Value, Writer
+from onnxgen.shapes import infer_math
 from onnxgen.shapes.info import info
 
 NCHWC = "com.microsoft.nchwc"
@@ -30,14 +32,13 @@ UNKNOWN = (
 )
 
 
-def set_block(graph: ir.Graph, given: int | None) -> None:
+def _set_block(model: ir.Model, given: int | None) -> None:
     """Record the channels of a block at each node, if they are `given` or only one size fits."""
-    nodes = [n for n in all_nodes(graph) if n.domain == NCHWC]
-    fitting = [block for block in BLOCKS if all(_fits(node, block) for node in nodes)]
-    found = [block for block in fitting if given in (None, block)]
-    if len(found) == 1:
+    nodes = [node for node in all_nodes(model.graph) if node.domain == NCHWC]
+    fitting = [block for block in BLOCKS if given in (None, block) and all(_fits(node, block) for node in nodes)]
+    if len(fitting) == 1:
         for node in nodes:
-            NCHWC_BLOCK.set(node, found[0])
+            NCHWC_BLOCK.set(node, fitting[0])
 
 
 def _fits(node: ir.Node, block: int) -> bool:
@@ -70,6 +71,8 @@ def aligned(channels: int, block: int) -> int:
 
 
 def _block(g: Writer) -> int:
+    if NCHWC_BLOCK.get(g.node) is None:
+        _set_block(g.model, g.options.nchwc_block)
     block = NCHWC_BLOCK.get(g.node)
     if block is None:
         raise Refused(*UNKNOWN)
@@ -100,7 +103,7 @@ def conv(
     )  # fmt: skip
 
 
-@body("ReorderInput", domain=NCHWC, infer=infer_microsoft.reorder_input)
+@body("ReorderInput", domain=NCHWC, infer=infer.reorder_input)
 def reorder_input(g: Writer, X: Value, *, channels_last: int = 0) -> Value:
     """Pad the channels to whole blocks. With `channels_last`, move them to axis 1."""
     made = g("Transpose", X, perm=[0, 3, 1, 2]) if channels_last else X
@@ -112,7 +115,7 @@ def reorder_input(g: Writer, X: Value, *, channels_last: int = 0) -> Value:
     return g("Pad", made, g.ints(0, 0, 0, 0, 0, extra, 0, 0)) if extra else made
 
 
-@body("ReorderOutput", domain=NCHWC, infer=infer_microsoft.reorder_output)
+@body("ReorderOutput", domain=NCHWC, infer=infer.reorder_output)
 def reorder_output(g: Writer, X: Value, *, channels: int, channels_last: int = 0) -> Value:
     _block(g)
     shape = info(X).shape
@@ -138,7 +141,7 @@ def global_pool(g: Writer, X: Value) -> Value:
     return g(g.node.op_type, X)
 
 
-@body("Upsample", domain=NCHWC, infer=infer_microsoft.upsample)
+@body("Upsample", domain=NCHWC, infer=infer.upsample)
 def upsample(
     g: Writer, X: Value, *, scales: list[int], mode: str = "nearest", coordinate_transformation_mode: str = "asymmetric"
 ) -> Value:

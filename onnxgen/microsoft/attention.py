@@ -14,6 +14,9 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import REFUSED
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import body
+from onnxgen.passes.contrib.parts import embedded, heads_of, merged_heads, rotated
 from onnxgen.passes.contrib.writer import (
     FLOAT,
     INT32,
@@ -22,12 +25,11 @@ from onnxgen.passes.contrib.writer import (
     Results,
     Value,
     Writer,
-    body,
     flag_of,
     size_of,
     widened,
 )
-from onnxgen.shapes import infer_microsoft, ranges
+from onnxgen.shapes import ranges
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import Info, info, set_info
@@ -80,33 +82,6 @@ def mrotary_embedding(
     return embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
 
 
-def embedded(
-    g: Writer, input: Value, tables: list[Value], cos_cache: Value, interleaved: int, num_heads: int,
-    rotary_embedding_dim: int,
-) -> Value:  # fmt: skip
-    """Rotate pairs by the cosines and sines in `tables`, of shape [batch, length, half]."""
-    rank = g.rank(input)
-    x = input
-    if rank == 3:  # [batch, length, heads * size]
-        size = (info(cos_cache).shape or (None, None))[1]
-        if not num_heads and not isinstance(size, int):
-            raise Refused("the number of heads is unknown", FIX_SHAPE)
-        x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
-    made = _turned(g, x, tables, 2 if rank == 3 else 1, interleaved, rotary_embedding_dim)
-    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
-
-
-def _turned(g: Writer, x: Value, tables: list[Value], axis: int, interleaved: int, rotary_embedding_dim: int) -> Value:
-    """Rotate the first elements of each head. `axis` is the axis of the heads, of four."""
-    cos, sin = (g("Unsqueeze", table, g.ints(axis)) for table in tables)
-    rest = None
-    if rotary_embedding_dim:
-        rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))
-        x = g("Slice", x, g.ints(0), g.ints(rotary_embedding_dim), g.ints(3))
-    made = _pairs(g, x, cos, sin) if interleaved else _halves(g, x, cos, sin)
-    return made if rest is None else g("Concat", made, rest, axis=-1)
-
-
 @body("RMSNormRotary")
 def rms_norm_rotary(
     g: Writer, X: Value, scale: Value, position_ids: Value, cosine: Value, sine: Value, prefill_numerics: Maybe = None,
@@ -139,7 +114,7 @@ def rms_norm_rotary(
         set_info(position_ids, Info(ir.DataType.INT64, (1,)))
     places = _positions(g, position_ids, X, 1)
     tables = [g.detached(g("Gather", cache, places)) for cache in caches]
-    made = _turned(g, x, tables, 2, 0, rotary_embedding_dim)
+    made = rotated(g, x, tables, 2, 0, rotary_embedding_dim)
     if not is_coarse:
         made = g("Cast", made, to=ir.DataType.FLOAT16 if output_fp16 else BFLOAT16)
     made = g("Reshape", made, g.ints(0, 0, -1))
@@ -154,26 +129,9 @@ def _positions(g: Writer, position_ids: Value, input: Value, axis: int) -> Value
     return g("Unsqueeze", g("Add", g.range(None, length), position_ids), g.ints(0))
 
 
-def _halves(g: Writer, x: Value, cos: Value, sin: Value) -> Value:
-    first, second = g.several(2, "Split", x, axis=3, num_outputs=2)
-    turned = g("Concat", g("Neg", second), first, axis=-1)
-    cos, sin = (g("Concat", c, c, axis=-1) for c in (cos, sin))
-    return g("Add", g("Mul", x, cos), g("Mul", turned, sin))
-
-
-def _pairs(g: Writer, x: Value, cos: Value, sin: Value) -> Value:
-    paired = g("Reshape", x, g.ints(0, 0, 0, -1, 2))
-    even, odd = (g("Gather", paired, g.int64(i), axis=4) for i in (0, 1))
-    real = g("Sub", g("Mul", even, cos), g("Mul", odd, sin))
-    imaginary = g("Add", g("Mul", even, sin), g("Mul", odd, cos))
-    made = (real, imaginary)
-    joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in made), axis=4)
-    return g("Reshape", joined, g.ints(0, 0, 0, -1))
-
-
 @body(
     "Attention",
-    infer=infer_microsoft.attention,
+    infer=infer.attention,
     axes="b l h; h c; c; mask; 2 b n p s",
     ranges=ranges.attention,
     drawn={3: ranges.lengths(4, own_keys=True)},
@@ -233,7 +191,7 @@ def attended(
 
 
 @body(
-    "MultiHeadAttention", infer=infer_microsoft.multi_head_attention,
+    "MultiHeadAttention", infer=infer.multi_head_attention,
     axes="b l h; b k h; b k v; w; mask; ; b n p s; b n p u", ranges=ranges.multi_head_attention,
     drawn={4: ranges.lengths(6), 8: ranges.used(4, 6)},
 )  # fmt: skip
@@ -274,7 +232,7 @@ def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
 
 
 @body(
-    "DecoderMaskedMultiHeadAttention", infer=infer_microsoft.decoder_masked_attention,
+    "DecoderMaskedMultiHeadAttention", infer=infer.decoder_masked_attention,
     axes="b l h; b k h; b k v; mask; ; b n p s; b n p u", ranges=ranges.decoder_masked_attention,
     drawn={3: ranges.lengths(5), 7: ranges.used(3, 5)},
 )  # fmt: skip
@@ -295,7 +253,7 @@ def decoder_masked_multi_head_attention(
     )  # fmt: skip
 
 
-@body("DecoderMaskedSelfAttention", infer=infer_microsoft.attention)
+@body("DecoderMaskedSelfAttention", infer=infer.attention)
 def decoder_masked_self_attention(
     g: Writer, input: Value, weights: Value, bias: Value, mask_index: Maybe, past: Value, attention_bias: Maybe = None,
     past_sequence_length: Maybe = None, beam_width: Maybe = None, cache_indirection: Maybe = None, *,
@@ -355,18 +313,6 @@ def _with_biases(g: Writer, operands: list[tuple[Value, bool, Dim | None]], bias
 
 def _cut(g: Writer, x: Value, start: int, end: int, axis: int) -> Value:
     return g("Slice", x, g.ints(start), g.ints(end), g.ints(axis))
-
-
-def heads_of(g: Writer, x: Value, heads: int) -> Value:
-    """Reshape [batch, length, heads * size] to [batch, heads, length, size]."""
-    if heads < 1:
-        raise Refused(f"the number of heads must be at least 1, not {heads}", WRITER)
-    return g("Transpose", g("Reshape", x, g.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
-
-
-def merged_heads(g: Writer, x: Value) -> Value:
-    """Reshape [batch, heads, length, size] to [batch, length, heads * size]."""
-    return g("Reshape", g("Transpose", x, perm=[0, 2, 1, 3]), g.ints(0, 0, -1))
 
 
 def _padding(g: Writer, mask: Maybe, x: Value, k: Value, filtered: float, like: Value) -> Maybe:
@@ -443,7 +389,7 @@ def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is
 
 @body(
     "PackedAttention",
-    infer=infer_microsoft.attention_without_padding,
+    infer=infer.attention_without_padding,
     flat={"attention_bias": REFUSED},
     drawn={4: ranges.starts},
 )
@@ -461,7 +407,7 @@ def packed_attention(
 
 @body(
     "PackedMultiHeadAttention",
-    infer=infer_microsoft.packed_attention,
+    infer=infer.packed_attention,
     flat={"attention_bias": REFUSED},
     drawn={5: ranges.starts},
 )

@@ -10,8 +10,11 @@ import onnx_ir as ir
 from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import REFUSED
 from onnxgen.graph.traits import ACTIVATION
-from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, body, nchw, nhwc, size_of, widened
-from onnxgen.shapes import equal, infer_math, infer_microsoft
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import body
+from onnxgen.passes.contrib.parts import causal_conv
+from onnxgen.passes.contrib.writer import Maybe, Refused, Results, Value, Writer, nchw, nhwc, widened
+from onnxgen.shapes import equal, infer_math
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
@@ -67,7 +70,7 @@ def silu(g: Writer, x: Value) -> Value:
     return g("Mul", x, g("Sigmoid", x))
 
 
-@body("BiasSplitGelu", infer=infer_microsoft.split_gelu)
+@body("BiasSplitGelu", infer=infer.split_gelu)
 def bias_split_gelu(g: Writer, X: Value, bias: Value) -> Value:
     """The first half of the channels, times the GELU of the second half."""
     halves = g.several(2, "Split", g("Add", X, bias), axis=-1, num_outputs=2)
@@ -88,7 +91,7 @@ def bias_softmax(g: Writer, data: Value, bias: Value, *, axis: int = 1, is_inner
 GEMM_ACTIVATIONS = {"NONE": "", "": "", "RELU": "Relu", "GELU": "Gelu"}
 
 
-@body("FusedConv", "NhwcConv", "NhwcFusedConv", infer=infer_microsoft.nhwc(infer_math.conv))
+@body("FusedConv", "NhwcConv", "NhwcFusedConv", infer=infer.nhwc(infer_math.conv))
 def fused_conv(
     g: Writer, X: Value, W: Value, B: Maybe = None, Z: Maybe = None, *, activation: str = "",
     activation_params: list[float] | None = None, auto_pad: str = "NOTSET", dilations: list[int] | None = None,
@@ -119,7 +122,7 @@ def fused_gemm(
     return activated(g, made, activation, activation_alpha, second)
 
 
-@body("FusedMatMul", "TransposeMatMul", infer=infer_microsoft.fused_matmul, equal=equal.fused_matmul)
+@body("FusedMatMul", "TransposeMatMul", infer=infer.fused_matmul, equal=equal.fused_matmul)
 def fused_matmul(
     g: Writer, A: Value, B: Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0,
     transBatchB: int = 0,
@@ -142,7 +145,7 @@ def _turned(g: Writer, x: Value, last: int, batch: int) -> Value:
     return x if perm == sorted(perm) else g("Transpose", x, perm=perm)
 
 
-@body("SparseToDenseMatMul", infer=infer_microsoft.sparse_matmul)
+@body("SparseToDenseMatMul", infer=infer.sparse_matmul)
 def sparse_to_dense_matmul(
     g: Writer, A: Value, B: Value, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
 ) -> Value:
@@ -157,7 +160,7 @@ def sparse_to_dense_matmul(
     return g("Mul", made, g.number(alpha, B))
 
 
-@body("FusedMatMulActivation", infer=infer_microsoft.fused_matmul)
+@body("FusedMatMulActivation", infer=infer.fused_matmul)
 def fused_matmul_activation(
     g: Writer, A: Value, B: Value, *, activation: str, activation_alpha: float | None = None,
     activation_beta: float | None = None, activation_gamma: float | None = None, activation_axis: int | None = None,
@@ -216,11 +219,7 @@ def gemm_float8(
     return made if dtype == ir.DataType.FLOAT else g("Cast", made, to=dtype)
 
 
-ACTIVATIONS = ("none", "silu", "swish")
-END = 2**63 - 1
-
-
-@body("CausalConvWithState", infer=infer_microsoft.causal_conv)
+@body("CausalConvWithState", infer=infer.causal_conv)
 def causal_conv_with_state(
     g: Writer, input: Value, weight: Value, bias: Maybe = None, past_state: Maybe = None, *,
     activation: str = "none", channels_last: int = 0, dilation: int = 1, ndim: int = 1, state_window: int = 0,
@@ -239,45 +238,6 @@ def causal_conv_with_state(
     ):  # fmt: skip
         if is_asked:
             raise Refused(f"a {what} runs on GPUs only", FOR_CPU)
-    if activation not in ACTIVATIONS or dilation < 1:
-        what = f"activation {activation!r} must be none, silu or swish, and dilation {dilation} at least 1"
-        raise Refused(what, WRITER)
-    channels, kernel = size_of(weight, 0), size_of(weight, 2)
-    if channels < 1 or kernel < 1 or not channels_last and g.rank(input) != 3:
-        raise Refused("the input must be [batch, channels, length], and the weight not be empty", WRITER)
-    before, axis = (kernel - 1) * dilation, 1 if channels_last else 2
-    length = (info(input).shape or ())[axis:][:1]
-    whole = _extended(g, input, past_state, before, axis)
-    made = input if length == (0,) else _convolved(g, whole, weight, bias, bool(channels_last), dilation, input)
-    if activation != "none":
-        made = g("Mul", made, g("Sigmoid", made))
-    if not g.wants(1):
-        return [made]
-    state = g("Slice", whole, g.ints(-before if before else 0), g.ints(END if before else 0), g.ints(axis))
-    return [made, state]
-
-
-def _extended(g: Writer, x: Value, past: Maybe, before: int, axis: int) -> Value:
-    """Return the inputs behind those of the previous call, or behind zeros."""
-    if before == 0:
-        return x
-    if past is not None:
-        return g("Concat", past, x, axis=axis)
-    rank = g.rank(x)
-    return g("Pad", x, g.ints(*(before * (i == axis) for i in range(rank)), *[0] * rank))
-
-
-def _convolved(
-    g: Writer, x: Value, weight: Value, bias: Maybe, channels_last: bool, dilation: int, like: Value
-) -> Value:
-    """Convolve without padding. With channels last, several axes of channels are one axis for the convolution."""
-    channels, kernel, rank = size_of(weight, 0), size_of(weight, 2), g.rank(like)
-    if channels_last:
-        x = g("Reshape", x, g.ints(0, 0, channels)) if rank > 3 else x
-        x = g("Transpose", x, perm=[0, 2, 1])
-    made = g("Conv", x, weight, bias, group=channels, dilations=[dilation], kernel_shape=[kernel])
-    if channels_last:
-        made = g("Transpose", made, perm=[0, 2, 1])
-    if channels_last and rank > 3:
-        made = g("Reshape", made, g.ints(0, 0, *(size_of(like, axis) for axis in range(2, rank))))
-    return made
+    return causal_conv(
+        g, input, weight, bias, past_state, activation=activation, channels_last=bool(channels_last), dilation=dilation
+    )

@@ -17,6 +17,8 @@ import onnx_ir as ir
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import REFUSED
 from onnxgen.graph.traits import NORMALISES
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import body
 from onnxgen.passes.contrib.writer import (
     FLOAT,
     INT32,
@@ -25,7 +27,6 @@ from onnxgen.passes.contrib.writer import (
     Results,
     Value,
     Writer,
-    body,
     nchw,
     nhwc,
     plain_rms_norm,
@@ -33,14 +34,14 @@ from onnxgen.passes.contrib.writer import (
     size_of,
     widened,
 )
-from onnxgen.shapes import infer_microsoft, ranges
+from onnxgen.shapes import ranges
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
 STATISTICS = "the mean of a fused norm that has none is used", "optimise the model for inference, not for training"
 
 
-@body("SkipLayerNormalization", infer=infer_microsoft.skip_norm, axes="b l h; b l h; h; h; h")
+@body("SkipLayerNormalization", infer=infer.skip_norm, axes="b l h; b l h; h; h; h")
 def skip_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, beta: Maybe = None, bias: Maybe = None, *,
     epsilon: float = 1e-12,
@@ -52,7 +53,7 @@ def skip_layer_normalization(
     return [*made, *[None] * (3 - count), total]
 
 
-@body("SkipSimplifiedLayerNormalization", infer=infer_microsoft.skip_norm, axes="b l h; b l h; h; h")
+@body("SkipSimplifiedLayerNormalization", infer=infer.skip_norm, axes="b l h; b l h; h; h")
 def skip_simplified_layer_normalization(
     g: Writer, input: Value, skip: Value, gamma: Value, bias: Maybe = None, *, epsilon: float = 1e-12
 ) -> Results:
@@ -69,15 +70,15 @@ def _total(g: Writer, input: Value, skip: Value, bias: Maybe) -> Value:
     return total if bias is None else g("Add", total, bias)
 
 
-@body("LayerNormalization", infer=infer_microsoft.layer_norm)
+@body("LayerNormalization", infer=infer.layer_norm)
 def layer_normalization(
     g: Writer, X: Value, Scale: Value, B: Maybe = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
     return g.several(3, "LayerNormalization", X, Scale, B, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
-@body("SimplifiedLayerNormalization", domain="", traits=[NORMALISES], infer=infer_microsoft.layer_norm)
-@body("SimplifiedLayerNormalization", traits=[NORMALISES], infer=infer_microsoft.layer_norm)
+@body("SimplifiedLayerNormalization", domain="", traits=[NORMALISES], infer=infer.layer_norm)
+@body("SimplifiedLayerNormalization", traits=[NORMALISES], infer=infer.layer_norm)
 def simplified_layer_normalization(
     g: Writer, X: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Results:
@@ -111,7 +112,7 @@ def group_norm(
     return g("Mul", made, g("Sigmoid", made)) if activation else made
 
 
-@body("SkipGroupNorm", infer=infer_microsoft.pairs)
+@body("SkipGroupNorm", infer=infer.pairs)
 def skip_group_norm(
     g: Writer, X: Value, gamma: Value, beta: Value, skip: Value, bias: Maybe = None, *,
     activation: int, groups: int, channels_last: int = 1, epsilon: float = 1e-5,
@@ -133,7 +134,7 @@ def skip_group_norm(
 
 
 @body(
-    "EmbedLayerNormalization", infer=infer_microsoft.embed,
+    "EmbedLayerNormalization", infer=infer.embed,
     axes="b l; b l; v h; p h; s h; h; h", ranges=ranges.embed_layer_norm,
     drawn={0: ranges.rows(2), 1: ranges.rows(4), 8: ranges.rows(3)},
 )  # fmt: skip
@@ -211,7 +212,7 @@ def scaled_silu(g: Writer, X: Value, scale: Maybe = None, *, alpha: float = 1.0)
     return g("Mul", inner, g("Sigmoid", inner))
 
 
-@body("SwiGLU", infer=infer_microsoft.swiglu)
+@body("SwiGLU", infer=infer.swiglu)
 def swiglu(
     g: Writer, gate: Value, up: Maybe = None, *, activation_alpha: float = 1.0, activation_beta: float = 0.0,
     limit: float = 0.0, round_activation: int = 0,
@@ -234,7 +235,7 @@ def swiglu(
     return rounded(g, g("Mul", made, factor), gate)
 
 
-@body("RouterGateUpProj", infer=infer_microsoft.router)
+@body("RouterGateUpProj", infer=infer.router)
 def router_gate_up_proj(
     g: Writer, X: Value, W: Value, *, router_size: int, activation: str = "swiglu", activation_alpha: float = 1.0,
     activation_beta: float = 0.0, limit: float = 0.0,
@@ -251,7 +252,7 @@ def router_gate_up_proj(
     return [parts[0], gated]
 
 
-@body("LinearAttentionGate", infer=infer_microsoft.pairs)
+@body("LinearAttentionGate", infer=infer.pairs)
 def linear_attention_gate(g: Writer, a: Value, dt_bias: Value, decay_scale: Value, b: Maybe = None) -> Results:
     """The decay (in log space) and the update rate of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024)."""
     if g.wants(1) and b is None:
@@ -261,7 +262,7 @@ def linear_attention_gate(g: Writer, a: Value, dt_bias: Value, decay_scale: Valu
     return [decay, None if b is None or not g.wants(1) else g("Sigmoid", b)]
 
 
-@body("EngramGate", infer=infer_microsoft.pairs)
+@body("EngramGate", infer=infer.pairs)
 def engram_gate(
     g: Writer, key: Value, query: Value, value: Value, key_norm_scale: Value, query_norm_scale: Value,
     conv_norm_scale: Maybe = None, *, epsilon: float = 1e-5,
@@ -347,7 +348,7 @@ def branchwise_rms_norm(
     return _joined(g, made, X, num_branches)
 
 
-@body("HyperConnectionPreMix", infer=infer_microsoft.pre_mix)
+@body("HyperConnectionPreMix", infer=infer.pre_mix)
 def hyper_connection_pre_mix(
     g: Writer, streams: Value, pre_mix: Value, *, num_branches: int = 0, reduction_scale: float = 1.0
 ) -> Value:

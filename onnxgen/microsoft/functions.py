@@ -1,4 +1,4 @@
-"""Operators of onnxruntime that have no standard form; `passes/contrib` rewrites the others.
+"""Operators that have no standard form, and so are no bodies.
 
 Those on token ids and their scores, which are steps of decoders and hashes, stand last.
 """
@@ -16,11 +16,12 @@ from onnxgen.errors import FOR_CPU, WRITER
 from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT, op
 from onnxgen.graph.traits import PRODUCT
 from onnxgen.lowering.builder import Arg, Builder
-from onnxgen.shapes import infer_microsoft, ranges
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import MICROSOFT
+from onnxgen.ops.pool import spatial_rank, window
+from onnxgen.shapes import infer_math, ranges
 from onnxgen.shapes.infer_math import same
 from onnxgen.weights.dequantised import BNB_TABLES
-
-MICROSOFT = "com.microsoft"
 
 
 @op("Inverse", domain=MICROSOFT, infer=same)
@@ -30,7 +31,7 @@ def inverse(b: Builder, X: Arg) -> ast.expr:
     return b("torch.linalg.inv(x)", x=X)
 
 
-@op("CDist", domain=MICROSOFT, infer=infer_microsoft.cdist)
+@op("CDist", domain=MICROSOFT, infer=infer.cdist)
 def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.expr:
     """Distances of rows to rows, or their squares."""
     if metric not in ("euclidean", "sqeuclidean"):
@@ -40,7 +41,7 @@ def cdist(b: Builder, A: Arg, B: Arg, *, metric: str = "sqeuclidean") -> ast.exp
     return b("torch.cdist(x, y, compute_mode=m)", x=A, y=B, m="donot_use_mm_for_euclid_dist")
 
 
-@op("Rfft", domain=MICROSOFT, infer=infer_microsoft.rfft)
+@op("Rfft", domain=MICROSOFT, infer=infer.rfft)
 def rfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int = 1) -> ast.expr:
     """Over the last axes, as pairs of real and imaginary parts. A normalized transform is refused."""
     function = "rfftn" if onesided else "fftn"
@@ -53,7 +54,7 @@ def _fft_axes(b: Builder, normalized: int, signal_ndim: int) -> tuple[int, ...]:
     return tuple(range(-signal_ndim, 0))
 
 
-@op("Irfft", domain=MICROSOFT, infer=infer_microsoft.irfft)
+@op("Irfft", domain=MICROSOFT, infer=infer.irfft)
 def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_ndim: int) -> ast.expr:
     """The inverse of Rfft; one-sided transforms give an even number of elements."""
     axes = _fft_axes(b, normalized, signal_ndim)
@@ -71,7 +72,7 @@ def irfft(b: Builder, X: Arg, *, onesided: int = 1, normalized: int = 0, signal_
     traits=[PRODUCT],
     domain=MICROSOFT,
     still="B scales zero_points g_idx",
-    infer=infer_microsoft.blocked_product,
+    infer=infer.blocked_product,
 )
 def matmul_nbits(
     b: Builder, A: Arg, B: Arg, scales: Arg, zero_points: Arg | None = None, g_idx: Arg | None = None,
@@ -89,7 +90,7 @@ def matmul_nbits(
     return b.call("F.linear", A, weight, unless(bias, None))
 
 
-@op("MatMulBnb4", traits=[PRODUCT], domain=MICROSOFT, still="B absmax", infer=infer_microsoft.blocked_product)
+@op("MatMulBnb4", traits=[PRODUCT], domain=MICROSOFT, still="B absmax", infer=infer.blocked_product)
 def matmul_bnb4(
     b: Builder, A: Arg, B: Arg, absmax: Arg, *, K: int, N: int, block_size: int, quant_type: int,
     training_mode: int = 0, transB: int = 1,
@@ -105,7 +106,7 @@ def matmul_bnb4(
     return b("F.linear(x, w)", x=A, w=weight) if transB else b("x @ w", x=A, w=weight)
 
 
-@op("MatMulFpQ4", traits=[PRODUCT], domain=MICROSOFT, infer=infer_microsoft.matmul_fp_q4)
+@op("MatMulFpQ4", traits=[PRODUCT], domain=MICROSOFT, infer=infer.matmul_fp_q4)
 def matmul_fp_q4(b: Builder, A: Arg, B: Arg, B_shape: Arg, *, blk_quant_type: int = 1) -> ast.expr:
     """A linear layer whose weights, scales and zero points are one blob. The kernel reads all types but 0 as 1."""
     sizes = B_shape.known_ints("B_shape")
@@ -177,7 +178,20 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, np.floating) else value
 
 
-@op("QLinearAdd", domain=MICROSOFT, infer=infer_microsoft.qlinear_binary, flat=PIECEWISE_CONSTANT)
+@op("MaxpoolWithMask", domain=MICROSOFT, infer=infer_math.pool)
+def maxpool_with_mask(
+    b: Builder, X: Arg, M: Arg, *, auto_pad: str = "NOTSET", kernel_shape: list[int], pads: list[int] | None = None,
+    storage_order: int = 0, strides: list[int] | None = None,
+) -> ast.expr:  # fmt: skip
+    """Each row of a window ends at the first 0 of its mask. A window without elements gives the lowest number."""
+    w = window(b, X, auto_pad, 0, None, kernel_shape, pads, strides)
+    spatial_rank(b, w.n)
+    if w.empty is not None:
+        return b("x.new_empty(s)", x=X, s=w.empty)
+    return b.call("masked_max_pool", X, M, tuple(w.kernel), tuple(w.stride), w.all_sides)
+
+
+@op("QLinearAdd", domain=MICROSOFT, infer=infer.qlinear_binary, flat=PIECEWISE_CONSTANT)
 def qlinear_add(
     b: Builder, A: Arg, A_scale: Arg, A_zero_point: Arg | None, B: Arg, B_scale: Arg, B_zero_point: Arg | None,
     C_scale: Arg, C_zero_point: Arg | None = None,
@@ -215,14 +229,14 @@ def qlinear_softmax(
     return b("y.reshape(x.shape)", y=made, x=X) if flat else made
 
 
-@op("NGramRepeatBlock", domain=MICROSOFT, infer=infer_microsoft.ngram_repeat_block)
+@op("NGramRepeatBlock", domain=MICROSOFT, infer=infer.ngram_repeat_block)
 def ngram_repeat_block(b: Builder, input_ids: Arg, scores: Arg, *, ngram_size: int) -> ast.expr:
     if ngram_size < 1:
         raise b.error(f"attribute 'ngram_size' must be at least 1, not {ngram_size}", WRITER)
     return b.call("block_repeated_ngrams", input_ids, scores, ngram_size)
 
 
-@op("BifurcationDetector", domain=MICROSOFT, infer=infer_microsoft.bifurcation, flat=INTEGERS)
+@op("BifurcationDetector", domain=MICROSOFT, infer=infer.bifurcation, flat=INTEGERS)
 def bifurcation_detector(
     b: Builder, src_tokens: Arg, cur_tokens: Arg, prev_suffix_match_idx: Arg, pred_tokens: Arg | None = None, *,
     max_ngram_size: int = 3, min_ngram_size: int = 1,
@@ -237,7 +251,7 @@ def bifurcation_detector(
     return b.unpack(made, 2)
 
 
-@op("DynamicTimeWarping", domain=MICROSOFT, infer=infer_microsoft.time_warping, flat=INTEGERS)
+@op("DynamicTimeWarping", domain=MICROSOFT, infer=infer.time_warping, flat=INTEGERS)
 def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     shape = input.shape
     if shape is not None and len(shape) != 2 and (len(shape) != 3 or isinstance(shape[0], int) and shape[0] != 1):
@@ -245,7 +259,7 @@ def dynamic_time_warping(b: Builder, input: Arg) -> ast.expr:
     return b.call("dynamic_time_warping", input)
 
 
-@op("MurmurHash3", domain=MICROSOFT, infer=infer_microsoft.murmur_hash, flat=INTEGERS)
+@op("MurmurHash3", domain=MICROSOFT, infer=infer.murmur_hash, flat=INTEGERS)
 def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast.expr:
     """Hashes the bytes of numbers, and the UTF-8 of strings."""
     dtype = ir.DataType.UINT32 if positive == 1 else ir.DataType.INT32
@@ -257,7 +271,7 @@ def murmur_hash3(b: Builder, X: Arg, *, positive: int = 1, seed: int = 0) -> ast
 # ---- hashes of n-grams -----------------------------------------------------------------------------------------------
 
 
-@op("NGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes, flat=INTEGERS)
+@op("NGramHashMapping", domain=MICROSOFT, infer=infer.ngram_hashes, flat=INTEGERS)
 def ngram_hash_mapping(
     b: Builder, input_ids: Arg, multipliers: Arg, vocab_sizes: Arg, past_ids: Arg | None = None,
     head_offsets: Arg | None = None, eos_token_id: Arg | None = None, segment_ids: Arg | None = None, *,
@@ -282,7 +296,7 @@ def ngram_hash_mapping(
     return [hashes, b("x[:, -n:]", x=ids, n=before) if b.wants(1) else None]
 
 
-@op("VarlenNGramHashMapping", domain=MICROSOFT, infer=infer_microsoft.ngram_hashes, flat=INTEGERS)
+@op("VarlenNGramHashMapping", domain=MICROSOFT, infer=infer.ngram_hashes, flat=INTEGERS)
 def varlen_ngram_hash_mapping(
     b: Builder, input_ids: Arg, multipliers: Arg, vocab_sizes: Arg, cumulative_sequence_length: Arg,
     past_ids: Arg | None = None, head_offsets: Arg | None = None, eos_token_id: Arg | None = None,

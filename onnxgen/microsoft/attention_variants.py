@@ -14,26 +14,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.errors import WRITER
-from onnxgen.passes.contrib.attention import heads_of, merged_heads, projected
-from onnxgen.passes.contrib.writer import (
-    FLOAT,
-    INT32,
-    INT64,
-    Maybe,
-    Refused,
-    Results,
-    Value,
-    Writer,
-    body,
-    flag_of,
-    size_of,
-)
-from onnxgen.shapes import infer_microsoft
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.attention import projected
+from onnxgen.microsoft.domain import body
+from onnxgen.passes.contrib.parts import heads_of, merged_heads
+from onnxgen.passes.contrib.writer import FLOAT, INT32, INT64, Maybe, Refused, Results, Value, Writer, flag_of, size_of
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
 
-@body("RemovePadding", infer=infer_microsoft.unpadded)
+@body("RemovePadding", infer=infer.unpadded)
 def remove_padding(g: Writer, input: Value, sequence_token_count: Value) -> list[Value]:
     """The tokens of all rows in sequence; their places, and those of padding; where rows begin; the longest row."""
     lengths = g("Cast", sequence_token_count, to=INT64)
@@ -49,7 +39,7 @@ def remove_padding(g: Writer, input: Value, sequence_token_count: Value) -> list
     return [g("Gather", tokens, kept), *(g("Cast", x, to=INT32) for x in (offsets, starts, longest))]
 
 
-@body("RestorePadding", infer=infer_microsoft.restore_padding)
+@body("RestorePadding", infer=infer.restore_padding)
 def restore_padding(g: Writer, input: Value, token_offset: Value) -> Value:
     """The tokens at their places, and zeros elsewhere."""
     offsets = g("Cast", g("Reshape", token_offset, g.ints(-1)), to=INT64)
@@ -60,7 +50,7 @@ def restore_padding(g: Writer, input: Value, token_offset: Value) -> Value:
     return g("Reshape", filled, g("Concat", g("Shape", token_offset), size, axis=0))
 
 
-@body("RelativePositionBias", infer=infer_microsoft.position_bias)
+@body("RelativePositionBias", infer=infer.position_bias)
 def relative_position_bias(
     g: Writer, bias_table: Value, query_length: Value, key_length: Value, *,
     max_distance: int, is_bidirectional: int = 0,
@@ -93,7 +83,7 @@ def relative_position_bias(
     return g("Unsqueeze", g("Gather", table, bucket, axis=1), g.ints(0))
 
 
-@body("GatedRelativePositionBias", infer=infer_microsoft.gated_bias)
+@body("GatedRelativePositionBias", infer=infer.gated_bias)
 def gated_relative_position_bias(
     g: Writer, query_layer: Value, query_bias: Value, rel_pos: Value, weight: Value, bias: Value, eco_a: Value,
     token_offset: Maybe = None, *, num_heads: int,

@@ -157,12 +157,6 @@ def pre_mix(n: NodeFacts) -> list[Info]:
     return [tensor(n.dtype(0), made)]
 
 
-def tokens(n: NodeFacts) -> list[Info]:
-    """Infer a tokenizer: it adds an axis, unless there are no strings."""
-    shape = n.shape(0)
-    return [tensor(ir.DataType.STRING, [*shape[:-1], 0] if 0 in shape else [*shape, n.fresh(len(shape))])]
-
-
 def gather_packed(n: NodeFacts) -> list[Info]:
     dtype = ir.DataType(n.int_("output_dtype", ir.DataType.BFLOAT16.value))
     return [tensor(dtype, [*n.shape(1), n.int_("K")])]

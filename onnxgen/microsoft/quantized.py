@@ -17,11 +17,14 @@ from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import PIECEWISE_CONSTANT, SETS_GRID, UNREAD
 from onnxgen.graph.traits import PRODUCT, QUANTISES, SAME
-from onnxgen.passes.contrib.attention import attended, projected
-from onnxgen.passes.contrib.layers import silu
-from onnxgen.passes.contrib.norms import embed_layer_normalization
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.attention import attended, projected
+from onnxgen.microsoft.domain import MICROSOFT, body
+from onnxgen.microsoft.layers import silu
+from onnxgen.microsoft.norms import embed_layer_normalization
 from onnxgen.passes.contrib.writer import (
     FLOAT,
+    FLOAT_BODIES,
     INT32,
     INT64,
     Maybe,
@@ -29,28 +32,38 @@ from onnxgen.passes.contrib.writer import (
     Results,
     Value,
     Writer,
-    body,
+    Written,
     nchw,
     nhwc,
+    quantized_to,
     rounded,
     size_of,
     widened,
 )
-from onnxgen.shapes import infer_math, infer_microsoft, ranges
+from onnxgen.passes.contrib.writer import body as table_body
+from onnxgen.shapes import infer_math, ranges
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
 
+def in_floats(*names: str) -> Callable[[Written], Written]:
+    """Register a function as the body with `--quantized float`, too: it approximates its operator by floats."""
+    return table_body(*names, table=FLOAT_BODIES)
+
+
+@in_floats("QuantizeLinear")
 @body("QuantizeLinear", traits=[QUANTISES, SAME], infer=infer_math.quantize, flat=PIECEWISE_CONSTANT)
 def quantize_linear(g: Writer, x: Value, y_scale: Value, y_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("QuantizeLinear", x, y_scale, y_zero_point, axis=axis)
 
 
+@in_floats("DequantizeLinear")
 @body("DequantizeLinear", traits=[QUANTISES, SAME], infer=infer_math.dequantize)
 def dequantize_linear(g: Writer, x: Value, x_scale: Value, x_zero_point: Maybe = None, *, axis: int = 1) -> Value:
     return g("DequantizeLinear", x, x_scale, x_zero_point, axis=axis)
 
 
+@in_floats("QLinearSigmoid")
 @body("QLinearSigmoid", infer=same, flat=PIECEWISE_CONSTANT)
 def qlinear_sigmoid(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None
@@ -59,6 +72,7 @@ def qlinear_sigmoid(
     return quantized_to(g, made, Y_scale, Y_zero_point, X)
 
 
+@in_floats("QLinearLeakyRelu")
 @body("QLinearLeakyRelu", infer=same, flat=PIECEWISE_CONSTANT)
 def qlinear_leaky_relu(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None, *,
@@ -68,12 +82,8 @@ def qlinear_leaky_relu(
     return quantized_to(g, made, Y_scale, Y_zero_point, X)
 
 
-def quantized_to(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) -> Value:
-    """Quantise to the type of the zero point, or to that of `like` if there is none."""
-    return g("QuantizeLinear", x, scale, g.number(0, like) if zero is None else zero)
-
-
-@body("QLinearWhere", infer=infer_microsoft.qlinear_where, flat=PIECEWISE_CONSTANT)
+@in_floats("QLinearWhere")
+@body("QLinearWhere", infer=infer.qlinear_where, flat=PIECEWISE_CONSTANT)
 def qlinear_where(
     g: Writer, condition: Value, X: Value, x_scale: Value, x_zero_point: Value, Y: Value, y_scale: Value,
     y_zero_point: Value, z_scale: Value, z_zero_point: Value,
@@ -82,7 +92,8 @@ def qlinear_where(
     return g("QuantizeLinear", g("Where", condition, x, y), z_scale, z_zero_point)
 
 
-@body("QLinearConcat", infer=infer_microsoft.qlinear_concat, flat=PIECEWISE_CONSTANT)
+@in_floats("QLinearConcat")
+@body("QLinearConcat", infer=infer.qlinear_concat, flat=PIECEWISE_CONSTANT)
 def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Maybe, axis: int) -> Value:
     """Inputs are triples of tensor, scale and zero point. In the triple of a float tensor the others are unused."""
     parts = []
@@ -93,7 +104,7 @@ def qlinear_concat(g: Writer, Y_scale: Value, Y_zero_point: Value, *inputs: Mayb
     return g("QuantizeLinear", g("Concat", *parts, axis=axis), Y_scale, Y_zero_point)
 
 
-@body("QLinearAveragePool", infer=infer_microsoft.nhwc(infer_math.pool), flat=PIECEWISE_CONSTANT)
+@body("QLinearAveragePool", infer=infer.nhwc(infer_math.pool), flat=PIECEWISE_CONSTANT)
 def qlinear_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Maybe, y_scale: Value, y_zero_point: Maybe = None, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0, count_include_pad: int = 0,
@@ -111,7 +122,7 @@ def qlinear_average_pool(
     return _rounded(g, g("Div", made, y_scale), y_zero_point, X)
 
 
-@body("QLinearGlobalAveragePool", infer=infer_microsoft.nhwc(infer_math.global_pool), flat=PIECEWISE_CONSTANT)
+@body("QLinearGlobalAveragePool", infer=infer.nhwc(infer_math.global_pool), flat=PIECEWISE_CONSTANT)
 def qlinear_global_average_pool(
     g: Writer, X: Value, x_scale: Value, x_zero_point: Value, y_scale: Value, y_zero_point: Value, *,
     channels_last: int = 0,
@@ -126,7 +137,7 @@ def qlinear_global_average_pool(
     return quantized_to(g, g("Mul", total, scale), g.float32(1), y_zero_point, X)
 
 
-@body("QLinearMul", infer=infer_microsoft.qlinear_binary, flat=PIECEWISE_CONSTANT)
+@body("QLinearMul", infer=infer.qlinear_binary, flat=PIECEWISE_CONSTANT)
 def qlinear_mul(
     g: Writer, A: Value, A_scale: Value, A_zero_point: Maybe, B: Value, B_scale: Value, B_zero_point: Maybe,
     C_scale: Value, C_zero_point: Maybe = None,
@@ -149,7 +160,7 @@ def _rounded(g: Writer, x: Value, zero: Maybe, like: Value) -> Value:
     return g("QuantizeLinear", x, g.float32(1), g.number(0, like))
 
 
-@body("QLinearConv", infer=infer_microsoft.nhwc(infer_math.qlinear_conv), flat=PIECEWISE_CONSTANT)
+@body("QLinearConv", infer=infer.nhwc(infer_math.qlinear_conv), flat=PIECEWISE_CONSTANT)
 def qlinear_conv(
     g: Writer, x: Value, x_scale: Value, x_zero_point: Value, w: Value, w_scale: Value, w_zero_point: Value,
     y_scale: Value, y_zero_point: Value, B: Maybe = None, *, auto_pad: str = "NOTSET", channels_last: int = 0,
@@ -170,7 +181,7 @@ def qlinear_conv(
 # ---- products of integers --------------------------------------------------------------------------------------------
 
 
-@body("MatMulIntegerToFloat", traits=[PRODUCT], infer=infer_microsoft.float_product)
+@body("MatMulIntegerToFloat", traits=[PRODUCT], infer=infer.float_product)
 def matmul_integer_to_float(
     g: Writer, A: Value, B: Value, a_scale: Value, b_scale: Value, a_zero_point: Maybe = None,
     b_zero_point: Maybe = None, bias: Maybe = None,
@@ -181,7 +192,7 @@ def matmul_integer_to_float(
     return made if bias is None else g("Add", made, bias)
 
 
-@body("DynamicQuantizeMatMul", traits=[PRODUCT], infer=infer_microsoft.float_product)
+@body("DynamicQuantizeMatMul", traits=[PRODUCT], infer=infer.float_product)
 def dynamic_quantize_matmul(
     g: Writer, A: Value, B: Value, b_scale: Value, b_zero_point: Maybe = None, bias: Maybe = None
 ) -> Value:
@@ -189,7 +200,7 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(g, quantized, B, scale, b_scale, zero, b_zero_point, bias)
 
 
-@body("QGemm", infer=infer_microsoft.qgemm, flat={"y_scale": PIECEWISE_CONSTANT})
+@body("QGemm", infer=infer.qgemm, flat={"y_scale": PIECEWISE_CONSTANT})
 def qgemm(
     g: Writer, A: Value, a_scale: Value, a_zero_point: Value, B: Value, b_scale: Value, b_zero_point: Value,
     C: Maybe = None, y_scale: Maybe = None, y_zero_point: Maybe = None, *,
@@ -228,13 +239,20 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
     return qattention
 
 
+def _product_of_floats(g: Writer, *operands: Maybe) -> Value:
+    made: Value = FLOAT_BODIES[MICROSOFT, "MatMulIntegerToFloat"](g, *operands)
+    return made
+
+
 _axes = "b l h; h c; c; ; ; mask; ; ; 2 b n p s"
-body("QAttention", infer=infer_microsoft.attention, axes=_axes, drawn={5: ranges.lengths(8, own_keys=True)})(
+body("QAttention", infer=infer.attention, axes=_axes, drawn={5: ranges.lengths(8, own_keys=True)})(
     qattention_of(matmul_integer_to_float)
 )
+in_floats("QAttention")(qattention_of(_product_of_floats))
 
 
-@body("QEmbedLayerNormalization", infer=infer_microsoft.embed, drawn={0: ranges.rows(2), 1: ranges.rows(4)})
+@in_floats("QEmbedLayerNormalization")
+@body("QEmbedLayerNormalization", infer=infer.embed, drawn={0: ranges.rows(2), 1: ranges.rows(4)})
 def qembed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding_quant: Value, position_embedding_quant: Value,
     segment_embedding: Maybe, gamma_quant: Value, beta_quant: Value, mask: Maybe, word_embedding_scale: Value,
@@ -276,7 +294,7 @@ def _normalized(g: Writer, x: Value, skip: Operand, scale: Operand, epsilon: flo
     return g("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
 
 
-@body("MatMulNBitsQkv", infer=infer_microsoft.blocked_qkv)
+@body("MatMulNBitsQkv", infer=infer.blocked_qkv)
 def matmul_nbits_qkv(
     g: Writer, A: Value, skip: Maybe, norm_scale: Value, q_B: Value, q_scales: Value, q_bias: Maybe, k_B: Value,
     k_scales: Value, k_bias: Maybe, v_B: Value, v_scales: Value, v_bias: Maybe = None, *,
@@ -290,7 +308,7 @@ def matmul_nbits_qkv(
     return [q, k, _product(g, x, v_B, v_scales, v_bias, N=Nkv, **sizes), total]
 
 
-@body("MatMulNBitsMlp", infer=infer_microsoft.nbits_mlp)
+@body("MatMulNBitsMlp", infer=infer.nbits_mlp)
 def matmul_nbits_mlp(
     g: Writer, A: Value, skip: Maybe, norm_scale: Maybe, gate_B: Value, gate_scales: Value, gate_bias: Maybe,
     up_B: Value, up_scales: Value, up_bias: Maybe = None, *, K: int, N: int, block_size: int, activation: str,
@@ -307,7 +325,7 @@ def matmul_nbits_mlp(
     return [g("Mul", gate, _product(g, x, up_B, up_scales, up_bias, **sizes)), total]
 
 
-@body("MatMulNBitsQLoRA", infer=infer_microsoft.blocked_product)
+@body("MatMulNBitsQLoRA", infer=infer.blocked_product)
 def matmul_nbits_qlora(
     g: Writer, X: Value, W: Value, scales: Value, lora_A: Value, lora_A_scales: Value, lora_B: Value,
     lora_B_scales: Value, *, K: int, N: int, block_size: int = 32, bits: int = 4, lora_block_size: int = 32,

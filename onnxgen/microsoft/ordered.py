@@ -15,10 +15,11 @@ import onnx_ir as ir
 
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import PIECEWISE_CONSTANT
-from onnxgen.passes.contrib.attention import heads_of, merged_heads
-from onnxgen.passes.contrib.attention_variants import windowed
-from onnxgen.passes.contrib.writer import FLOAT, Maybe, Refused, Value, Writer, body, widened
-from onnxgen.shapes import infer_microsoft
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.attention_variants import windowed
+from onnxgen.microsoft.domain import body
+from onnxgen.passes.contrib.parts import heads_of, merged_heads
+from onnxgen.passes.contrib.writer import FLOAT, Maybe, Refused, Value, Writer, widened
 from onnxgen.shapes.info import Info, info, set_info
 
 COL, ROW, COL32, COL4_4R2_8C, COL32_2R_4R4 = range(5)
@@ -78,7 +79,7 @@ def _require(orders: Iterable[int | None], *taken: tuple[int, ...]) -> None:
         raise Refused(f"no kernel takes the data orders {', '.join(map(str, given))}", KERNELS)
 
 
-@body("QuantizeWithOrder", infer=infer_microsoft.ordered, flat=PIECEWISE_CONSTANT)
+@body("QuantizeWithOrder", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
 def quantize_with_order(g: Writer, input: Value, scale_input: Value, *, order_input: int, order_output: int) -> Value:
     """Quantise to int8 in an order of cublasLt. For COL32, float16 inputs are scaled in float16."""
     _require((order_input, order_output), *((ROW, o) for o in (COL, ROW, *ORDERS)))
@@ -89,7 +90,7 @@ def quantize_with_order(g: Writer, input: Value, scale_input: Value, *, order_in
     return _scaled(g, widened(g, x), scale_input)
 
 
-@body("DequantizeWithOrder", infer=infer_microsoft.ordered)
+@body("DequantizeWithOrder", infer=infer.ordered)
 def dequantize_with_order(
     g: Writer, input: Value, scale_input: Value, *, order_input: int, order_output: int, to: int
 ) -> Value:
@@ -102,7 +103,7 @@ def dequantize_with_order(
     return made if to == FLOAT else g("Cast", made, to=to)
 
 
-@body("QOrderedGelu", infer=infer_microsoft.ordered, flat=PIECEWISE_CONSTANT)
+@body("QOrderedGelu", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
 def qordered_gelu(
     g: Writer, X: Value, scale_X: Value, scale_Y: Value, *, order_X: int | None = None, order_Y: int | None = None
 ) -> Value:
@@ -112,7 +113,7 @@ def qordered_gelu(
     return _scaled(g, g("Gelu", _floats(g, X, scale_X)), scale_Y)
 
 
-@body("QOrderedLayerNormalization", infer=infer_microsoft.ordered, flat=PIECEWISE_CONSTANT)
+@body("QOrderedLayerNormalization", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
 def qordered_layer_normalization(
     g: Writer, X: Value, scale_X: Value, scale: Value, B: Maybe, scale_Y: Value, *,
     axis: int = -1, epsilon: float = 1e-5, order_X: int = ROW, order_Y: int = ROW,
@@ -141,7 +142,7 @@ def _product(g: Writer, a: Value, b: Value, factor: Value) -> Value:
     return g("Mul", g("Cast", g("MatMulInteger", a, b), to=FLOAT), factor)
 
 
-@body("QOrderedMatMul", infer=infer_microsoft.ordered_product, flat=PIECEWISE_CONSTANT)
+@body("QOrderedMatMul", infer=infer.ordered_product, flat=PIECEWISE_CONSTANT)
 def qordered_matmul(
     g: Writer, A: Value, scale_A: Value, B: Value, scale_B: Value, scale_Y: Value, bias: Maybe = None, C: Maybe = None,
     scale_C: Maybe = None, *, order_A: int, order_B: int, order_Y: int,
@@ -169,7 +170,7 @@ def qordered_matmul(
     return laid_out(g, g.like(bytes_of(g, made), g.node.outputs[0]), order_Y)
 
 
-@body("QOrderedAttention", infer=infer_microsoft.ordered_product, flat=PIECEWISE_CONSTANT)
+@body("QOrderedAttention", infer=infer.ordered_product, flat=PIECEWISE_CONSTANT)
 def qordered_attention(
     g: Writer, input: Value, scale_input: Value, scale_Q_gemm: Value, scale_K_gemm: Value, scale_V_gemm: Value,
     Q_weight: Value, K_weight: Value, V_weight: Value, scale_Q_weight: Value, scale_K_weight: Value,
@@ -234,7 +235,7 @@ def _softmax(g: Writer, scores: Value, spread: Value, scale: Value, mask: Maybe)
     return bytes_of(g, made)
 
 
-@body("QOrderedLongformerAttention", infer=infer_microsoft.ordered, flat=PIECEWISE_CONSTANT)
+@body("QOrderedLongformerAttention", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
 def qordered_longformer_attention(
     g: Writer, input: Value, scale_input: Value, weight: Value, scale_weight: Value, bias: Value, scale_bias: Value,
     scale_qkv_gemm: Value, mask: Value, global_weight: Value, scale_global_weight: Value, global_bias: Value,

@@ -12,8 +12,9 @@ import math
 from onnxgen.errors import WRITER, counted
 from onnxgen.graph.annotations import PADDING
 from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT
-from onnxgen.passes.contrib.layers import fast_gelu
-from onnxgen.passes.contrib.quantized import quantized_to
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import body
+from onnxgen.microsoft.layers import fast_gelu
 from onnxgen.passes.contrib.writer import (
     INT32,
     INT64,
@@ -22,12 +23,12 @@ from onnxgen.passes.contrib.writer import (
     Results,
     Value,
     Writer,
-    body,
     nchw,
     nhwc,
+    quantized_to,
     size_of,
 )
-from onnxgen.shapes import infer_microsoft, ranges
+from onnxgen.shapes import ranges
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -143,7 +144,7 @@ def nhwc_max_pool(
     return nhwc(g, made, n)
 
 
-@body("WordConvEmbedding", infer=infer_microsoft.word_conv, axes="n l; f i k e; f; r e", drawn={0: ranges.words(3)})
+@body("WordConvEmbedding", infer=infer.word_conv, axes="n l; f i k e; f; r e", drawn={0: ranges.words(3)})
 def word_conv_embedding(
     g: Writer, Sequence: Value, W: Value, B: Value, C: Value, *, char_embedding_size: int | None = None,
     conv_window_size: int | None = None, embedding_size: int | None = None,
@@ -179,7 +180,7 @@ def _check_sizes(g: Writer, words: Value, weight: Value, stated: tuple[int | Non
             raise Refused(f"the weight has a size of {size} where an attribute says {given}", WRITER)
 
 
-@body("IsAllFinite", infer=infer_microsoft.is_all_finite, flat=INTEGERS)
+@body("IsAllFinite", infer=infer.is_all_finite, flat=INTEGERS)
 def is_all_finite(g: Writer, *input: Value, isinf_only: int = 0, isnan_only: int = 0) -> Value:
     """True if no input has an infinity or a NaN. onnxruntime has GPU kernels only."""
     if isinf_only and isnan_only:

@@ -19,14 +19,15 @@ from onnxgen.code.quote import OMIT, Ref, unless
 from onnxgen.errors import WRITER
 from onnxgen.graph.operators import INTEGERS, op
 from onnxgen.lowering.builder import Arg, Builder, Unpack
-from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import equal, infer_microsoft, ranges
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import MICROSOFT
+from onnxgen.shapes import equal, ranges
 
 QUANTISED = ("PER_TENSOR", "PER_CHANNEL")
 
 
 @op(
-    "GroupQueryAttention", domain=MICROSOFT, infer=infer_microsoft.group_query_attention,
+    "GroupQueryAttention", domain=MICROSOFT, infer=infer.group_query_attention,
     still="seqlens_k total_sequence_length cos_cache sin_cache position_ids query_seqlens",
     axes="b l q; b l d; b l d; b n p h; b n p h; s; ; ; ; ; ; ; ; ; ; ; b", equal=equal.cached(6),
     ranges=ranges.group_query_attention,
@@ -88,7 +89,7 @@ def _before(
 
 
 @op(
-    "SparseAttention", domain=MICROSOFT, infer=infer_microsoft.sparse_attention,
+    "SparseAttention", domain=MICROSOFT, infer=infer.sparse_attention,
     still="block_row_indices block_col_indices total_sequence_length key_total_sequence_lengths cos_cache sin_cache",
     axes="b l q; b l d; b l d; b n p h; b n p h; ; ; ; s", equal=equal.cached(7),
 )  # fmt: skip
@@ -250,7 +251,7 @@ MODES = {(mode, source) for mode in ("selected_only", "local_plus_selected") for
 @op(
     "PagedAttention", domain=MICROSOFT,
     still="cumulative_sequence_length past_seqlens block_table cos_cache sin_cache slot_mapping attention_metadata",
-    infer=infer_microsoft.paged_attention,
+    infer=infer.paged_attention,
 )  # fmt: skip
 def paged_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg | None,
@@ -292,7 +293,7 @@ def paged_attention(
     "SparsePagedAttention", domain=MICROSOFT,
     still="cumulative_sequence_length past_seqlens block_table slot_mapping selected_indices selected_counts "
     "auxiliary_lengths cos_cache sin_cache attention_metadata",
-    infer=infer_microsoft.paged_attention,
+    infer=infer.paged_attention,
 )  # fmt: skip
 def sparse_paged_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, key_cache: Arg, value_cache: Arg,
@@ -434,7 +435,7 @@ def _shown(
     "DynamicSparseAttention", domain=MICROSOFT,
     still="selected_indices selected_counts seqlens_k total_sequence_length cos_cache sin_cache position_ids "
     "committed_length",
-    infer=infer_microsoft.dynamic_sparse_attention,
+    infer=infer.dynamic_sparse_attention,
 )  # fmt: skip
 def dynamic_sparse_attention(
     b: Builder, query: Arg, key: Arg | None, value: Arg | None, past_key: Arg | None, past_value: Arg | None,
@@ -504,7 +505,7 @@ def _joined(
     return [*(b.let(b("torch.cat([x, y], 2)", x=x, y=y), n) for x, y, n in zip(caches, others, "kv")), shown]
 
 
-@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT, infer=infer_microsoft.merged_selections, flat=INTEGERS)
+@op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT, infer=infer.merged_selections, flat=INTEGERS)
 def packed_sparse_attention_indexer_merge(
     b: Builder, base_indices: Arg, base_counts: Arg, base_row_indices: Arg, range_starts: Arg | None = None,
     range_ends: Arg | None = None, additional_indices: Arg | None = None, additional_counts: Arg | None = None, *,

@@ -18,9 +18,9 @@ from onnxgen.code.quote import OMIT, Ref, shortest, unless
 from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.operators import COUNTED, REFUSED, op
 from onnxgen.lowering.builder import Arg, Builder
+from onnxgen.microsoft import infer
+from onnxgen.microsoft.domain import MICROSOFT
 from onnxgen.ops.cast import as_float32
-from onnxgen.ops.microsoft import MICROSOFT
-from onnxgen.shapes import infer_microsoft
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import Info
 
@@ -161,7 +161,7 @@ def mixture(
     return total if input.known_rank == 2 else b("y.view_as(x)", y=total, x=input)
 
 
-@op("MoEGroupRouter", domain=MICROSOFT, infer=infer_microsoft.routed)
+@op("MoEGroupRouter", domain=MICROSOFT, infer=infer.routed)
 def moe_group_router(
     b: Builder, logits: Arg, expert_bias: Arg, projection_weight: Arg | None = None, *, top_k: int,
     group_topk: int = 2, n_group: int = 1, router_sentinel: float = -10000.0, topk_group: int = 1,
@@ -288,7 +288,7 @@ OTHERS = "pack the weights as Q4_0, Q5_0, Q8_0, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
 EPILOGUES = {"none": "y", "silu": "F.silu(y)"} | dict.fromkeys(("relu2", "relu_squared"), "F.relu(y).square()")
 
 
-@op("GatherPacked", domain=MICROSOFT, infer=infer_microsoft.gather_packed, flat=COUNTED)
+@op("GatherPacked", domain=MICROSOFT, infer=infer.gather_packed, flat=COUNTED)
 def gather_packed(
     b: Builder, data: Arg, indices: Arg, *, packed_type: int, K: int, output_dtype: int = ir.DataType.BFLOAT16.value
 ) -> ast.expr:
@@ -319,7 +319,7 @@ def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | Non
     return b.call("bytes_as", rows, plain) if plain else b.call(BLOCKS[packed_type][2], rows)
 
 
-@op("MatMulPacked", domain=MICROSOFT, infer=infer_microsoft.blocked_product, flat={"global_scale": REFUSED})
+@op("MatMulPacked", domain=MICROSOFT, infer=infer.blocked_product, flat={"global_scale": REFUSED})
 def matmul_packed(
     b: Builder, A: Arg, B: Arg, global_scale: Arg | None = None, *, packed_type: int, N: int, K: int,
     activation_type: str = "none",
