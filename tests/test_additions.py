@@ -33,7 +33,7 @@ IDIOM = '        _to("Softsign", 22, "x / (1 + Abs(x))"),\n'
 COMMAND = '''
 
 @_command("count", "Count the bytes of a file.", [("onnxgen count net.onnx", "Print a number.")])
-@_model
+@model_argument
 def count(model: Path) -> int:
     """Count the bytes of MODEL."""
     click.echo(model.stat().st_size)

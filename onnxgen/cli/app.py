@@ -140,10 +140,12 @@ def export(module: Path | None, **params: Any) -> int:
     ],
     {1: "the file and the module differ: nothing is written"},
 )
-@click.argument("run", type=_path, required=False)
-@_file("--to", metavar="NAME", required=True, help=f"{', '.join(SHIPS)}.")
-@_file("-o", "--output", "out", metavar="FILE", type=_path, help="The file to write. Default: in the run's folder.")
-@_file("--force", is_flag=True, help="Overwrite a file that is there.")
+@click.argument("run", type=path_type, required=False)
+@file_option("--to", metavar="NAME", required=True, help=f"{', '.join(SHIPS)}.")
+@file_option(
+    "-o", "--output", "out", metavar="FILE", type=path_type, help="The file to write. Default: in the run's folder."
+)
+@file_option("--force", is_flag=True, help="Overwrite a file that is there.")
 @option("--data", metavar="DATA", group="Data", help="Where the run's data is now, if it was moved.")
 @saying_options
 def ship(run: Path | None, **given: Any) -> int:

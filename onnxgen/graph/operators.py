@@ -74,7 +74,7 @@ class Rules:
         bound: a lower bound of the result, of those of its data: `bound(node, bounds)`.
         neutral: the number that leaves the first of two inputs as it is; the other one, too, if they commute.
         drawn: for inputs of onnxruntime's operators that count or point somewhere, by position, valid numbers
-            (`shapes.ranges`).
+            (`microsoft.drawn`).
         view: how its result is a view of a stored tensor (`weights.stored`).
         gates: of a recurrent layer of ONNX, the position of each of torch's gates among its own.
         activations: its usual activations, in ONNX's order and small letters.

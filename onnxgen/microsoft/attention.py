@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import REFUSED
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.domain import body
 from onnxgen.passes.contrib.parts import embedded, heads_of, merged_heads, rotated
 from onnxgen.passes.contrib.writer import (
@@ -42,7 +42,7 @@ BFLOAT16 = ir.DataType.BFLOAT16
     infer=same,
     axes="b l h; b l; r d; r d",
     ranges=ranges.microsoft_rotary_embedding,
-    drawn={1: ranges.rows(2)},
+    drawn={1: drawn.rows(2)},
 )
 def rotary_embedding(
     g: Writer, input: Value, position_ids: Value, cos_cache: Value, sin_cache: Value, *,
@@ -58,7 +58,7 @@ def rotary_embedding(
     return embedded(g, input, tables, cos_cache, interleaved, num_heads, rotary_embedding_dim)
 
 
-@body("MRotaryEmbedding", infer=same, axes="b l h; 3 b l; r d; r d", drawn={1: ranges.rows(2)})
+@body("MRotaryEmbedding", infer=same, axes="b l h; 3 b l; r d; r d", drawn={1: drawn.rows(2)})
 def mrotary_embedding(
     g: Writer, input: Value, position_ids: Value, cos_cache: Value, sin_cache: Value, *,
     mrope_section: list[int], interleaved: int = 0, is_packed_batching: int = 0, mrope_layout: int = 0,
@@ -134,7 +134,7 @@ def _positions(g: Writer, position_ids: Value, input: Value, axis: int) -> Value
     infer=infer.attention,
     axes="b l h; h c; c; mask; 2 b n p s",
     ranges=ranges.attention,
-    drawn={3: ranges.lengths(4, own_keys=True)},
+    drawn={3: drawn.lengths(4, own_keys=True)},
 )
 def attention(
     g: Writer, input: Value, weights: Value, bias: Maybe = None, mask_index: Maybe = None, past: Maybe = None,
@@ -193,7 +193,7 @@ def attended(
 @body(
     "MultiHeadAttention", infer=infer.multi_head_attention,
     axes="b l h; b k h; b k v; w; mask; ; b n p s; b n p u", ranges=ranges.multi_head_attention,
-    drawn={4: ranges.lengths(6), 8: ranges.used(4, 6)},
+    drawn={4: drawn.lengths(6), 8: drawn.used(4, 6)},
 )  # fmt: skip
 def multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, bias: Maybe = None, key_padding_mask: Maybe = None,
@@ -234,7 +234,7 @@ def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
 @body(
     "DecoderMaskedMultiHeadAttention", infer=infer.decoder_masked_attention,
     axes="b l h; b k h; b k v; mask; ; b n p s; b n p u", ranges=ranges.decoder_masked_attention,
-    drawn={3: ranges.lengths(5), 7: ranges.used(3, 5)},
+    drawn={3: drawn.lengths(5), 7: drawn.used(3, 5)},
 )  # fmt: skip
 def decoder_masked_multi_head_attention(
     g: Writer, query: Value, key: Maybe = None, value: Maybe = None, mask_index: Maybe = None,
@@ -391,7 +391,7 @@ def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is
     "PackedAttention",
     infer=infer.attention_without_padding,
     flat={"attention_bias": REFUSED},
-    drawn={4: ranges.starts},
+    drawn={4: drawn.starts},
 )
 def packed_attention(
     g: Writer, input: Value, weights: Value, bias: Value, token_offset: Value, cumulative_sequence_length: Value,
@@ -409,7 +409,7 @@ def packed_attention(
     "PackedMultiHeadAttention",
     infer=infer.packed_attention,
     flat={"attention_bias": REFUSED},
-    drawn={5: ranges.starts},
+    drawn={5: drawn.starts},
 )
 def packed_multi_head_attention(
     g: Writer, query: Value, key: Maybe, value: Maybe, bias: Maybe, token_offset: Value,

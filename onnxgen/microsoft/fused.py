@@ -12,7 +12,7 @@ import math
 from onnxgen.errors import WRITER, counted
 from onnxgen.graph.annotations import PADDING
 from onnxgen.graph.operators import INTEGERS, PIECEWISE_CONSTANT
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.domain import body
 from onnxgen.microsoft.layers import fast_gelu
 from onnxgen.passes.contrib.writer import (
@@ -28,7 +28,6 @@ from onnxgen.passes.contrib.writer import (
     quantized_to,
     size_of,
 )
-from onnxgen.shapes import ranges
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -61,7 +60,7 @@ def bias_dropout(
     return [made if residual is None else g("Add", made, residual), *mask]
 
 
-@body("TorchEmbedding", drawn={1: ranges.rows(0)})
+@body("TorchEmbedding", drawn={1: drawn.rows(0)})
 def torch_embedding(
     g: Writer, weight: Value, indices: Value, padding_idx: Maybe = None, scale_grad_by_freq: Maybe = None
 ) -> Value:
@@ -144,7 +143,7 @@ def nhwc_max_pool(
     return nhwc(g, made, n)
 
 
-@body("WordConvEmbedding", infer=infer.word_conv, axes="n l; f i k e; f; r e", drawn={0: ranges.words(3)})
+@body("WordConvEmbedding", infer=infer.word_conv, axes="n l; f i k e; f; r e", drawn={0: drawn.words(3)})
 def word_conv_embedding(
     g: Writer, Sequence: Value, W: Value, B: Value, C: Value, *, char_embedding_size: int | None = None,
     conv_window_size: int | None = None, embedding_size: int | None = None,

@@ -11,12 +11,11 @@ from onnxgen.code.quote import OMIT, shortest, unless
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import REFUSED, op
 from onnxgen.lowering.builder import Arg, Builder
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.domain import MICROSOFT
 from onnxgen.ops.cast import as_float32
 from onnxgen.ops.linear_attention import linear_attention as plain_linear_attention
 from onnxgen.ops.linear_attention import terms
-from onnxgen.shapes import ranges
 
 BOUNDED = ("sigmoid", "kda")  # gate activations with a lower bound; they also normalise with another epsilon
 
@@ -40,7 +39,7 @@ def linear_attention(
 @op(
     "GatedDeltaNet", domain=MICROSOFT, weights="a_log dt_bias", infer=infer.gated_delta_net,
     axes="t n d; t n d; t h e; ; t h; t h; b h e d; h",
-    drawn={3: ranges.starts},
+    drawn={3: drawn.starts},
 )  # fmt: skip
 def gated_delta_net(
     b: Builder, query: Arg, key: Arg | None = None, value: Arg | None = None, cu_seqlens: Arg | None = None,
@@ -159,7 +158,7 @@ def mamba2_verify(
     "VarlenCausalConvWithState", domain=MICROSOFT, weights="weight bias", infer=infer.packed_conv,
     axes="t c; c o k; ; c; b c s; b",
     flat={"kernel_delta": REFUSED, "previous_mask": REFUSED},
-    drawn={2: ranges.starts, 5: ranges.below(-1, 4)},
+    drawn={2: drawn.starts, 5: drawn.below(-1, 4)},
 )  # fmt: skip
 def varlen_causal_conv_with_state(
     b: Builder, input: Arg, weight: Arg, cumulative_sequence_length: Arg, bias: Arg | None, initial_state: Arg,

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgen.errors import FIX_SHAPE, FOR_CPU, WRITER
 from onnxgen.graph.operators import REFUSED
 from onnxgen.graph.traits import NORMALISES
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.domain import body
 from onnxgen.passes.contrib.writer import (
     FLOAT,
@@ -136,7 +136,7 @@ def skip_group_norm(
 @body(
     "EmbedLayerNormalization", infer=infer.embed,
     axes="b l; b l; v h; p h; s h; h; h", ranges=ranges.embed_layer_norm,
-    drawn={0: ranges.rows(2), 1: ranges.rows(4), 8: ranges.rows(3)},
+    drawn={0: drawn.rows(2), 1: drawn.rows(4), 8: drawn.rows(3)},
 )  # fmt: skip
 def embed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding: Value, position_embedding: Value,

@@ -17,7 +17,7 @@ from onnxgen.errors import FOR_CPU, INFER, WRITER
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.operators import PIECEWISE_CONSTANT, SETS_GRID, UNREAD
 from onnxgen.graph.traits import PRODUCT, QUANTISES, SAME
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.attention import attended, projected
 from onnxgen.microsoft.domain import MICROSOFT, body
 from onnxgen.microsoft.layers import silu
@@ -41,7 +41,7 @@ from onnxgen.passes.contrib.writer import (
     widened,
 )
 from onnxgen.passes.contrib.writer import body as table_body
-from onnxgen.shapes import infer_math, ranges
+from onnxgen.shapes import infer_math
 from onnxgen.shapes.infer_math import same
 from onnxgen.shapes.info import info
 
@@ -245,14 +245,14 @@ def _product_of_floats(g: Writer, *operands: Maybe) -> Value:
 
 
 _axes = "b l h; h c; c; ; ; mask; ; ; 2 b n p s"
-body("QAttention", infer=infer.attention, axes=_axes, drawn={5: ranges.lengths(8, own_keys=True)})(
+body("QAttention", infer=infer.attention, axes=_axes, drawn={5: drawn.lengths(8, own_keys=True)})(
     qattention_of(matmul_integer_to_float)
 )
 in_floats("QAttention")(qattention_of(_product_of_floats))
 
 
 @in_floats("QEmbedLayerNormalization")
-@body("QEmbedLayerNormalization", infer=infer.embed, drawn={0: ranges.rows(2), 1: ranges.rows(4)})
+@body("QEmbedLayerNormalization", infer=infer.embed, drawn={0: drawn.rows(2), 1: drawn.rows(4)})
 def qembed_layer_normalization(
     g: Writer, input_ids: Value, segment_ids: Maybe, word_embedding_quant: Value, position_embedding_quant: Value,
     segment_embedding: Maybe, gamma_quant: Value, beta_quant: Value, mask: Maybe, word_embedding_scale: Value,

@@ -11,18 +11,17 @@ from onnxgen.errors import WRITER
 from onnxgen.graph.operators import op
 from onnxgen.graph.traits import RECURRENT
 from onnxgen.lowering.builder import Arg, Builder, Unpack
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.domain import MICROSOFT
 from onnxgen.ops.quant import learned
 from onnxgen.ops.rnn import layer_options, trimmed
 from onnxgen.passes.match import uniform
-from onnxgen.shapes import ranges
 
 
 @op(
     "AttnLSTM", domain=MICROSOFT, traits=[RECURRENT], weights="W R B P QW MW V AW", infer=infer.lstm,
     axes="s b i; d g e; d g h; d w; b; d b h; d b h; d p; d h a; d m a; d a; b t m; b; d n o",
-    drawn={4: ranges.up_to(0, 0), 12: ranges.up_to(11, 1)},
+    drawn={4: drawn.up_to(0, 0), 12: drawn.up_to(11, 1)},
 )  # fmt: skip
 def attn_lstm(
     b: Builder, X: Arg, W: Arg, R: Arg, B: Arg | None, sequence_lens: Arg | None, initial_h: Arg | None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from onnxgen.graph.operators import SETS_SIZE
-from onnxgen.microsoft import infer
+from onnxgen.microsoft import drawn, infer
 from onnxgen.microsoft.domain import body
 from onnxgen.passes.contrib.writer import INT64, Maybe, Value, Writer
 from onnxgen.shapes import infer_math, ranges
 from onnxgen.shapes.infer_math import same
 
 
-@body("Trilu", infer=same, ranges=ranges.trilu, drawn={1: ranges.below(-3, 4)})
+@body("Trilu", infer=same, ranges=ranges.trilu, drawn={1: drawn.below(-3, 4)})
 def trilu(g: Writer, X: Value, k: Maybe = None, *, upper: int = 1) -> Value:
     return g("Trilu", X, k, upper=upper)
 
@@ -21,7 +21,7 @@ def sample_op(g: Writer, X: Value) -> Value:
     return g("Identity", X)
 
 
-@body("Pad", ranges=ranges.pad, drawn={1: ranges.below(0, 4)})
+@body("Pad", ranges=ranges.pad, drawn={1: drawn.below(0, 4)})
 def pad(g: Writer, data: Value, pads: Value, value: Maybe = None, *, mode: str = "constant") -> Value:
     """Pad. The pads may have shape [1, 2 * rank], and the value shape [1]."""
     pads = g("Reshape", pads, g.ints(-1)) if g.rank(pads) != 1 else pads

@@ -55,7 +55,7 @@ def test_visible() -> None:
 def test_every_line_of_a_command_is_told_in_one_place() -> None:
     """No `print` and no `write` to a stream besides: they would show whatever they get."""
     for path in sorted((ROOT / "onnxgen").rglob("*.py")):
-        if path.is_relative_to(ROOT / "onnxgen" / "helpers"):
+        if path.parent.name == "helpers":
             continue
         source = path.read_text(encoding="utf-8")
         if not re.search(r"print|echo|write", source):

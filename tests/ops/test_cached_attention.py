@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from onnxgen.helpers.cached_attention import group_query_attention, rotate_positions
+from onnxgen.microsoft.helpers.cached_attention import group_query_attention, rotate_positions
 from tests.ops.fuzz import floats
 from tests.ops.harness import Ran, assert_same, node_model, refusal, run_model, run_node, run_onnxruntime
 

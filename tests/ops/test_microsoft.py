@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from onnxgen.helpers.blocked import dequantize_blocks, unpack_bits
+from onnxgen.microsoft.helpers.blocked import dequantize_blocks, unpack_bits
 from tests.ops.fuzz import floats
 from tests.ops.harness import Ran, refusal, run_node
 from tests.ops.kernels import needs
