@@ -39,8 +39,8 @@ def _key_indices(b: Builder, X: Arg, keys: Column) -> tuple[ast.expr, list[int]]
         order = sorted(first.values())
         return b("text_places(x, k)", x=X, k=[keys[i] for i in order]), order
     array = np.asarray(keys, X.dtype.numpy())
-    _, found = np.unique(array, return_index=True)  # sorted; the first of equal keys, a single NaN at the end
-    return b("places_of(x, k)", x=X, k=b.buffer(array[found], "keys")), [int(i) for i in found]
+    _, rows = np.unique(array, return_index=True)  # sorted; the first of equal keys, a single NaN at the end
+    return b("places_of(x, k)", x=X, k=b.buffer(array[rows], "keys")), [int(i) for i in rows]
 
 
 def _mapped(b: Builder, X: Arg, keys: Column, values: Column, default: Any, dtype: ir.DataType) -> ast.expr:
@@ -58,8 +58,8 @@ def _mapped(b: Builder, X: Arg, keys: Column, values: Column, default: Any, dtyp
 
 def _last(keys: Sequence[Any], values: Sequence[Any]) -> tuple[Column, Column]:
     """Return keys and values with the last value for each key."""
-    found = dict(zip(keys, values))
-    return list(found), list(found.values())
+    last = dict(zip(keys, values))
+    return list(last), list(last.values())
 
 
 @op("LabelEncoder", domain=ML, infer=scores.encoder)
@@ -98,12 +98,12 @@ def label_encoder(
 ) -> ast.expr:
     """From keys to values. NaN can be a key from opset 4 on."""
     keys = keys_strings or keys_int64s or keys_floats or _listed(keys_tensor)
-    given: list[tuple[Column | None, Any, ir.DataType]] = [
+    tables: list[tuple[Column | None, Any, ir.DataType]] = [
         (values_strings, default_string, TEXT),
         (values_int64s, default_int64, INT64),
         (values_floats, default_float, FLOAT32),
     ]
-    values, default, dtype = next((g for g in given if g[0]), (None, None, TEXT))
+    values, default, dtype = next((g for g in tables if g[0]), (None, None, TEXT))
     if values is None and values_tensor is not None:
         dtype = ir.DataType(values_tensor.dtype)
         values = _listed(values_tensor)
@@ -123,8 +123,8 @@ def _listed(tensor: ir.TensorProtocol | None) -> Column | None:
     """Return the elements of a tensor, with strings decoded."""
     if tensor is None:
         return None
-    found = tensor.numpy().reshape(-1).tolist()
-    return [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in found]
+    items = tensor.numpy().reshape(-1).tolist()
+    return [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in items]
 
 
 @op("CategoryMapper", domain=ML, infer=scores.encoder, flat=INTEGERS)

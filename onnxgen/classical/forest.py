@@ -135,7 +135,7 @@ def _search(nodes: Nodes, node: int, values: Array) -> None:
     """Replace a node that tests whether x is one of the (sorted) values by a binary search among their ends."""
     true, false, missing = int(nodes.true[node]), int(nodes.false[node]), bool(nodes.missing[node])
     ends = np.stack([below(values), values], 1).reshape(-1)
-    made: list[tuple[float, bool, int, int]] = []  # threshold, whether NaN takes the true branch, true, false
+    splits: list[tuple[float, bool, int, int]] = []  # threshold, whether NaN takes the true branch, true, false
     first = len(nodes.modes)
 
     def between(low: int, high: int) -> int:
@@ -143,21 +143,21 @@ def _search(nodes: Nodes, node: int, values: Array) -> None:
         if low == high:
             return true if low % 2 else false
         middle = (low + high) // 2
-        place = node if not made else first + len(made) - 1
-        made.append((0.0, False, 0, 0))
-        mine = len(made) - 1
+        place = node if not splits else first + len(splits) - 1
+        splits.append((0.0, False, 0, 0))
+        mine = len(splits) - 1
         last = middle == len(ends) - 1  # NaN takes the branch of the greatest value
-        made[mine] = (ends[middle], missing and last, between(low, middle), between(middle + 1, high))
+        splits[mine] = (ends[middle], missing and last, between(low, middle), between(middle + 1, high))
         return place
 
     if not len(values):  # never true: no number is `<=` NaN
-        made.append((np.nan, missing, true, false))
+        splits.append((np.nan, missing, true, false))
     else:
         between(0, len(ends))
-    columns = list(zip(*made))
+    columns = list(zip(*splits))
     for name in ("modes", "features", "thresholds", "missing", "true", "false"):
-        setattr(nodes, name, np.pad(getattr(nodes, name), (0, len(made) - 1)))
-    where = np.array([node, *range(first, first + len(made) - 1)])
+        setattr(nodes, name, np.pad(getattr(nodes, name), (0, len(splits) - 1)))
+    where = np.array([node, *range(first, first + len(splits) - 1)])
     nodes.modes[where], nodes.features[where] = LEQ, nodes.features[node]
     nodes.thresholds[where] = np.array(columns[0], nodes.thresholds.dtype)
     nodes.missing[where], nodes.true[where], nodes.false[where] = columns[1:]

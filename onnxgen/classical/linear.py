@@ -201,8 +201,8 @@ def _linear(
     b: Builder, X: Arg, coefficients: Arg, rho: Arg, classes: int, has_chances: bool, transform: str
 ) -> tuple[Any, ast.expr]:
     """Return the class index and the scores of a model without support vectors: one row of coefficients per class."""
-    made = product(b, X, coefficients, None, classes)
-    scores = b.let(b("s + r[0]", s=made, r=table(b, rho, (elements(b, rho).size,), "rho")), "scores")
+    raw = product(b, X, coefficients, None, classes)
+    scores = b.let(b("s + r[0]", s=raw, r=table(b, rho, (elements(b, rho).size,), "rho")), "scores")
     best = b("s.argmax(1)", s=scores)
     if classes == 2 and not has_chances:  # onnxruntime returns the second class if the best score is high enough
         limit = b("s.amax(1) >= 0.5" if bool((elements(b, coefficients) >= 0).all()) else "s.amax(1) > 0", s=scores)

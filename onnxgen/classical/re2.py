@@ -98,7 +98,7 @@ class _Program:
 
     def threads(self, places: Iterable[int]) -> Threads:
         """Return the letters, and the match, that are reached from some places."""
-        found: dict[int, None] = {}
+        reached: dict[int, None] = {}
         seen: set[int] = set()
         waiting = list(places)[::-1]
         while waiting:
@@ -108,10 +108,10 @@ class _Program:
                 continue
             seen.add(place)
             if place >= MATCH:
-                found[place] = None
+                reached[place] = None
             else:
                 waiting += self.branches[-2 - place][::-1]
-        return tuple(found)
+        return tuple(reached)
 
     def behind(self, threads: Threads, kind: frozenset[int]) -> Threads:
         """Return what is reached after a letter of a kind."""
@@ -219,12 +219,14 @@ def as_searches(pattern: str) -> list[str]:
     branches = _branches(pattern)
     whole = _either(branches)
     try:
-        found = next((made for made in ([whole], branches) if all(greedy_is_longest(m.meant) for m in made)), None)
+        parts = next(
+            (candidate for candidate in ([whole], branches) if all(greedy_is_longest(m.meant) for m in candidate)), None
+        )
     except TooLarge as error:
         raise NotRe(str(error)) from None
-    if found is None:
+    if parts is None:
         raise NotRe("the longest match may not be the first that Python's `re` finds")
-    return [made.text for made in found]
+    return [candidate.text for candidate in parts]
 
 
 def _branches(pattern: str) -> list[_Made]:
@@ -232,10 +234,10 @@ def _branches(pattern: str) -> list[_Made]:
     if len(pattern) > MAX_LENGTH:
         raise NotRe(f"the pattern has {len(pattern):,} characters, at most {MAX_LENGTH:,} are read")
     reader = _Reader(pattern)
-    made = reader.alternatives(frozenset(), 0)
+    branches = reader.alternatives(frozenset(), 0)
     if reader.rest():
         raise NotRe("a ) without its (")
-    return made
+    return branches
 
 
 class _Made(NamedTuple):
@@ -253,22 +255,22 @@ def _either(branches: Sequence[_Made]) -> _Made:
 
 
 def _united(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    made: Ranges = []
+    merged: Ranges = []
     for low, high in sorted(ranges):
-        if made and low <= made[-1][1] + 1:
-            made[-1] = made[-1][0], max(high, made[-1][1])
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
         else:
-            made.append((low, high))
-    return made
+            merged.append((low, high))
+    return merged
 
 
 def _others(ranges: Ranges) -> Ranges:
-    made, start = [], 0
+    gaps, start = [], 0
     for low, high in ranges:
         if low > start:
-            made.append((start, low - 1))
+            gaps.append((start, low - 1))
         start = high + 1
-    return [*made, (start, LAST_CODE)] if start <= LAST_CODE else made
+    return [*gaps, (start, LAST_CODE)] if start <= LAST_CODE else gaps
 
 
 def _folded(ranges: Ranges) -> Ranges:
@@ -323,16 +325,16 @@ class _Reader:
 
     def take(self, wanted: str) -> bool:
         """Skip `wanted` if it comes next, and return whether it did."""
-        found = self.text.startswith(wanted, self.at)
-        self.at += len(wanted) if found else 0
-        return found
+        is_next = self.text.startswith(wanted, self.at)
+        self.at += len(wanted) if is_next else 0
+        return is_next
 
     def match(self, pattern: str) -> re.Match[str] | None:
         """Skip what comes next if it matches, and return the match."""
-        found = re.compile(pattern, re.ASCII).match(self.text, self.at)
-        if found is not None:
-            self.at = found.end()
-        return found
+        match = re.compile(pattern, re.ASCII).match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+        return match
 
     def one(self) -> str:
         if self.at == len(self.text):
@@ -344,10 +346,10 @@ class _Reader:
         """Read up to the end, or up to a closing parenthesis, which is not read."""
         if depth > MAX_DEPTH:
             raise NotRe("groups are nested too deeply")
-        made: list[list[_Made]] = [[]]
+        branches: list[list[_Made]] = [[]]
         while self.rest() and not self.text.startswith(")", self.at):
             if self.take("|"):
-                made.append([])
+                branches.append([])
                 continue
             if self.take("\\Q"):
                 quoted, _, after = self.rest().partition("\\E")
@@ -358,37 +360,37 @@ class _Reader:
             if changed is not None:
                 flags = _flags(flags, changed)
                 continue
-            made[-1].append(self.repeated(self.atom(flags, depth)))
+            branches[-1].append(self.repeated(self.atom(flags, depth)))
         return [
             _Made("".join(part.text for part in parts), Pattern(parts=tuple(part.meant for part in parts)))
-            for parts in made
+            for parts in branches
         ]
 
-    def repeated(self, made: _Made) -> _Made:
-        found = self.match(r"([*+?]|\{(\d+)(,(\d*))?\})\??")
-        if found is None:
-            return made
+    def repeated(self, part: _Made) -> _Made:
+        match = self.match(r"([*+?]|\{(\d+)(,(\d*))?\})\??")
+        if match is None:
+            return part
         if self.match(r"[*+?]|\{\d+(,\d*)?\}"):
             raise NotRe("a repetition of a repetition without parentheses")
-        low, high = found[2], found[4]
+        low, high = match[2], match[4]
         if low is not None and (max(int(low), int(high or low)) > MAX_REPEATS or int(high or low) < int(low)):
-            raise NotRe(f"the repetition {found[1]}")
-        atom, (least, most) = made.text, COUNTS.get(found[1][0], (0, 0))
+            raise NotRe(f"the repetition {match[1]}")
+        atom, (least, most) = part.text, COUNTS.get(match[1][0], (0, 0))
         if low is not None:
-            least, most = int(low), int(high) if high else None if found[3] else int(low)
+            least, most = int(low), int(high) if high else None if match[3] else int(low)
         is_one = len(atom) == 1 or re.fullmatch(r"\\.|\[[^\[\]\\]*\]", atom, re.DOTALL)
-        text = (atom if is_one and atom not in (r"\A", r"\Z") else f"(?:{atom})") + found[1]
-        return _Made(text, Pattern(parts=(made.meant,), low=least, high=most))
+        text = (atom if is_one and atom not in (r"\A", r"\Z") else f"(?:{atom})") + match[1]
+        return _Made(text, Pattern(parts=(part.meant,), low=least, high=most))
 
     def atom(self, flags: frozenset[str], depth: int) -> _Made:
         for opening in (r"\(\?P?<(\w+)>", r"\(\?([imsU]*)(-[imsU]+)?:", r"\((?!\?)"):
-            found = self.match(opening)
-            if found is not None:
-                inner = _flags(flags, found) if found[0].endswith(":") else flags
-                made = _either(self.alternatives(inner, depth + 1))
+            match = self.match(opening)
+            if match is not None:
+                inner = _flags(flags, match) if match[0].endswith(":") else flags
+                group = _either(self.alternatives(inner, depth + 1))
                 if not self.take(")"):
                     raise NotRe("a ( without its )")
-                return _Made(f"(?:{made.text})", made.meant)
+                return _Made(f"(?:{group.text})", group.meant)
         if self.take("["):
             return _one(self.bracketed(flags))
         letter = self.one()
@@ -412,9 +414,9 @@ class _Reader:
             return _Made(r"\A", ASSERTION)
         if self.take("z"):
             return _Made(r"\Z", ASSERTION)
-        found = self.match("[bB]")
-        if found is not None:
-            text = r"(?a:\b)" if found[0] == "b" else r"(?!(?a:\b))"  # Python 3.13's \B does not match an empty string
+        match = self.match("[bB]")
+        if match is not None:
+            text = r"(?a:\b)" if match[0] == "b" else r"(?!(?a:\b))"  # Python 3.13's \B does not match an empty string
             return _Made(text, ASSERTION)
         ranges = self.perl()
         if ranges is None:
@@ -422,23 +424,23 @@ class _Reader:
         return _one(_case(ranges, flags))
 
     def perl(self) -> Ranges | None:
-        found = self.match("[dswDSW]")
-        if found is None:
+        match = self.match("[dswDSW]")
+        if match is None:
             return None
-        ranges = PERL[found[0].lower()]
-        return ranges if found[0].islower() else _others(ranges)
+        ranges = PERL[match[0].lower()]
+        return ranges if match[0].islower() else _others(ranges)
 
     def code(self) -> int:
         """Read the code point after a backslash."""
-        found = self.match(r"x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})")
-        if found is not None:
-            code = int(found[1] or found[2], 16)
+        match = self.match(r"x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})")
+        if match is not None:
+            code = int(match[1] or match[2], 16)
             if code > LAST_CODE:
                 raise NotRe("a code point outside Unicode")
             return code
-        found = self.match(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
-        if found is not None:
-            return int(found[0], 8)
+        match = self.match(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
+        if match is not None:
+            return int(match[0], 8)
         letter = self.one()
         if letter in CONTROLS:
             return CONTROLS[letter]
@@ -452,8 +454,8 @@ class _Reader:
         ranges = [*self.element()]
         while not self.take("]"):
             ranges += self.element()
-        found = _case(_united(ranges), flags)
-        return _others(found) if negated else found
+        cased = _case(_united(ranges), flags)
+        return _others(cased) if negated else cased
 
     def element(self) -> Ranges:
         """Read one letter, range or named class between brackets."""
@@ -484,5 +486,5 @@ def _case(ranges: Ranges, flags: frozenset[str]) -> Ranges:
     return _folded(ranges) if "i" in flags else ranges
 
 
-def _flags(flags: frozenset[str], found: re.Match[str]) -> frozenset[str]:
-    return (flags | {*found[1]}) - {*(found[2] or "")}
+def _flags(flags: frozenset[str], match: re.Match[str]) -> frozenset[str]:
+    return (flags | {*match[1]}) - {*(match[2] or "")}

@@ -29,8 +29,8 @@ def _rows(n: NodeFacts) -> Dim:
 
 
 def _has(n: NodeFacts, name: str) -> bool:
-    found = n.node.attributes.get(name)
-    return found is not None and bool(len(found.value))
+    attribute = n.node.attributes.get(name)
+    return attribute is not None and bool(len(attribute.value))
 
 
 def same(n: NodeFacts) -> list[Info]:
@@ -52,8 +52,8 @@ def classifier(n: NodeFacts) -> list[Info]:
     labels = STRING if _has(n, "classlabels_strings") else INT64
     columns: Dim = n.fresh(1, 1)
     if n.op == "TreeEnsembleClassifier":
-        found = n.node.attributes.get("classlabels_strings" if labels == STRING else "classlabels_int64s")
-        columns = len(found.value) if found is not None else columns
+        listed = n.node.attributes.get("classlabels_strings" if labels == STRING else "classlabels_int64s")
+        columns = len(listed.value) if listed is not None else columns
     elif n.op == "LinearClassifier" and n.has(2):
         count = n.shape(2)[0]
         named = labels == STRING or _has(n, "classlabels_ints")

@@ -32,11 +32,11 @@ def classified(
     ensemble: Ensemble, base: Arg | None, classes: Sequence[int], transform: str, ints: Ints, strings: Strings
 ) -> list[ast.expr]:
     """Return the expressions of labels and scores; `classes`: the class of each weight."""
-    found = 0 if base is None else elements(ensemble.b, base).size
+    base_count = 0 if base is None else elements(ensemble.b, base).size
     if ensemble.count == 2:
-        return _Binary(ensemble, base, found, classes, transform).outputs(ints, strings)
-    if found not in (0, ensemble.count):
-        raise ensemble.b.error(f"the node has {found} base_values for {ensemble.count} classes", WRITER)
+        return _Binary(ensemble, base, base_count, classes, transform).outputs(ints, strings)
+    if base_count not in (0, ensemble.count):
+        raise ensemble.b.error(f"the node has {base_count} base_values for {ensemble.count} classes", WRITER)
     b = ensemble.b
     sums = ensemble.aggregated("SUM")
     if base is not None:
@@ -58,11 +58,17 @@ class _Binary:
     """Two classes: rows that reach a weight of the second one, and rows that do not."""
 
     def __init__(
-        self, ensemble: Ensemble, base: Arg | None, found: int, classes: Sequence[int], transform: str
+        self, ensemble: Ensemble, base: Arg | None, base_count: int, classes: Sequence[int], transform: str
     ) -> None:
-        self.ensemble, self.b, self.base, self.found, self.transform = ensemble, ensemble.b, base, found, transform
-        if found > 2:
-            raise self.b.error(f"the node has {found} base_values for 2 classes", WRITER)
+        self.ensemble, self.b, self.base, self.base_count, self.transform = (
+            ensemble,
+            ensemble.b,
+            base,
+            base_count,
+            transform,
+        )
+        if base_count > 2:
+            raise self.b.error(f"the node has {base_count} base_values for 2 classes", WRITER)
         self.one_class = len(set(classes)) == 1
         self.mixed = not self.one_class or bool((elements(self.b, ensemble.weights) < 0).any())
 
@@ -70,7 +76,7 @@ class _Binary:
         b, second = self.b, self.ensemble.reached(1)
         sums = b.let(self.ensemble.aggregated("SUM"), "scores")
         if second is None:
-            if self.found == 1:  # onnxruntime does not write all scores of such rows
+            if self.base_count == 1:  # onnxruntime does not write all scores of such rows
                 raise b.error(
                     "the node has one base value, and only some leaves have weights of the second class",
                     "give a base value for each class",
@@ -93,7 +99,7 @@ class _Binary:
         """Return the deciding score and both scores, for rows with a weight of the second class."""
         b = self.b
         scores = sums
-        if self.found == 2 and self.base is not None:
+        if self.base_count == 2 and self.base is not None:
             positive = b.let(b("s[:, :1] + c[1]", s=sums, c=self.ensemble.base(self.base)))
             scores = b.let(b("torch.cat([-x, x], 1)", x=positive))
         elif self.base is not None:
@@ -111,7 +117,7 @@ class _Binary:
             score = b("s + c[:1]", s=score, c=self.ensemble.base(self.base))
         score = b.let(score)
         out = as_dtype(b, score, self.ensemble.dtype, FLOAT32)
-        if self.found == 2:
+        if self.base_count == 2:
             both = b("torch.cat([x, torch.zeros_like(x)], 1)", x=out)
             return score, transformed(b, both, self.transform)
         return score, second_class(b, out, self.transform, self.mixed)
@@ -179,8 +185,8 @@ class Ensemble:
         return self.b.call("leaf_weights", weights, self._slots(), self.leaves, unless(empty, 0))
 
     def _table(self, arg: Arg, hint: str, shape: tuple[int, ...] | None = None) -> ast.expr:
-        made = table(self.b, arg, shape or (elements(self.b, arg).size,), hint)
-        return as_dtype(self.b, made, arg.dtype, self.dtype)
+        parameter = table(self.b, arg, shape or (elements(self.b, arg).size,), hint)
+        return as_dtype(self.b, parameter, arg.dtype, self.dtype)
 
     def base(self, values: Arg) -> ast.expr:
         """Return the numbers to begin with, one per target."""
@@ -200,35 +206,35 @@ def _given(b: Builder, values: Any, tensor: Any, what: str) -> Any:
     return tensor if values is None else values
 
 
-def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], given: dict[str, Any]) -> Nodes:
+def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], attributes: dict[str, Any]) -> Nodes:
     """Read nodes of versions 1 and 3, which are given by the numbers of trees and of nodes within their tree."""
-    trees = given["nodes_treeids"] or []
-    find = numbered(b, trees, given["nodes_nodeids"] or [])
-    names = given["nodes_modes"] or []
+    trees = attributes["nodes_treeids"] or []
+    find = numbered(b, trees, attributes["nodes_nodeids"] or [])
+    names = attributes["nodes_modes"] or []
     unknown = sorted(set(names) - {*MODES[:-1], "LEAF"})
     if unknown:
         raise b.error(f"a tree node has the unknown mode {unknown[0]!r}", WRITER)
     kinds = {**{name: i for i, name in enumerate(MODES)}, "LEAF": LEAF}
-    values = _given(b, given["nodes_values"], given["nodes_values_as_tensor"], "nodes_values")
+    values = _given(b, attributes["nodes_values"], attributes["nodes_values_as_tensor"], "nodes_values")
     values = values.numpy() if isinstance(values, ir.TensorProtocol) else np.asarray(values or [], np.float32)
     if values.dtype == np.float64 and dtype != DOUBLE:
         raise b.error("the thresholds are double, but the input is not", "cast the input to double")
-    tracks = given["nodes_missing_value_tracks_true"] or []
+    tracks = attributes["nodes_missing_value_tracks_true"] or []
     missing = np.zeros(len(trees), bool)
     missing[: len(tracks)] = np.asarray(tracks[: len(trees)]) == 1
     leaf_trees, leaf_nodes, targets = (w or [] for w in weights)
-    found = [find(leaf_trees, leaf_nodes), np.asarray(targets, np.int64), np.arange(len(targets))]
-    if len({len(f) for f in found}) > 1 or (found[0] < 0).any():
+    leaf_columns = [find(leaf_trees, leaf_nodes), np.asarray(targets, np.int64), np.arange(len(targets))]
+    if len({len(f) for f in leaf_columns}) > 1 or (leaf_columns[0] < 0).any():
         raise b.error("a leaf weight is for a node that does not exist", WRITER)
     return Nodes(
         np.array([kinds[name] for name in names], np.int64),
-        np.asarray(given["nodes_featureids"] or [], np.int64),
+        np.asarray(attributes["nodes_featureids"] or [], np.int64),
         values.astype(dtype.numpy()),
         missing,
-        find(trees, given["nodes_truenodeids"] or []),
-        find(trees, given["nodes_falsenodeids"] or []),
+        find(trees, attributes["nodes_truenodeids"] or []),
+        find(trees, attributes["nodes_falsenodeids"] or []),
         first_of_each(trees),
-        np.stack(found, 1),
+        np.stack(leaf_columns, 1),
     )
 
 
@@ -242,10 +248,10 @@ def _regressed(
         )
     scores = ensemble.aggregated(aggregate_function)
     if base_values is not None:
-        found = elements(b, base_values).size
-        if found not in (1, count):
-            raise b.error(f"the node has {found} base_values for {count} targets", WRITER)
-        if found == count:
+        base_count = elements(b, base_values).size
+        if base_count not in (1, count):
+            raise b.error(f"the node has {base_count} base_values for {count} targets", WRITER)
+        if base_count == count:
             scores = b("s + c", s=scores, c=ensemble.base(base_values))
             if count > 1 and not all(ensemble.reached(target) for target in range(count)):
                 scores = b("s.where(r, 0.0)", s=scores, r=ensemble.reached_at_run_time())  # as onnxruntime has it
@@ -291,10 +297,10 @@ def tree_ensemble_regressor(
     nodes_hitrates: list[float] | None = None,
     nodes_hitrates_as_tensor: ir.TensorProtocol | None = None,
 ) -> ast.expr:
-    given = dict(locals())
+    attributes = dict(locals())
     weights = _given(b, target_weights, target_weights_as_tensor, "target_weights")
     base = _given(b, base_values, base_values_as_tensor, "base_values")
-    ensemble = _numbered_ensemble(b, X, (target_treeids, target_nodeids, target_ids), given, weights, n_targets)
+    ensemble = _numbered_ensemble(b, X, (target_treeids, target_nodeids, target_ids), attributes, weights, n_targets)
     return _regressed(ensemble, base, aggregate_function, post_transform, FLOAT)
 
 
@@ -333,19 +339,19 @@ def tree_ensemble_classifier(
     nodes_hitrates: list[float] | None = None,
     nodes_hitrates_as_tensor: ir.TensorProtocol | None = None,
 ) -> list[ast.expr]:
-    given = dict(locals())
+    attributes = dict(locals())
     weights = _given(b, class_weights, class_weights_as_tensor, "class_weights")
     base = _given(b, base_values, base_values_as_tensor, "base_values")
     count = len(classlabels_strings or classlabels_int64s or [])
-    ensemble = _numbered_ensemble(b, X, (class_treeids, class_nodeids, class_ids), given, weights, count)
+    ensemble = _numbered_ensemble(b, X, (class_treeids, class_nodeids, class_ids), attributes, weights, count)
     return classified(ensemble, base, class_ids or [], post_transform, classlabels_int64s, classlabels_strings)
 
 
 def _numbered_ensemble(
-    b: Builder, X: Arg, leaves: Sequence[Any], given: dict[str, Any], weights: Arg | None, count: int
+    b: Builder, X: Arg, leaves: Sequence[Any], attributes: dict[str, Any], weights: Arg | None, count: int
 ) -> Ensemble:
     dtype = DOUBLE if X.dtype == DOUBLE else FLOAT  # integers are compared as float32
-    return _ensemble(b, X, _numbered_nodes(b, dtype, leaves, given), weights, count, dtype)
+    return _ensemble(b, X, _numbered_nodes(b, dtype, leaves, attributes), weights, count, dtype)
 
 
 def _ensemble(b: Builder, X: Arg, nodes: Nodes, weights: Arg | None, count: int, dtype: ir.DataType) -> Ensemble:
@@ -382,7 +388,7 @@ def tree_ensemble(
     nodes_hitrates: ir.TensorProtocol | None = None,
 ) -> ast.expr:
     """Inner nodes and leaves are numbered separately. A tree of a single leaf has a node with two branches to it."""
-    given = dict(locals())
+    attributes = dict(locals())
     if not 0 <= aggregate_function < len(AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
         raise b.error("attribute 'aggregate_function' or 'post_transform' has an unknown value", WRITER)
     if post_transform in (1, 2):  # onnxruntime 1.31 swaps them
@@ -391,31 +397,31 @@ def tree_ensemble(
             f"{POST_TRANSFORMS[3 - post_transform]} in onnxruntime",
             "put a node of that operator after it",
         )
-    nodes = _nodes_and_leaves(b, np.asarray(tree_roots, np.int64), leaf_targetids, given)
+    nodes = _nodes_and_leaves(b, np.asarray(tree_roots, np.int64), leaf_targetids, attributes)
     nodes.members = _members(nodes.modes, membership_values)
     ensemble = _ensemble(b, X, nodes, leaf_weights, n_targets, X.dtype or FLOAT)
     aggregate, transform = AGGREGATES[aggregate_function], POST_TRANSFORMS[post_transform]
     return _regressed(ensemble, None, aggregate, transform, ensemble.dtype)
 
 
-def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], given: dict[str, Any]) -> Nodes:
+def _nodes_and_leaves(b: Builder, roots: Any, targets: list[int], attributes: dict[str, Any]) -> Nodes:
     """Read nodes of version 5; leaves follow the inner nodes."""
-    modes = given["nodes_modes"].numpy().reshape(-1).astype(np.int64)
+    modes = attributes["nodes_modes"].numpy().reshape(-1).astype(np.int64)
     if (modes >= LEAF).any():
         raise b.error(f"a tree node has the unknown mode {modes.max()}", WRITER)
     inner, leaves = len(modes), len(targets)
     true, false = (
-        np.asarray(given[f"nodes_{way}nodeids"], np.int64)
-        + inner * (np.asarray(given[f"nodes_{way}leafs"], np.int64) != 0)
+        np.asarray(attributes[f"nodes_{way}nodeids"], np.int64)
+        + inner * (np.asarray(attributes[f"nodes_{way}leafs"], np.int64) != 0)
         for way in ("true", "false")
     )
     nothing = np.zeros(leaves, np.int64)
-    splits = given["nodes_splits"].numpy().reshape(-1)
-    missing = np.asarray(given["nodes_missing_value_tracks_true"] or [0] * inner) == 1
+    splits = attributes["nodes_splits"].numpy().reshape(-1)
+    missing = np.asarray(attributes["nodes_missing_value_tracks_true"] or [0] * inner) == 1
     own = inner + np.arange(leaves)
     return Nodes(
         np.concatenate([modes, np.full(leaves, LEAF)]),
-        np.concatenate([np.asarray(given["nodes_featureids"], np.int64), nothing]),
+        np.concatenate([np.asarray(attributes["nodes_featureids"], np.int64), nothing]),
         np.concatenate([splits, nothing.astype(splits.dtype)]),
         np.concatenate([missing, nothing.astype(bool)]),
         np.concatenate([true, own]),

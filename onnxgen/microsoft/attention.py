@@ -114,11 +114,11 @@ def rms_norm_rotary(
         set_info(position_ids, Info(ir.DataType.INT64, (1,)))
     places = _positions(g, position_ids, X, 1)
     tables = [g.detached(g("Gather", cache, places)) for cache in caches]
-    made = rotated(g, x, tables, 2, 0, rotary_embedding_dim)
+    turned = rotated(g, x, tables, 2, 0, rotary_embedding_dim)
     if not is_coarse:
-        made = g("Cast", made, to=ir.DataType.FLOAT16 if output_fp16 else BFLOAT16)
-    made = g("Reshape", made, g.ints(0, 0, -1))
-    return [g("Reshape", made, g.ints(1, -1, heads * width)) if flatten_batch else made, widened(g, normed)]
+        turned = g("Cast", turned, to=ir.DataType.FLOAT16 if output_fp16 else BFLOAT16)
+    turned = g("Reshape", turned, g.ints(0, 0, -1))
+    return [g("Reshape", turned, g.ints(1, -1, heads * width)) if flatten_batch else turned, widened(g, normed)]
 
 
 def _positions(g: Writer, position_ids: Value, input: Value, axis: int) -> Value:
@@ -146,25 +146,25 @@ def attention(
     """Self-attention. `weights` holds the projections to q, k and v side by side."""
     if do_rotary or past_present_share_buffer or past_sequence_length is not None:
         raise Refused("rotary attention with a shared cache runs on GPUs only", FOR_CPU)
-    made = g("MatMul", input, weights)
-    made = made if bias is None else g("Add", made, bias)
+    qkv = g("MatMul", input, weights)
+    qkv = qkv if bias is None else g("Add", qkv, bias)
     if qkv_hidden_sizes:
         if len(qkv_hidden_sizes) != 3:
             raise Refused(f"attribute 'qkv_hidden_sizes' must have 3 elements, not {len(qkv_hidden_sizes)}", WRITER)
         if g.wants(1) and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
             raise Refused("keys and values differ in size, but share one cache", WRITER)
-    operands = projected(g, made, qkv_hidden_sizes)
+    operands = projected(g, qkv, qkv_hidden_sizes)
     return attended(
         g, operands, num_heads, (mask_index, attention_bias), past, like=input, batch=input,
         scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
     )  # fmt: skip
 
 
-def projected(g: Writer, made: Value, sizes: list[int] | None) -> list[Value]:
+def projected(g: Writer, qkv: Value, sizes: list[int] | None) -> list[Value]:
     """Split q, k and v, which lie side by side."""
     if sizes:
-        return list(g.several(3, "Split", made, g.ints(*sizes), axis=-1))
-    return list(g.several(3, "Split", made, axis=-1, num_outputs=3))
+        return list(g.several(3, "Split", qkv, g.ints(*sizes), axis=-1))
+    return list(g.several(3, "Split", qkv, axis=-1, num_outputs=3))
 
 
 def attended(
@@ -183,11 +183,11 @@ def attended(
         length = g("Shape", caches[0], start=2, end=3)
         k, v = (g("Concat", cache, x, axis=2) for cache, x in zip(caches, (k, v)))
     mask = _padding(g, masks[0], batch, k, filtered, like)
-    (made,) = _attend(g, (q, k, v), (mask, masks[1]), scale, like, is_causal=is_causal, past=length)
+    (context,) = _attend(g, (q, k, v), (mask, masks[1]), scale, like, is_causal=is_causal, past=length)
     present = None
     if g.wants(1):
         present = g("Concat", *(g("Unsqueeze", x, g.ints(0)) for x in (k, v)), axis=0)
-    return [merged_heads(g, made), present]
+    return [merged_heads(g, context), present]
 
 
 @body(
@@ -219,11 +219,11 @@ def multi_head_attention(
         k, v = present = g("Concat", past_key, k, axis=2), g("Concat", past_value, v, axis=2)
     mask = _padding(g, key_padding_mask, query, k, mask_filter_value, query)
     is_square = key is None or _length(query) == _length(key) is not None
-    made, *scores = _attend(
+    context, *scores = _attend(
         g, (q, k, v), (mask, attention_bias), scale, query, is_causal=bool(unidirectional), past=length,
         is_square=is_square, scores=g.wants(3),
     )  # fmt: skip
-    return [merged_heads(g, made), *present, *scores]
+    return [merged_heads(g, context), *present, *scores]
 
 
 def _written(g: Writer, cache: Value, new: Value, length: Value) -> Value:
@@ -305,10 +305,10 @@ def _with_biases(g: Writer, operands: list[tuple[Value, bool, Dim | None]], bias
     total, size = (info(bias).shape or (None,))[0], operands[0][2]
     if not isinstance(size, int) or not isinstance(total, int):
         raise Refused("the sizes of query and bias are unknown", FIX_SHAPE)
-    made = []
+    biased = []
     for (x, split, _), (start, end) in zip(operands, itertools.pairwise((0, size, 2 * size, total))):
-        made.append((x if split else g("Add", x, _cut(g, bias, start, end, axis=0)), split))
-    return made
+        biased.append((x if split else g("Add", x, _cut(g, bias, start, end, axis=0)), split))
+    return biased
 
 
 def _cut(g: Writer, x: Value, start: int, end: int, axis: int) -> Value:
@@ -369,8 +369,8 @@ def _attend(
         mask = _causal(g, operands, mask, past, is_square, like)
     if not scores:
         return [g("Attention", *operands, mask, scale=scale or None, is_causal=1 if is_causal and is_plain else None)]
-    made = g.several(4, "Attention", *operands, mask, scale=scale or None, qk_matmul_output_mode=2)
-    return [made[0], made[3]]
+    outputs = g.several(4, "Attention", *operands, mask, scale=scale or None, qk_matmul_output_mode=2)
+    return [outputs[0], outputs[3]]
 
 
 def _causal(g: Writer, operands: tuple[Value, ...], mask: Maybe, past: Maybe, is_square: bool, like: Value) -> Value:
@@ -398,8 +398,8 @@ def packed_attention(
     attention_bias: Maybe = None, *, num_heads: int, qkv_hidden_sizes: list[int] | None = None, scale: float = 0.0,
 ) -> Value:  # fmt: skip
     """PackedMultiHeadAttention with its projections."""
-    made = g("Add", g("MatMul", input, weights), bias)
-    q, k, v = projected(g, made, qkv_hidden_sizes)
+    qkv = g("Add", g("MatMul", input, weights), bias)
+    q, k, v = projected(g, qkv, qkv_hidden_sizes)
     return packed_multi_head_attention(
         g, q, k, v, None, token_offset, cumulative_sequence_length, attention_bias, num_heads=num_heads, scale=scale
     )
@@ -436,5 +436,5 @@ def packed_multi_head_attention(
     begun = g("GreaterOrEqual", g("Unsqueeze", places, g.ints(1)), cumulative_sequence_length)
     number = g("ReduceSum", g("Cast", begun, to=INT32), g.ints(1))
     mask = g("Equal", number, g("Transpose", number, perm=[1, 0]))
-    made = g("Attention", q, k, v, mask, scale=scale or None)
-    return g("Squeeze", merged_heads(g, made), g.ints(0))
+    context = g("Attention", q, k, v, mask, scale=scale or None)
+    return g("Squeeze", merged_heads(g, context), g.ints(0))

@@ -91,8 +91,8 @@ def gated_relative_position_bias(
     """A bias by distance, gated by the query (WavLM: Chen et al. 2022)."""
     query = query_layer if token_offset is None else restore_padding(g, query_layer, token_offset)
     heads = heads_of(g, g("Add", query, query_bias), num_heads)
-    made = g("Add", g("MatMul", heads, weight), bias)
-    sums = g("ReduceSum", g("Reshape", made, g.ints(0, 0, 0, 2, -1)), g.ints(-1), keepdims=0)
+    products = g("Add", g("MatMul", heads, weight), bias)
+    sums = g("ReduceSum", g("Reshape", products, g.ints(0, 0, 0, 2, -1)), g.ints(-1), keepdims=0)
     gates = g.several(2, "Split", g("Sigmoid", sums), axis=-1, num_outputs=2)
     one, two = g.number(1.0, bias), g.number(2.0, bias)
     factor = g("Add", g("Mul", gates[0], g("Sub", g("Mul", gates[1], eco_a), one)), two)
@@ -124,12 +124,12 @@ def windowed(g: Writer, operands: tuple[Value, Value], mask: Value, global_: Val
     shown = g("Or", near, g("Unsqueeze", is_global, g.ints(1, 2)))
     lowest = float(np.finfo((info(mask).dtype or ir.DataType.FLOAT).numpy()).min)
     local = g("Where", shown, added, g.number(lowest, mask))
-    made = [
+    contexts = [
         g("Attention", *(heads_of(g, x, heads) for x in projected(g, qkv, None)), m)
         for qkv, m in zip(operands, (local, added))
     ]
     rows = [g("Unsqueeze", x, g.ints(1, 3)) for x in (is_global, g("Less", mask, zero))]
-    return merged_heads(g, g("Where", rows[1], zero, g("Where", rows[0], made[1], made[0])))
+    return merged_heads(g, g("Where", rows[1], zero, g("Where", rows[0], contexts[1], contexts[0])))
 
 
 @body("DecoderAttention", infer=same)
@@ -155,8 +155,8 @@ def decoder_attention(
     q = g("Transpose", g("Reshape", g("Add", g("MatMul", query, q_weight), parts[0]), split), perm=perm)
     caches = past
     if not past or not is_static:
-        made = g("Add", g("MatMul", key if is_static else query, kv_weight), parts[1])
-        halves = g.several(2, "Split", made, axis=-1, num_outputs=2)
+        key_value = g("Add", g("MatMul", key if is_static else query, kv_weight), parts[1])
+        halves = g.several(2, "Split", key_value, axis=-1, num_outputs=2)
         caches = [g("Transpose", g("Reshape", half, split), perm=perm) for half in halves]
         caches = [g("Concat", old, new, axis=2) for old, new in zip(past, caches)] or caches
     mask = None

@@ -56,8 +56,8 @@ def group_query_attention(
     lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
     before = _before(b, (query, key, value), pasts, lengths, query_seqlens, causal)
     if do_rotary:
-        given = [] if position_ids is None else [position_ids, *([total_sequence_length] if before is OMIT else [])]
-        places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *given, before=before), "positions")
+        stated = [] if position_ids is None else [position_ids, *([total_sequence_length] if before is OMIT else [])]
+        places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *stated, before=before), "positions")
         q, k = rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
     types = [(s, t, kv_cache_bit_width) for s, t in ((k_scale, k_quant_type), (v_scale, v_quant_type))]
     k, v = stored(b, (k, v), types)
@@ -71,8 +71,8 @@ def group_query_attention(
     sink: Any = unless(head_sink, None)
     if head_sink is None and smooth_softmax > 0:
         sink = b("q.new_zeros(n)", q=q, n=num_heads)
-    made = _attended(b, (q, *read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
-    return [made[0], *present, *made[1:]]
+    outputs = _attended(b, (q, *read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
+    return [outputs[0], *present, *outputs[1:]]
 
 
 def _before(
@@ -114,8 +114,8 @@ def sparse_attention(
     k, v = present = appended(b, (k, v), (past_key, past_value), lengths, total_sequence_length)
     sizes = [b("q.shape[2]", q=q), b("k.shape[2]", k=k), num_heads, sparse_block_size]
     bias = b.let(b.call("block_bias", block_row_indices, block_col_indices, lengths, *sizes), "bias")
-    made = b.call("group_query_attention", q, k, v, lengths, scale=scale or OMIT, bias=bias)
-    return [b("y.transpose(1, 2).flatten(2)", y=made), *present]
+    context = b.call("group_query_attention", q, k, v, lengths, scale=scale or OMIT, bias=bias)
+    return [b("y.transpose(1, 2).flatten(2)", y=context), *present]
 
 
 def _attended(
@@ -125,13 +125,13 @@ def _attended(
     """Return the result and, if output 3 is used, the scores before (`qk_output` 1) or after (2) the softmax."""
     q, k, v = operands
     if not b.wants(3):
-        made = b.call("group_query_attention", q, k, v, lengths, **options, sink=sink)
-        return [b("y.transpose(1, 2).flatten(2)", y=made)]
+        context = b.call("group_query_attention", q, k, v, lengths, **options, sink=sink)
+        return [b("y.transpose(1, 2).flatten(2)", y=context)]
     scores = b.let(b.call("grouped_scores", q, k, lengths, **options), "scores")
     weights = b.let(b.call("sink_softmax", scores, sink), "weights")
-    made = b("grouped_values(w, v).transpose(1, 2).flatten(2)", w=weights, v=v)
+    context = b("grouped_values(w, v).transpose(1, 2).flatten(2)", w=weights, v=v)
     shown = weights if qk_output == 2 else b("s.masked_fill(s == -math.inf, 0.0)", s=scores)
-    return [made, b("s[..., :n].to(q.dtype)", s=shown, n=total.as_int(), q=q)]
+    return [context, b("s[..., :n].to(q.dtype)", s=shown, n=total.as_int(), q=q)]
 
 
 def split(
@@ -152,15 +152,15 @@ def normalized(
     b: Builder, operands: tuple[ast.expr, ast.expr], weights: tuple[Arg | None, Arg | None], epsilons: Sequence[float]
 ) -> list[ast.expr]:
     """Divide q and k by the root mean square of each head, if there are weights for it."""
-    made = []
+    normed = []
     for x, weight, epsilon, name in zip(operands, weights, epsilons, "qk"):
         if weight is not None and not 0 <= epsilon < math.inf:
             raise b.error(
                 f"the epsilon for the norm of {name} must be finite and not negative, but is {epsilon}", WRITER
             )
         form = "F.rms_norm(x, x.shape[-1:], w, e)"
-        made.append(x if weight is None else b.let(b(form, x=x, w=weight, e=epsilon), name))
-    return made
+        normed.append(x if weight is None else b.let(b(form, x=x, w=weight, e=epsilon), name))
+    return normed
 
 
 def rotated(
@@ -173,8 +173,8 @@ def rotated(
     turn = "rotate_positions(x, cos, sin, p, i)"
     if start:
         turn = "torch.cat([x[..., :n], rotate_positions(x[..., n:], cos, sin, p, i)], -1)"
-    given = {"cos": cos, "sin": sin, "p": places, "i": interleaved} | ({"n": start} if start else {})
-    return [b.let(b(turn, x=x, **given), name) for x, name in zip(operands, "qk")]
+    operators = {"cos": cos, "sin": sin, "p": places, "i": interleaved} | ({"n": start} if start else {})
+    return [b.let(b(turn, x=x, **operators), name) for x, name in zip(operands, "qk")]
 
 
 def appended(
@@ -474,8 +474,8 @@ def dynamic_sparse_attention(
     sink: Any = head_sink
     if head_sink is None and smooth_softmax:
         sink = b("q.new_zeros(n)", q=q, n=num_heads)
-    made = b("y.transpose(1, 2).flatten(2)", y=_shown(b, (q, k, v), shown, scale, 0.0, sink))
-    return [b("y.bfloat16()", y=made) if output_bf16 else made, *present]
+    context = b("y.transpose(1, 2).flatten(2)", y=_shown(b, (q, k, v), shown, scale, 0.0, sink))
+    return [b("y.bfloat16()", y=context) if output_bf16 else context, *present]
 
 
 def _as_cached(
@@ -483,8 +483,8 @@ def _as_cached(
 ) -> tuple[Sequence[ast.expr], list[Quantised]]:
     """Convert new keys and values to the type of the cache, and return how to quantise them (one scale per channel)."""
     if past is not None and past.dtype == ir.DataType.INT8:
-        found = [None if s is None else b("s.view(n, 1, -1)", s=s, n=shared) for s in scales]
-        return new, [(scale, "PER_CHANNEL", 8) for scale in found]
+        rows = [None if s is None else b("s.view(n, 1, -1)", s=s, n=shared) for s in scales]
+        return new, [(scale, "PER_CHANNEL", 8) for scale in rows]
     plain: list[Quantised] = [(None, "NONE", 8)] * 2
     if past is None or past.dtype == query.dtype:
         return new, plain
@@ -517,5 +517,5 @@ def packed_sparse_attention_indexer_merge(
     if max_output_entries < 1 or policy_mode not in ("append_range", "append_indices") or None in more:
         raise b.error(f"policy_mode {policy_mode!r} is unknown, or the inputs that it appends are missing", WRITER)
     form = "merge_selections(x, n, r, *index_ranges(s, e, m), m)" if is_range else "merge_selections(x, n, r, s, e, m)"
-    given: tuple[Any, ...] = (base_indices, base_counts, base_row_indices, *more, max_output_entries)
-    return b.unpack(b(form, **dict(zip("xnrsem", given))))
+    operands: tuple[Any, ...] = (base_indices, base_counts, base_row_indices, *more, max_output_entries)
+    return b.unpack(b(form, **dict(zip("xnrsem", operands))))

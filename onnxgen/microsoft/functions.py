@@ -222,11 +222,11 @@ def qlinear_softmax(
     flat = opset < 13 and axis % rank != rank - 1
     x = b.call(b("x.flatten", x=X), unless(axis % rank, 0)) if flat else X.expr
     zero = _plain(_number(y_zero_point))
-    made = b.call(
+    softmax = b.call(
         "quantized_softmax", x, _plain(_number(X_scale)), _plain(_number(y_scale)),
         int(zero) if isinstance(zero, (int, float)) else zero, -1 if flat else axis,
     )  # fmt: skip
-    return b("y.reshape(x.shape)", y=made, x=X) if flat else made
+    return b("y.reshape(x.shape)", y=softmax, x=X) if flat else softmax
 
 
 @op("NGramRepeatBlock", domain=MICROSOFT, infer=infer.ngram_repeat_block)
@@ -244,11 +244,11 @@ def bifurcation_detector(
     """A step of aggressive decoding: predicted tokens are accepted as long as they equal the source."""
     if not 1 <= min_ngram_size <= max_ngram_size:
         raise b.error(f"min_ngram_size {min_ngram_size} must be from 1 to max_ngram_size {max_ngram_size}", WRITER)
-    made = b.call(
+    draft = b.call(
         "merge_draft", src_tokens, cur_tokens, prev_suffix_match_idx, unless(pred_tokens, None),
         least=unless(min_ngram_size, 1), most=unless(max_ngram_size, 3),
     )  # fmt: skip
-    return b.unpack(made, 2)
+    return b.unpack(draft, 2)
 
 
 @op("DynamicTimeWarping", domain=MICROSOFT, infer=infer.time_warping, flat=INTEGERS)
@@ -323,13 +323,13 @@ def varlen_ngram_hash_mapping(
         "ngram_hashes", windows, multipliers, vocab_sizes, fill,
         **_options(head_offsets, eos_token_id if reset_on_eos else None, segments),
     )  # fmt: skip
-    made: list[ast.expr | None] = [hashes, *(
+    outputs: list[ast.expr | None] = [hashes, *(
         b("w[s[1:] - 1, 1:]", w=w, s=starts) if w is not None and b.wants(i) else None
         for i, w in enumerate((windows, segments), 1)
     )]  # fmt: skip
     if b.wants(3) and capture_count is not None:
-        made.append(b.call("leading_states", windows, starts, capture_count, state_update_capacity, pad_id))
-    return made
+        outputs.append(b.call("leading_states", windows, starts, capture_count, state_update_capacity, pad_id))
+    return outputs
 
 
 def _fill(b: Builder, ids: Arg, sizes: Arg, end: Arg | None, pad: int, longest: int, heads: int) -> Any:
@@ -344,5 +344,5 @@ def _fill(b: Builder, ids: Arg, sizes: Arg, end: Arg | None, pad: int, longest: 
 
 
 def _options(offsets: Arg | None, end: Arg | None, segments: ast.expr | None) -> dict[str, Any]:
-    given = {"offsets": offsets, "end": end, "segments": segments}
-    return {name: unless(value, None) for name, value in given.items()}
+    options = {"offsets": offsets, "end": end, "segments": segments}
+    return {name: unless(value, None) for name, value in options.items()}

@@ -56,8 +56,8 @@ def bias_dropout(
     seed: int | None = None,
 ) -> Results:  # fmt: skip
     has_mask = g.wants(1) and g.node.op_type == "BiasDropout"  # the other packs the bits of its mask
-    made, *mask = g.several(1 + has_mask, "Dropout", g("Add", data, bias), ratio, training_mode, seed=seed)
-    return [made if residual is None else g("Add", made, residual), *mask]
+    dropped, *mask = g.several(1 + has_mask, "Dropout", g("Add", data, bias), ratio, training_mode, seed=seed)
+    return [dropped if residual is None else g("Add", dropped, residual), *mask]
 
 
 @body("TorchEmbedding", drawn={1: drawn.rows(0)})
@@ -65,12 +65,12 @@ def torch_embedding(
     g: Writer, weight: Value, indices: Value, padding_idx: Maybe = None, scale_grad_by_freq: Maybe = None
 ) -> Value:
     """A Gather. The further inputs only concern gradients."""
-    made = g("Gather", weight, indices)
+    rows = g("Gather", weight, indices)
     row = stored(padding_idx)
-    lookup = made.producer()
+    lookup = rows.producer()
     if lookup is not None and row is not None and row.size == 1 and row.numpy().item() >= 0:
         PADDING.set(lookup, int(row.numpy().item()))
-    return made
+    return rows
 
 
 @body("ComplexMul")
@@ -126,8 +126,8 @@ def qlinear_reduce_mean(
     g: Writer, data: Value, data_scale: Value, data_zero_point: Maybe, reduced_scale: Value,
     reduced_zero_point: Maybe = None, *, axes: list[int], keepdims: int,
 ) -> Value:  # fmt: skip
-    made = g("ReduceMean", g("DequantizeLinear", data, data_scale, data_zero_point), g.ints(*axes), keepdims=keepdims)
-    return quantized_to(g, made, reduced_scale, reduced_zero_point, data)
+    mean = g("ReduceMean", g("DequantizeLinear", data, data_scale, data_zero_point), g.ints(*axes), keepdims=keepdims)
+    return quantized_to(g, mean, reduced_scale, reduced_zero_point, data)
 
 
 @body("NhwcMaxPool")
@@ -136,11 +136,11 @@ def nhwc_max_pool(
     dilations: list[int] | None = None, pads: list[int] | None = None, strides: list[int] | None = None,
 ) -> Value:  # fmt: skip
     n = g.rank(x)
-    made = g(
+    pooled = g(
         "MaxPool", nchw(g, x, n), auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
         kernel_shape=kernel_shape, pads=pads, strides=strides,
     )  # fmt: skip
-    return nhwc(g, made, n)
+    return nhwc(g, pooled, n)
 
 
 @body("WordConvEmbedding", infer=infer.word_conv, axes="n l; f i k e; f; r e", drawn={0: drawn.words(3)})
@@ -156,13 +156,13 @@ def word_conv_embedding(
     _check_sizes(g, Sequence, W, (embedding_size, None, conv_window_size, char_embedding_size))
     window = size_of(W, 2)
     letters = g("Unsqueeze", g("Gather", C, Sequence, axis=0), g.ints(1))
-    made = g("Squeeze", g("Conv", letters, W, B), g.ints(3))  # [words, filters, places]
+    convolved = g("Squeeze", g("Conv", letters, W, B), g.ints(3))  # [words, filters, places]
     above = g("Greater", Sequence, g.number(0, Sequence))
     count = g("ReduceSum", g("Cast", above, to=INT64), g.ints(1), keepdims=1)
     places = g.range(None, g("Sub", g("Shape", Sequence, start=1), g.ints(window - 1)))
     last = g("Max", g("Sub", count, g.ints(window)), g.ints(0))
     inside = g("Unsqueeze", g("LessOrEqual", places, last), g.ints(1))
-    best = g("Tanh", g("ReduceMax", g("Where", inside, made, g.float32(-math.inf)), g.ints(2), keepdims=0))
+    best = g("Tanh", g("ReduceMax", g("Where", inside, convolved, g.float32(-math.inf)), g.ints(2), keepdims=0))
     begun = g("Slice", above, g.ints(0), g.ints(1), g.ints(1))
     return g("Where", begun, best, g.float32(0))
 
@@ -174,9 +174,9 @@ def _check_sizes(g: Writer, words: Value, weight: Value, stated: tuple[int | Non
     shape = info(weight).shape or ()
     if size_of(weight, 1) != 1:
         raise Refused(f"the weight has {counted(size_of(weight, 1), 'channel')}, not 1", WRITER)
-    for size, given in zip(shape, stated):
-        if given is not None and isinstance(size, int) and size != given:
-            raise Refused(f"the weight has a size of {size} where an attribute says {given}", WRITER)
+    for size, wanted in zip(shape, stated):
+        if wanted is not None and isinstance(size, int) and size != wanted:
+            raise Refused(f"the weight has a size of {size} where an attribute says {wanted}", WRITER)
 
 
 @body("IsAllFinite", infer=infer.is_all_finite, flat=INTEGERS)
@@ -185,5 +185,5 @@ def is_all_finite(g: Writer, *input: Value, isinf_only: int = 0, isnan_only: int
     if isinf_only and isnan_only:
         raise Refused("isinf_only and isnan_only must not both be 1", WRITER)
     kinds = [name for name, skipped in (("IsInf", isnan_only), ("IsNaN", isinf_only)) if not skipped]
-    found = [g("ReduceSum", g("Cast", g(kind, x), to=INT64), keepdims=0) for x in input for kind in kinds]
-    return g("Equal", functools.reduce(lambda a, b: g("Add", a, b), found), g.int64(0))
+    counts = [g("ReduceSum", g("Cast", g(kind, x), to=INT64), keepdims=0) for x in input for kind in kinds]
+    return g("Equal", functools.reduce(lambda a, b: g("Add", a, b), counts), g.int64(0))

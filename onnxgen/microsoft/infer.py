@@ -41,8 +41,8 @@ def split_gelu(n: NodeFacts) -> list[Info]:
 def embed(n: NodeFacts) -> list[Info]:
     ids, table = n.shape(0), n.shape(2)
     dtype = FLOAT if n.op.startswith("Q") else n.dtype(2)
-    made = tensor(dtype, [*ids, table[1]])
-    return [made, tensor(INT32, ids[:1]), made]
+    embedded = tensor(dtype, [*ids, table[1]])
+    return [embedded, tensor(INT32, ids[:1]), embedded]
 
 
 def _turned(n: NodeFacts, i: int, last: str, batch: str) -> Shape:
@@ -87,8 +87,8 @@ def nhwc(rule: Rule) -> Rule:
             return rule(n)
         shape = n.shape(0)
         first = tensor(n.dtype(0), [shape[0], shape[-1], *shape[1:-1]])
-        made = rule(NodeFacts(n.node, n.opset, [first, *n.inputs[1:]], n.symbols))
-        return [Info(i.dtype, None if i.shape is None else (i.shape[0], *i.shape[2:], i.shape[1])) for i in made]
+        outputs = rule(NodeFacts(n.node, n.opset, [first, *n.inputs[1:]], n.symbols))
+        return [Info(i.dtype, None if i.shape is None else (i.shape[0], *i.shape[2:], i.shape[1])) for i in outputs]
 
     return found
 
@@ -103,8 +103,8 @@ def qlinear_concat(n: NodeFacts) -> list[Info]:
 
 
 def unique(n: NodeFacts) -> list[Info]:
-    found = [n.fresh(0)]
-    return [tensor(n.dtype(0), found), tensor(INT64, n.input(0).shape), tensor(INT64, found)]
+    elements = [n.fresh(0)]
+    return [tensor(n.dtype(0), elements), tensor(INT64, n.input(0).shape), tensor(INT64, elements)]
 
 
 def rfft(n: NodeFacts) -> list[Info]:
@@ -153,8 +153,8 @@ def pairs(n: NodeFacts) -> list[Info]:
 def pre_mix(n: NodeFacts) -> list[Info]:
     """Infer the sum over the axis of branches, or over parts of the last axis."""
     shape, branches = n.shape(0), n.int_("num_branches")
-    made = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
-    return [tensor(n.dtype(0), made)]
+    mixed = [*shape[:-1], floordiv(shape[-1], branches)] if branches else [*shape[:-2], shape[-1]]
+    return [tensor(n.dtype(0), mixed)]
 
 
 def gather_packed(n: NodeFacts) -> list[Info]:
@@ -181,17 +181,17 @@ def router(n: NodeFacts) -> list[Info]:
 
 def blocked_qkv(n: NodeFacts) -> list[Info]:
     rows = n.shape(0)[:-1]
-    made = [tensor(n.dtype(0), [*rows, n.int_(name)]) for name in ("Nq", "Nkv", "Nkv")]
-    return [*made, tensor(n.dtype(0), n.shape(0))]
+    projections = [tensor(n.dtype(0), [*rows, n.int_(name)]) for name in ("Nq", "Nkv", "Nkv")]
+    return [*projections, tensor(n.dtype(0), n.shape(0))]
 
 
 def ngram_hashes(n: NodeFacts) -> list[Info]:
     """Infer the hashes, the ids and segments that the next call takes, and the ids after the first tokens."""
     ids, before = n.shape(0), n.int_("max_ngram_size") - 1
     rows = n.shape(3)[0] - 1 if n.op.startswith("Varlen") else ids[0]
-    made, past = [*ids, before * n.int_("n_head_per_ngram")], [rows, before]
+    hashes, past = [*ids, before * n.int_("n_head_per_ngram")], [rows, before]
     first = [rows, n.int_("state_update_capacity"), before]
-    return [tensor(n.dtype(0), made), tensor(n.dtype(0), past), tensor(INT32, past), tensor(n.dtype(0), first)]
+    return [tensor(n.dtype(0), hashes), tensor(n.dtype(0), past), tensor(INT32, past), tensor(n.dtype(0), first)]
 
 
 def routed(n: NodeFacts) -> list[Info]:
@@ -200,8 +200,8 @@ def routed(n: NodeFacts) -> list[Info]:
     rows = shape[0]
     for dim in shape[1:-1]:
         rows = rows * dim
-    made = [rows, n.shape(1)[0]]
-    return [tensor(n.dtype(0), made), tensor(FLOAT, made), tensor(FLOAT, made)]
+    scores = [rows, n.shape(1)[0]]
+    return [tensor(n.dtype(0), scores), tensor(FLOAT, scores), tensor(FLOAT, scores)]
 
 
 def ordered(n: NodeFacts) -> list[Info]:
@@ -337,9 +337,9 @@ def paged_attention(n: NodeFacts) -> list[Info]:
 
 
 def dynamic_sparse_attention(n: NodeFacts) -> list[Info]:
-    found = group_query_attention(n)[:3]
+    outputs = group_query_attention(n)[:3]
     dtype = ir.DataType.BFLOAT16 if n.int_("output_bf16") else n.dtype(0)
-    return [tensor(dtype, found[0].shape), *found[1:]]
+    return [tensor(dtype, outputs[0].shape), *outputs[1:]]
 
 
 def merged_selections(n: NodeFacts) -> list[Info]:
@@ -360,8 +360,8 @@ def linear_attention(n: NodeFacts) -> list[Info]:
     query, value, heads, shared = n.shape(0), n.shape(2), n.int_("q_num_heads"), n.int_("kv_num_heads")
     size = floordiv(value[-1], shared)
     state = n.input(3)
-    found = [query[0], shared, floordiv(query[-1], heads), size]
-    return [tensor(n.dtype(0), [*query[:2], size * max(heads, shared)]), tensor(state.dtype or n.dtype(0), found)]
+    memory = [query[0], shared, floordiv(query[-1], heads), size]
+    return [tensor(n.dtype(0), [*query[:2], size * max(heads, shared)]), tensor(state.dtype or n.dtype(0), memory)]
 
 
 def gated_delta_net(n: NodeFacts) -> list[Info]:
@@ -370,15 +370,15 @@ def gated_delta_net(n: NodeFacts) -> list[Info]:
     if n.has(2):
         query, value = n.shape(0), n.shape(2)
         batch = state[0] if state else n.shape(3)[0] - 1 if n.has(3) else value[0]
-        made, found = [*query[:-2], *value[-2:]], [batch, *value[-2:], query[-1]]
+        read, memory = [*query[:-2], *value[-2:]], [batch, *value[-2:], query[-1]]
         keys = query[-1] * query[-2]
     else:
-        found = [*n.shape(6)]
-        made = [*n.shape(0)[:-1], *found[1:3]]
-        keys = floordiv(n.shape(0)[-1] - found[1] * found[2], 2)
-    decays = found[1] * (found[3] if n.has(4) and len(n.shape(4)) == len(made) else 1)
-    taken = [found[0], (decays + keys + found[1] * found[2]) * n.int_("state_update_capacity")]
-    return [tensor(n.dtype(0), made), tensor(FLOAT32, found), tensor(FLOAT32, taken)]
+        memory = [*n.shape(6)]
+        read = [*n.shape(0)[:-1], *memory[1:3]]
+        keys = floordiv(n.shape(0)[-1] - memory[1] * memory[2], 2)
+    decays = memory[1] * (memory[3] if n.has(4) and len(n.shape(4)) == len(read) else 1)
+    taken = [memory[0], (decays + keys + memory[1] * memory[2]) * n.int_("state_update_capacity")]
+    return [tensor(n.dtype(0), read), tensor(FLOAT32, memory), tensor(FLOAT32, taken)]
 
 
 def packed_conv(n: NodeFacts) -> list[Info]:
@@ -391,6 +391,6 @@ def packed_conv(n: NodeFacts) -> list[Info]:
 def mamba(n: NodeFacts) -> list[Info]:
     """Infer Mamba: results, unchanged states, the convolution's result, and the values read from the states."""
     rows, channels, state = n.shape(0)[0], n.shape(1)[1], n.shape(2)
-    made = [rows, state[1] * state[3]]
-    inner = [tensor(n.dtype(0), made), tensor(n.dtype(0), n.shape(1)), tensor(FLOAT32, state)]
-    return [*inner, tensor(n.dtype(0), [rows, channels]), tensor(FLOAT32, made)]
+    hidden = [rows, state[1] * state[3]]
+    inner = [tensor(n.dtype(0), hidden), tensor(n.dtype(0), n.shape(1)), tensor(FLOAT32, state)]
+    return [*inner, tensor(n.dtype(0), [rows, channels]), tensor(FLOAT32, hidden)]

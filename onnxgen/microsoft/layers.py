@@ -101,13 +101,13 @@ def fused_conv(
     """A convolution, then the sum with Z, then an activation. `Nhwc` has channels last in X, Z and the result only."""
     rank = g.rank(X) if g.node.op_type.startswith("Nhwc") else 0
     x, z = (v if v is None or not rank else nchw(g, v, rank) for v in (X, Z))
-    made = g(
+    convolved = g(
         "Conv", x, W, B, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape, pads=pads,
         strides=strides,
     )  # fmt: skip
-    made = made if z is None else g("Add", made, z)
-    made = activated(g, g.like(made, X), activation, *(activation_params or []))
-    return nhwc(g, made, rank) if rank else made
+    convolved = convolved if z is None else g("Add", convolved, z)
+    convolved = activated(g, g.like(convolved, X), activation, *(activation_params or []))
+    return nhwc(g, convolved, rank) if rank else convolved
 
 
 @body("FusedGemm", infer=infer_math.gemm)
@@ -116,10 +116,10 @@ def fused_gemm(
     activation_beta: float | None = None, activation_gamma: float | None = None, alpha: float = 1.0, beta: float = 1.0,
     transA: int = 0, transB: int = 0,
 ) -> Value:  # fmt: skip
-    made = g("Gemm", A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    product = g("Gemm", A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
     second = activation_gamma if activation == "Selu" else activation_beta
-    g.like(made, A)
-    return activated(g, made, activation, activation_alpha, second)
+    g.like(product, A)
+    return activated(g, product, activation, activation_alpha, second)
 
 
 @body("FusedMatMul", "TransposeMatMul", infer=infer.fused_matmul, equal=equal.fused_matmul)
@@ -129,8 +129,8 @@ def fused_matmul(
 ) -> Value:  # fmt: skip
     """`alpha * A' @ B'`. With `transBatch`, the axis before the last comes first: [m, batch..., k]."""
     left, right = _turned(g, A, transA, transBatchA), _turned(g, B, transB, transBatchB)
-    made = g("MatMul", left, right)
-    return made if alpha == 1.0 else g("Mul", made, g.number(alpha, A))
+    product = g("MatMul", left, right)
+    return product if alpha == 1.0 else g("Mul", product, g.number(alpha, A))
 
 
 def _turned(g: Writer, x: Value, last: int, batch: int) -> Value:
@@ -153,11 +153,11 @@ def sparse_to_dense_matmul(
     left, right = (g("Transpose", x, perm=[1, 0]) if turned else x for x, turned in ((A, transA), (B, transB)))
     if any(info(x).rank not in (None, 2) for x in (A, B)):
         raise Refused("both operands must be matrices (rank 2)", WRITER)
-    made = g("MatMul", left, right)
+    product = g("MatMul", left, right)
     dtype = info(B).dtype
     if alpha == 1.0 or dtype is not None and not dtype.is_floating_point():
-        return made
-    return g("Mul", made, g.number(alpha, B))
+        return product
+    return g("Mul", product, g.number(alpha, B))
 
 
 @body("FusedMatMulActivation", infer=infer.fused_matmul)
@@ -166,14 +166,14 @@ def fused_matmul_activation(
     activation_beta: float | None = None, activation_gamma: float | None = None, activation_axis: int | None = None,
     alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0, transBatchB: int = 0,
 ) -> Value:  # fmt: skip
-    made = fused_matmul(
+    product = fused_matmul(
         g, A, B, alpha=alpha, transA=transA, transB=transB, transBatchA=transBatchA, transBatchB=transBatchB
     )
     if activation in ("Softmax", "LogSoftmax"):
-        return g(activation, made, axis=activation_axis)
+        return g(activation, product, axis=activation_axis)
     second = activation_gamma if activation == "Selu" else activation_beta
-    g.like(made, A)
-    return activated(g, made, activation, activation_alpha, second)
+    g.like(product, A)
+    return activated(g, product, activation, activation_alpha, second)
 
 
 @body("ConvTransposeWithDynamicPads", axes="b c y x; c o j k; q; o")
@@ -185,17 +185,17 @@ def conv_transpose_with_dynamic_pads(
     """ConvTranspose without pads. Then `Pads` elements are cut off at each side."""
     if auto_pad != "NOTSET" and Pads is not None:
         raise Refused("Pads and auto_pad are both given", "remove auto_pad")
-    made = g(
+    convolved = g(
         "ConvTranspose", X, W, B, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
         output_padding=output_padding, strides=strides,
     )  # fmt: skip
     if Pads is None:
-        return made
+        return convolved
     n = g.rank(X) - 2
     before = g("Slice", Pads, g.ints(0), g.ints(n))
     after = g("Slice", Pads, g.ints(n), g.ints(2 * n))
-    ends = g("Sub", g("Shape", made, start=2), after)
-    return g("Slice", made, before, ends, g.ints(*range(2, n + 2)))
+    ends = g("Sub", g("Shape", convolved, start=2), after)
+    return g("Slice", convolved, before, ends, g.ints(*range(2, n + 2)))
 
 
 @body("GemmFloat8", flat={"scaleY": REFUSED})
@@ -214,9 +214,9 @@ def gemm_float8(
         wide = widened(g, x)
         operands.append(wide if scale is None else g("Mul", wide, scale))
     added = None if C is None or beta == 0.0 else widened(g, C)
-    made = g("Gemm", *operands, added, alpha=alpha, beta=beta or 1.0, transA=transA, transB=transB)
-    made = g(kind, made) if kind else made
-    return made if dtype == ir.DataType.FLOAT else g("Cast", made, to=dtype)
+    product = g("Gemm", *operands, added, alpha=alpha, beta=beta or 1.0, transA=transA, transB=transB)
+    product = g(kind, product) if kind else product
+    return product if dtype == ir.DataType.FLOAT else g("Cast", product, to=dtype)
 
 
 @body("CausalConvWithState", infer=infer.causal_conv)

@@ -66,19 +66,19 @@ def gated_delta_net(
     if rate is not None and beta_activation == "sigmoid":
         learned = b.let(b("torch.sigmoid(x)", x=as_float32(b, rate)), "beta")
     q, k, v = _operands(b, query, key, value, initial_state)
-    given = {"state": unless(initial_state, None), "starts": unless(cu_seqlens, None), "decay": unless(faded, None)}
-    given["beta"] = unless(learned, None)
+    options = {"state": unless(initial_state, None), "starts": unless(cu_seqlens, None), "decay": unless(faded, None)}
+    options["beta"] = unless(learned, None)
     epsilon = (1e-6 if gate_activation in BOUNDED else 1e-12) if qk_l2_norm else OMIT
-    made = b.call("packed_delta_rule", q, k, v, **given, scale=shortest(scale) or OMIT, epsilon=epsilon)
+    attended = b.call("packed_delta_rule", q, k, v, **options, scale=shortest(scale) or OMIT, epsilon=epsilon)
     if not b.wants(2) or capture_count is None:
-        return b.unpack(made, 2)
+        return b.unpack(attended, 2)
     counts: Any = capture_count
     if state_update_active is not None:
         counts = b("n * (a != 0)", n=capture_count, a=state_update_active)
-    both = b.let(made, "read")
+    both = b.let(attended, "read")
     return [
         *(b("y[i]", y=both, i=i) for i in (0, 1)),
-        b.call("state_updates", k, v, counts, state_update_capacity, **given, epsilon=epsilon),
+        b.call("state_updates", k, v, counts, state_update_capacity, **options, epsilon=epsilon),
     ]
 
 
@@ -101,14 +101,14 @@ def _activated(
     b: Builder, decay: Arg, activation: str, terms_of_heads: tuple[ast.expr, ast.expr], low: float
 ) -> ast.expr:
     """Return the logarithm of the share of the state that is kept; with a lower bound as in Kimi Delta Attention."""
-    given = {"x": as_float32(b, decay), "a": terms_of_heads[0], "c": terms_of_heads[1]}
+    operands = {"x": as_float32(b, decay), "a": terms_of_heads[0], "c": terms_of_heads[1]}
     if activation in ("softplus", "qwen"):
-        return b("-a.exp() * F.softplus(x + c)", **given)
+        return b("-a.exp() * F.softplus(x + c)", **operands)
     if activation not in BOUNDED or not low < 0:
         raise b.error(
             f"attribute 'gate_activation' {activation!r} is unknown, or gate_lower_bound {low} is not negative", WRITER
         )
-    return b("n * torch.sigmoid(a.exp() * (x + c))", n=low, **given)
+    return b("n * torch.sigmoid(a.exp() * (x + c))", n=low, **operands)
 
 
 def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state: Arg | None) -> list[Any]:
@@ -117,9 +117,9 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
         return [query, key, value]
     if key is not None or value is not None or state is None:
         raise b.error("the input key, value or initial_state is missing", WRITER)
-    found = [*(query.shape or (None,))[-1:], *(state.shape or (None,))[1:]]
-    sizes = [n for n in found if isinstance(n, int)]
-    if len(sizes) != len(found) or len(sizes) != 4:
+    dims = [*(query.shape or (None,))[-1:], *(state.shape or (None,))[1:]]
+    sizes = [n for n in dims if isinstance(n, int)]
+    if len(sizes) != len(dims) or len(sizes) != 4:
         raise b.error("the sizes of query and initial_state are unknown", FIX_SHAPE)
     total, heads, values, keys = sizes
     end = (total - heads * values) // 2
@@ -146,12 +146,12 @@ def mamba2_verify(
         raise b.error(
             f"heads {heads}, n_groups {n_groups}, d_state {d_state} or head_dim {head_dim} do not fit ssm_state", WRITER
         )
-    made = b.call(
+    block = b.call(
         "mamba2_block", projection, conv_state, ssm_state, state_row, b("(w, c)", w=conv_weight, c=conv_bias),
         b("(t, a, d)", t=dt_bias, a=A_negative, d=D), norm_weight, groups=n_groups, epsilon=shortest(epsilon),
         least=shortest(time_step_min),
     )  # fmt: skip
-    return b.unpack(made, 5)
+    return b.unpack(block, 5)
 
 
 @op(
@@ -177,13 +177,15 @@ def varlen_causal_conv_with_state(
         raise b.error("capture_count must be given exactly if state_update_capacity is positive", WRITER)
     x, w, past = (as_float32(b, v) for v in (input, weight, initial_state))
     offset = OMIT if bias is None else as_float32(b, bias)
-    made = b.call("packed_causal_conv", x, w, cumulative_sequence_length, past, offset, dilation=unless(dilation, 1))
+    convolved = b.call(
+        "packed_causal_conv", x, w, cumulative_sequence_length, past, offset, dilation=unless(dilation, 1)
+    )
     if activation != "none":
-        made = b("F.silu(y)", y=made)
+        convolved = b("F.silu(y)", y=convolved)
     if input.dtype != ir.DataType.FLOAT:
-        made = b("y.to(x.dtype)", y=made, x=input)
+        convolved = b("y.to(x.dtype)", y=convolved, x=input)
     state = b.call("packed_conv_state", input, cumulative_sequence_length, initial_state)
     if not b.wants(2) or capture_count is None:
-        return [made, state]
+        return [convolved, state]
     first = b.call("leading_inputs", input, cumulative_sequence_length, capture_count, state_update_capacity)
-    return [made, state, first]
+    return [convolved, state, first]

@@ -85,12 +85,12 @@ class Gate:
         self.alpha, self.beta, self.limit = shortest(alpha), shortest(beta), shortest(limit)
 
     def __call__(self, x: ast.expr, i: Ref) -> ast.expr:
-        made = self.inner(x, i)
+        hidden = self.inner(x, i)
         if self.kind != "swiglu":
-            return self.b(ACTIVATIONS[self.kind], x=made)
+            return self.b(ACTIVATIONS[self.kind], x=hidden)
         if self.other is not None:
-            return self._gated(made, self.other(x, i))
-        both = self.b.let(made, "h")
+            return self._gated(hidden, self.other(x, i))
+        both = self.b.let(hidden, "h")
         if self.fusion == 1:
             return self._gated(self.b("h[:, ::2]", h=both), self.b("h[:, 1::2]", h=both))
         return self._gated(*pair(self.b, self.b("h.chunk(2, dim=-1)", h=both), "gate", "up"))
@@ -148,16 +148,16 @@ def mixture(
     x: ast.expr = input.expr
     if input.known_rank != 2:
         x = b.let(b("x.flatten(0, -2)", x=x), "tokens")
-    made = b.let(b("torch.zeros_like(x, dtype=torch.float32)" if wide else "torch.zeros_like(x)", x=x), "total")
+    sums = b.let(b("torch.zeros_like(x, dtype=torch.float32)" if wide else "torch.zeros_like(x)", x=x), "total")
     turn = b.local("expert", Info(kind="int"))
     inner: list[Statement] = []
     with b.writing(inner):
         rows, ranks = pair(b, b("torch.where(c == i)", c=chosen, i=Ref(turn)), "rows", "ranks")
         hidden = b.let(gate(b("x[r]", x=x, r=rows), Ref(turn)), "h")
         part = b("h * w[r, n, None]", h=outer(hidden, Ref(turn)), w=share, r=rows, n=ranks)
-        b.emit(Assign((made.value,), b("y.index_add(0, r, p)", y=made, r=rows, p=part), b.scope, b.nodes))
-    b.emit(Loop((turn,), b("range(n)", n=count), None, inner, (made.value,), b.scope, b.nodes))
-    total = b("y.to(x.dtype)", y=made, x=input) if wide else made
+        b.emit(Assign((sums.value,), b("y.index_add(0, r, p)", y=sums, r=rows, p=part), b.scope, b.nodes))
+    b.emit(Loop((turn,), b("range(n)", n=count), None, inner, (sums.value,), b.scope, b.nodes))
+    total = b("y.to(x.dtype)", y=sums, x=input) if wide else sums
     return total if input.known_rank == 2 else b("y.view_as(x)", y=total, x=input)
 
 
@@ -177,11 +177,11 @@ def moe_group_router(
     if b.wants(0):
         if projection_weight is not None:
             raise b.error("projection_weight is given, but output 0 (the chosen experts) takes none", WRITER)
-        made = b.call(
+        routes = b.call(
             "route_by_groups", logits, expert_bias, top_k, groups=unless(n_group, 1), kept=unless(topk_group, 1),
             best=unless(group_topk, 2), sentinel=unless(shortest(router_sentinel), -10000.0),
         )  # fmt: skip
-        return [made, None, None]
+        return [routes, None, None]
     x = as_float32(b, logits)
     if projection_weight is not None:
         w = projection_weight if logits.dtype == ir.DataType.FLOAT else b("w.float()", w=projection_weight)
@@ -295,9 +295,9 @@ def gather_packed(
     """Rows of `K` numbers of a packed table, unpacked in float32. An index out of range gives the first row."""
     if output_dtype not in FLOATS:
         raise b.error(f"output_dtype must be float, float16 or bfloat16, not {output_dtype}", WRITER)
-    made = unpacked(b, b.call("packed_rows", data, indices), packed_type, data, K)
+    table = unpacked(b, b.call("packed_rows", data, indices), packed_type, data, K)
     dtype = ir.DataType(output_dtype)
-    return made if dtype == ir.DataType.FLOAT else b("y.to(t)", y=made, t=dtype)
+    return table if dtype == ir.DataType.FLOAT else b("y.to(t)", y=table, t=dtype)
 
 
 def unpacked(b: Builder, rows: Any, packed_type: int, data: Arg, size: int | None = None) -> ast.expr:
@@ -335,8 +335,8 @@ def matmul_packed(
 
 
 def _weight(b: Builder, rows: Any, like: Arg, packed_type: int, data: Arg, size: int | None = None) -> ast.expr:
-    made = unpacked(b, rows, packed_type, data, size)
-    return made if like.dtype == ir.DataType.FLOAT else b("w.to(x.dtype)", w=made, x=like)
+    weight = unpacked(b, rows, packed_type, data, size)
+    return weight if like.dtype == ir.DataType.FLOAT else b("w.to(x.dtype)", w=weight, x=like)
 
 
 @op("MoEPacked", domain=MICROSOFT, infer=same)

@@ -32,10 +32,10 @@ UNKNOWN = (
 )
 
 
-def _set_block(model: ir.Model, given: int | None) -> None:
-    """Record the channels of a block at each node, if they are `given` or only one size fits."""
+def _set_block(model: ir.Model, asked: int | None) -> None:
+    """Record the channels of a block at each node, if they are `asked` or only one size fits."""
     nodes = [node for node in all_nodes(model.graph) if node.domain == NCHWC]
-    fitting = [block for block in BLOCKS if given in (None, block) and all(_fits(node, block) for node in nodes)]
+    fitting = [block for block in BLOCKS if asked in (None, block) and all(_fits(node, block) for node in nodes)]
     if len(fitting) == 1:
         for node in nodes:
             NCHWC_BLOCK.set(node, fitting[0])
@@ -61,8 +61,8 @@ def _fits(node: ir.Node, block: int) -> bool:
 def sizes(weight: Maybe) -> list[int]:
     """Return the shape of weights of four axes, or [] if it is unknown."""
     shape = info(weight).shape or ()
-    found = [d for d in shape if isinstance(d, int)]
-    return found if len(shape) == len(found) == 4 else []
+    known = [d for d in shape if isinstance(d, int)]
+    return known if len(shape) == len(known) == 4 else []
 
 
 def aligned(channels: int, block: int) -> int:
@@ -106,13 +106,13 @@ def conv(
 @body("ReorderInput", domain=NCHWC, infer=infer.reorder_input)
 def reorder_input(g: Writer, X: Value, *, channels_last: int = 0) -> Value:
     """Pad the channels to whole blocks. With `channels_last`, move them to axis 1."""
-    made = g("Transpose", X, perm=[0, 3, 1, 2]) if channels_last else X
+    plain = g("Transpose", X, perm=[0, 3, 1, 2]) if channels_last else X
     shape = info(X).shape
     channels = None if shape is None else shape[3 if channels_last else 1]
     if not isinstance(channels, int):
         raise Refused("the number of channels is unknown", "optimise the model with ORT_ENABLE_EXTENDED")
     extra = aligned(channels, _block(g)) - channels
-    return g("Pad", made, g.ints(0, 0, 0, 0, 0, extra, 0, 0)) if extra else made
+    return g("Pad", plain, g.ints(0, 0, 0, 0, 0, extra, 0, 0)) if extra else plain
 
 
 @body("ReorderOutput", domain=NCHWC, infer=infer.reorder_output)
@@ -120,8 +120,8 @@ def reorder_output(g: Writer, X: Value, *, channels: int, channels_last: int = 0
     _block(g)
     shape = info(X).shape
     padded = shape is None or shape[1] != channels
-    made = g("Slice", X, g.ints(0), g.ints(channels), g.ints(1)) if padded else X
-    return g("Transpose", made, perm=[0, 2, 3, 1]) if channels_last else made
+    kept = g("Slice", X, g.ints(0), g.ints(channels), g.ints(1)) if padded else X
+    return g("Transpose", kept, perm=[0, 2, 3, 1]) if channels_last else kept
 
 
 @body("MaxPool", "AveragePool", domain=NCHWC, infer=infer_math.pool)

@@ -49,8 +49,8 @@ def skip_layer_normalization(
     """LayerNormalization of `input + skip + bias`, with its mean and inverse deviation. The sum is an output too."""
     total = _total(g, input, skip, bias)
     count = 3 if g.wants(1) or g.wants(2) else 1
-    made = g.several(count, "LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon)
-    return [*made, *[None] * (3 - count), total]
+    outputs = g.several(count, "LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon)
+    return [*outputs, *[None] * (3 - count), total]
 
 
 @body("SkipSimplifiedLayerNormalization", infer=infer.skip_norm, axes="b l h; b l h; h; h")
@@ -61,8 +61,8 @@ def skip_simplified_layer_normalization(
         raise Refused(*STATISTICS)  # onnxruntime computes none
     total = _total(g, input, skip, bias)
     normal = g.like(total, input) if g.wants(2) else total
-    made, *deviation = _rms(g, normal, gamma, g.wants(2), -1, epsilon, 1)
-    return [made, None, *(deviation or [None]), total]
+    normed, *deviation = _rms(g, normal, gamma, g.wants(2), -1, epsilon, 1)
+    return [normed, None, *(deviation or [None]), total]
 
 
 def _total(g: Writer, input: Value, skip: Value, bias: Maybe) -> Value:
@@ -89,14 +89,14 @@ def simplified_layer_normalization(
 def _rms(
     g: Writer, X: Value, scale: Value, with_deviation: bool, axis: int, epsilon: float, stash_type: int
 ) -> Results:
-    made = g("RMSNormalization", X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+    normed = g("RMSNormalization", X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
     if not with_deviation:
-        return [made]
+        return [normed]
     rank = g.rank(X)
     wide = g("Cast", X, to=stash_type)
     square = g("ReduceMean", g("Mul", wide, wide), g.ints(*range(axis % rank, rank)))
     stash = g("Cast", g.constant(ir.tensor([epsilon], FLOAT).numpy()), to=stash_type)
-    return [made, g("Reciprocal", g("Sqrt", g("Add", square, stash)))]
+    return [normed, g("Reciprocal", g("Sqrt", g("Add", square, stash)))]
 
 
 @body("GroupNorm", infer=same)
@@ -107,9 +107,9 @@ def group_norm(
     """GroupNormalization of NHWC (or NCHW), optionally followed by SiLU."""
     inner = nchw(g, X, g.rank(X)) if channels_last else X
     weights = [w if info(w).dtype == info(X).dtype else g("CastLike", w, X) for w in (gamma, beta)]
-    made = g("GroupNormalization", inner, *weights, num_groups=groups, epsilon=epsilon)
-    made = nhwc(g, made, g.rank(X)) if channels_last else made
-    return g("Mul", made, g("Sigmoid", made)) if activation else made
+    normed = g("GroupNormalization", inner, *weights, num_groups=groups, epsilon=epsilon)
+    normed = nhwc(g, normed, g.rank(X)) if channels_last else normed
+    return g("Mul", normed, g("Sigmoid", normed)) if activation else normed
 
 
 @body("SkipGroupNorm", infer=infer.pairs)
@@ -126,11 +126,11 @@ def skip_group_norm(
         bias = g("Unsqueeze", bias, g.ints(*range(1, rank - 1)))
     total = g("Add", X, skip)
     total = total if bias is None else g("Add", total, bias)
-    made = group_norm(
+    normed = group_norm(
         g, g.like(total, X), gamma, beta, activation=activation, groups=groups, channels_last=channels_last,
         epsilon=epsilon,
     )  # fmt: skip
-    return [made, total]
+    return [normed, total]
 
 
 @body(
@@ -152,8 +152,8 @@ def embed_layer_normalization(
     total = g("Add", g("Gather", word_embedding, input_ids), positions)
     if segment_embedding is not None and segment_ids is not None:
         total = g("Add", total, g("Gather", segment_embedding, segment_ids))
-    made = g("LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon)
-    return [made, _kept(g, input_ids, mask), total]
+    normed = g("LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon)
+    return [normed, _kept(g, input_ids, mask), total]
 
 
 def _kept(g: Writer, input_ids: Value, mask: Maybe) -> Maybe:
@@ -186,11 +186,11 @@ def gated_rms_norm(
     if last != size:
         groups = last // size if isinstance(last, int) else -1
         x = g("Reshape", x, g.ints(*[0] * (rank - 1), groups, size))
-    made = g("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
+    normed = g("RMSNormalization", x, weight, axis=-1, epsilon=epsilon)
     if last != size:
-        made = g("Reshape", made, g.ints(*[0] * (rank - 1), last if isinstance(last, int) else -1))
+        normed = g("Reshape", normed, g.ints(*[0] * (rank - 1), last if isinstance(last, int) else -1))
     gated = g("Sigmoid", wide)
-    return rounded(g, g("Mul", made, gated if activation == "sigmoid" else g("Mul", wide, gated)), X)
+    return rounded(g, g("Mul", normed, gated if activation == "sigmoid" else g("Mul", wide, gated)), X)
 
 
 @body("GatedAdd", infer=same, flat={"gate_weight": REFUSED})
@@ -227,12 +227,12 @@ def swiglu(
         x = g("Min", x, bound)
         factor = g("Clip", factor, g.float32(-limit), bound)
     inside = x if activation_alpha == 1.0 else g("Mul", x, g.float32(activation_alpha))
-    made = g("Mul", x, g("Sigmoid", inside))
+    activated = g("Mul", x, g("Sigmoid", inside))
     if round_activation:
-        made = widened(g, g.like(rounded(g, made, gate), gate))
+        activated = widened(g, g.like(rounded(g, activated, gate), gate))
     if activation_beta:
         factor = g("Add", factor, g.float32(activation_beta))
-    return rounded(g, g("Mul", made, factor), gate)
+    return rounded(g, g("Mul", activated, factor), gate)
 
 
 @body("RouterGateUpProj", infer=infer.router)
@@ -279,10 +279,10 @@ def engram_gate(
     fit = g("Div", g("ReduceSum", product, g.ints(-1), keepdims=1), g.float32(math.sqrt(size)))
     strength = g("Mul", g("Sign", fit), g("Sqrt", g("Max", g("Abs", fit), g.float32(MIN_FIT))))
     gated = g("Mul", g("Sigmoid", strength), g("Unsqueeze", widened(g, value), g.ints(2)))
-    made = rounded(g, gated, value)
+    result = rounded(g, gated, value)
     if not g.wants(1) or conv_norm_scale is None:
-        return [made]
-    return [made, rounded(g, normed(g.like(made, key), conv_norm_scale), key)]
+        return [result]
+    return [result, rounded(g, normed(g.like(result, key), conv_norm_scale), key)]
 
 
 def _split(g: Writer, x: Value, branches: int) -> tuple[Value, int]:
@@ -300,23 +300,23 @@ def _split(g: Writer, x: Value, branches: int) -> tuple[Value, int]:
     return g("Reshape", wide, g.ints(*[0] * (rank - 1), branches, size // branches)), rank + 1
 
 
-def _joined(g: Writer, made: Value, x: Value, branches: int) -> Value:
+def _joined(g: Writer, features: Value, x: Value, branches: int) -> Value:
     """Reshape and round branches to the form of the input `x`."""
     if branches:
-        made = g("Reshape", made, g.ints(*[0] * (g.rank(x) - 1), size_of(x, -1)))
-    return rounded(g, made, x)
+        features = g("Reshape", features, g.ints(*[0] * (g.rank(x) - 1), size_of(x, -1)))
+    return rounded(g, features, x)
 
 
 def _gate(g: Writer, gate: Value, rank: int, branches: int, size: int, is_flat: bool) -> Value:
     """Return a gate in float32 that broadcasts over the branches: one number for a branch, or for an element."""
-    given, wide = g.rank(gate), widened(g, gate)
-    if given == rank:
+    gate_rank, wide = g.rank(gate), widened(g, gate)
+    if gate_rank == rank:
         return wide
     last = size_of(gate, -1)
-    if given == rank - 1 and last == branches:
+    if gate_rank == rank - 1 and last == branches:
         return g("Unsqueeze", wide, g.ints(-1))
-    if given == rank - 1 and is_flat and last == branches * size:
-        return g("Reshape", wide, g.ints(*[0] * (given - 1), branches, size))
+    if gate_rank == rank - 1 and is_flat and last == branches * size:
+        return g("Reshape", wide, g.ints(*[0] * (gate_rank - 1), branches, size))
     raise Refused("the gate fits neither the branches nor their elements", WRITER)
 
 
@@ -333,19 +333,19 @@ def branchwise_rms_norm(
     """RMSNormalization of each branch. The branches share a scale, or each has its own."""
     x, _ = _split(g, X, num_branches)
     branches, size = _sizes(X, num_branches)
-    given = None if scale is None else info(scale).shape
-    if scale is not None and given == (size,):
-        made = g("RMSNormalization", x, widened(g, scale), axis=-1, epsilon=epsilon)
-        return _joined(g, made, X, num_branches)
-    made = plain_rms_norm(g, x, size, epsilon)
+    shape = None if scale is None else info(scale).shape
+    if scale is not None and shape == (size,):
+        normed = g("RMSNormalization", x, widened(g, scale), axis=-1, epsilon=epsilon)
+        return _joined(g, normed, X, num_branches)
+    normed = plain_rms_norm(g, x, size, epsilon)
     if scale is not None:
         wide = widened(g, scale)
-        if given == (branches * size,):
+        if shape == (branches * size,):
             wide = g("Reshape", wide, g.ints(branches, size))
-        elif given != (branches, size):
+        elif shape != (branches, size):
             raise Refused("the scale fits neither one branch nor all of them", FIX_SHAPE)
-        made = g("Mul", made, wide)
-    return _joined(g, made, X, num_branches)
+        normed = g("Mul", normed, wide)
+    return _joined(g, normed, X, num_branches)
 
 
 @body("HyperConnectionPreMix", infer=infer.pre_mix)
@@ -356,10 +356,10 @@ def hyper_connection_pre_mix(
     x, rank = _split(g, streams, num_branches)
     branches, size = _sizes(streams, num_branches)
     gate = _gate(g, pre_mix, rank, branches, size, bool(num_branches))
-    made = g("ReduceSum", g("Mul", x, gate), g.ints(-2), keepdims=0)
+    mixed = g("ReduceSum", g("Mul", x, gate), g.ints(-2), keepdims=0)
     if reduction_scale != 1.0:
-        made = g("Mul", made, g.float32(reduction_scale))
-    return rounded(g, made, streams)
+        mixed = g("Mul", mixed, g.float32(reduction_scale))
+    return rounded(g, mixed, streams)
 
 
 @body("HyperConnectionPostMix", infer=same)
@@ -390,8 +390,8 @@ def hyper_connection_low_rank_mix(
     """
 
     def step(op: str, *inputs: Value) -> Value:
-        made = rounded(g, g(op, *(widened(g, x) for x in inputs)), streams)
-        return g.like(made, streams)
+        result = rounded(g, g(op, *(widened(g, x) for x in inputs)), streams)
+        return g.like(result, streams)
 
     def scaled(x: Value, factor: float) -> Value:
         return x if factor == 1.0 else step("Mul", x, g.float32(factor))
@@ -405,8 +405,8 @@ def hyper_connection_low_rank_mix(
     inner = scaled(step("MatMul", normed, down_weight), silu_alpha)
     hidden = step("Mul", inner, step("Sigmoid", inner))
     gates = step("Sigmoid", step("MatMul", hidden, up_weight))
-    given = hyper_connection_pre_mix(g, normed, gates, num_branches=num_branches, reduction_scale=reduction_scale)
+    mixed = hyper_connection_pre_mix(g, normed, gates, num_branches=num_branches, reduction_scale=reduction_scale)
     inject = step("MatMul", normed, inject_weight)
     if gate_div != 1.0:
         inject = step("Div", inject, g.float32(gate_div))
-    return [given, scaled(step("Sigmoid", inject), gate_mul), total]
+    return [mixed, scaled(step("Sigmoid", inject), gate_mul), total]

@@ -55,8 +55,8 @@ def laid_out(g: Writer, x: Value, order: int, back: bool = False) -> Value:
     if back:
         split = [split[i] for i in places]
         places = tuple(places.index(i) for i in range(len(places)))
-    made = g("Reshape", x, g("Concat", g.ints(-1), *split, axis=0))
-    return g("Reshape", g("Transpose", made, perm=[0, *(1 + i for i in places)]), g("Shape", x))
+    tiles = g("Reshape", x, g("Concat", g.ints(-1), *split, axis=0))
+    return g("Reshape", g("Transpose", tiles, perm=[0, *(1 + i for i in places)]), g("Shape", x))
 
 
 def bytes_of(g: Writer, x: Value) -> Value:
@@ -75,8 +75,8 @@ def _floats(g: Writer, x: Value, scale: Value) -> Value:
 
 def _require(orders: Iterable[int | None], *taken: tuple[int, ...]) -> None:
     """Raise `Refused` unless a kernel takes the data orders."""
-    if (given := tuple(ROW if o is None else o for o in orders)) not in taken:
-        raise Refused(f"no kernel takes the data orders {', '.join(map(str, given))}", KERNELS)
+    if (used := tuple(ROW if o is None else o for o in orders)) not in taken:
+        raise Refused(f"no kernel takes the data orders {', '.join(map(str, used))}", KERNELS)
 
 
 @body("QuantizeWithOrder", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
@@ -99,8 +99,8 @@ def dequantize_with_order(
     rows = laid_out(g, input, order_input, back=True)
     if to == HALF and order_input == COL32:
         return g("Mul", g("Cast", rows, to=to), g("Cast", scale_input, to=to))
-    made = _floats(g, rows, scale_input)
-    return made if to == FLOAT else g("Cast", made, to=to)
+    floats = _floats(g, rows, scale_input)
+    return floats if to == FLOAT else g("Cast", floats, to=to)
 
 
 @body("QOrderedGelu", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
@@ -160,14 +160,14 @@ def qordered_matmul(
     else:
         factor = g("Div", g("Mul", scale_A, scale_B), scale_Y)
     b = g("Squeeze", b, g.ints(0)) if g.rank(B) > rank else b
-    made = _product(g, laid_out(g, A, order_A, back=True), b, factor)
+    product = _product(g, laid_out(g, A, order_A, back=True), b, factor)
     if bias is not None:
-        made = g("Add", made, g("Mul", bias, g("Reciprocal", scale_Y)))
+        product = g("Add", product, g("Mul", bias, g("Reciprocal", scale_Y)))
     if C is not None:
         c = g("Cast", laid_out(g, C, order_Y, back=True), to=FLOAT)
         c = g("Squeeze", c, g.ints(0)) if g.rank(C) > rank else c
-        made = g("Add", made, g("Mul", c, g("Div", scale_C, scale_Y)))
-    return laid_out(g, g.like(bytes_of(g, made), g.node.outputs[0]), order_Y)
+        product = g("Add", product, g("Mul", c, g("Div", scale_C, scale_Y)))
+    return laid_out(g, g.like(bytes_of(g, product), g.node.outputs[0]), order_Y)
 
 
 @body("QOrderedAttention", infer=infer.ordered_product, flat=PIECEWISE_CONSTANT)
@@ -188,8 +188,8 @@ def qordered_attention(
     if mask_index is not None and g.rank(mask_index) != 2:
         raise Refused("the kernel takes only masks of shape [batch, sequence]", UNQUANTISED)
     q, k, v = (
-        _projected(g, input, scale_input, num_heads, *given)
-        for given in (
+        _projected(g, input, scale_input, num_heads, *projection)
+        for projection in (
             (Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
             (K_weight, scale_K_weight, K_bias, scale_K_gemm),
             (V_weight, scale_V_weight, V_bias, scale_V_gemm),
@@ -208,9 +208,9 @@ def _projected(
     g: Writer, x: Value, x_scale: Value, heads: int, weight: Value, scale: Value, bias: Value, to: Value
 ) -> Value:
     """Project to int8 with the scale `to`, as [batch, heads, length, size]."""
-    made = _product(g, x, _transposed(g, weight, COL), g("Mul", scale, g("Div", x_scale, to)))
-    made = bytes_of(g, g("Add", made, g("Mul", bias, g("Reciprocal", to))))
-    return heads_of(g, made, heads)
+    product = _product(g, x, _transposed(g, weight, COL), g("Mul", scale, g("Div", x_scale, to)))
+    product = bytes_of(g, g("Add", product, g("Mul", bias, g("Reciprocal", to))))
+    return heads_of(g, product, heads)
 
 
 def _in_double(g: Writer, first: Value, second: Value, over: Value) -> Value:
@@ -229,10 +229,10 @@ def _softmax(g: Writer, scores: Value, spread: Value, scale: Value, mask: Maybe)
         powers = g("Mul", powers, g("Unsqueeze", kept, g.ints(1, 2)))
     total = g("Cast", g("ReduceSum", powers, g.ints(-1)), to=DOUBLE)
     inverse = g("Cast", g("Reciprocal", g("Mul", total, g("Cast", scale, to=DOUBLE))), to=FLOAT)
-    made = g("Mul", powers, inverse)
+    softmax = g("Mul", powers, inverse)
     if mask is not None:  # 0 * inf is NaN, of which CUDA's fminf makes 127
-        made = g("Where", g("IsNaN", made), g.float32(127), made)
-    return bytes_of(g, made)
+        softmax = g("Where", g("IsNaN", softmax), g.float32(127), softmax)
+    return bytes_of(g, softmax)
 
 
 @body("QOrderedLongformerAttention", infer=infer.ordered, flat=PIECEWISE_CONSTANT)
@@ -253,7 +253,7 @@ def qordered_longformer_attention(
         (global_weight, scale_global_weight, global_bias, scale_global_gemm),
     ):
         factor = g("Div", g("Mul", scale_input, scale), to)
-        made = bytes_of(g, g("Add", _product(g, input, _transposed(g, w, COL), factor), b))
-        operands.append(g("Cast", _floats(g, made, to), to=HALF))
-    made = windowed(g, (operands[0], operands[1]), mask, global_, num_heads, window)
-    return _scaled(g, g("Cast", made, to=FLOAT), scale_output)
+        product = bytes_of(g, g("Add", _product(g, input, _transposed(g, w, COL), factor), b))
+        operands.append(g("Cast", _floats(g, product, to), to=HALF))
+    context = windowed(g, (operands[0], operands[1]), mask, global_, num_heads, window)
+    return _scaled(g, g("Cast", context, to=FLOAT), scale_output)

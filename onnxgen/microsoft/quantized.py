@@ -68,8 +68,8 @@ def dequantize_linear(g: Writer, x: Value, x_scale: Value, x_zero_point: Maybe =
 def qlinear_sigmoid(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None
 ) -> Value:
-    made = g("Sigmoid", g("DequantizeLinear", X, X_scale, X_zero_point))
-    return quantized_to(g, made, Y_scale, Y_zero_point, X)
+    activated = g("Sigmoid", g("DequantizeLinear", X, X_scale, X_zero_point))
+    return quantized_to(g, activated, Y_scale, Y_zero_point, X)
 
 
 @in_floats("QLinearLeakyRelu")
@@ -78,8 +78,8 @@ def qlinear_leaky_relu(
     g: Writer, X: Value, X_scale: Value, X_zero_point: Maybe, Y_scale: Value, Y_zero_point: Maybe = None, *,
     alpha: float = 0.01,
 ) -> Value:  # fmt: skip
-    made = g("LeakyRelu", g("DequantizeLinear", X, X_scale, X_zero_point), alpha=alpha)
-    return quantized_to(g, made, Y_scale, Y_zero_point, X)
+    activated = g("LeakyRelu", g("DequantizeLinear", X, X_scale, X_zero_point), alpha=alpha)
+    return quantized_to(g, activated, Y_scale, Y_zero_point, X)
 
 
 @in_floats("QLinearWhere")
@@ -113,13 +113,13 @@ def qlinear_average_pool(
     n = g.rank(X)
     x = g("DequantizeLinear", X, x_scale, x_zero_point)
     x = nchw(g, x, n) if channels_last else x
-    (made,) = g.several(
+    (pooled,) = g.several(
         1, "SummedPool", x, domain=DOMAIN, auto_pad=auto_pad, ceil_mode=ceil_mode,
         count_include_pad=count_include_pad, kernel_shape=kernel_shape,
         pads=pads, strides=strides,
     )  # fmt: skip
-    made = nhwc(g, made, n) if channels_last else made
-    return _rounded(g, g("Div", made, y_scale), y_zero_point, X)
+    pooled = nhwc(g, pooled, n) if channels_last else pooled
+    return _rounded(g, g("Div", pooled, y_scale), y_zero_point, X)
 
 
 @body("QLinearGlobalAveragePool", infer=infer.nhwc(infer_math.global_pool), flat=PIECEWISE_CONSTANT)
@@ -170,12 +170,12 @@ def qlinear_conv(
     """QLinearConv, optionally with channels last. The weights are [out, in / group, *kernel] either way."""
     n = g.rank(x)
     inner = nchw(g, x, n) if channels_last else x
-    made = g(
+    convolved = g(
         "QLinearConv", inner, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B,
         auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
         pads=pads, strides=strides,
     )  # fmt: skip
-    return nhwc(g, made, n) if channels_last else made
+    return nhwc(g, convolved, n) if channels_last else convolved
 
 
 # ---- products of integers --------------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ def matmul_integer_to_float(
 ) -> Value:  # fmt: skip
     """MatMulInteger, times both scales (that of B may be by column), plus a bias."""
     total = g("Cast", g("MatMulInteger", A, B, a_zero_point, b_zero_point), to=(info(a_scale).dtype or FLOAT))
-    made = g("Mul", total, g("Mul", a_scale, b_scale))
-    return made if bias is None else g("Add", made, bias)
+    product = g("Mul", total, g("Mul", a_scale, b_scale))
+    return product if bias is None else g("Add", product, bias)
 
 
 @body("DynamicQuantizeMatMul", traits=[PRODUCT], infer=infer.float_product)
@@ -230,9 +230,9 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
     ) -> Results:  # fmt: skip
         if do_rotary or past_present_share_buffer:
             raise Refused("rotary attention with a shared cache runs on GPUs only", FOR_CPU)
-        made = product(g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
+        qkv = product(g, input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
         return attended(
-            g, projected(g, made, None), num_heads, (mask_index, None), past, like=bias, batch=input,
+            g, projected(g, qkv, None), num_heads, (mask_index, None), past, like=bias, batch=input,
             scale=scale, is_causal=bool(unidirectional), filtered=mask_filter_value,
         )  # fmt: skip
 
@@ -240,8 +240,8 @@ def qattention_of(product: Callable[..., Value]) -> Callable[..., Results]:
 
 
 def _product_of_floats(g: Writer, *operands: Maybe) -> Value:
-    made: Value = FLOAT_BODIES[MICROSOFT, "MatMulIntegerToFloat"](g, *operands)
-    return made
+    product: Value = FLOAT_BODIES[MICROSOFT, "MatMulIntegerToFloat"](g, *operands)
+    return product
 
 
 _axes = "b l h; h c; c; ; ; mask; ; ; 2 b n p s"
@@ -282,8 +282,8 @@ Operand = Maybe
 
 
 def _product(g: Writer, x: Value, weight: Value, scales: Value, bias: Operand = None, **sizes: int) -> Value:
-    given = [x, weight, scales, *([None, None, bias] if bias is not None else [])]
-    return g.several(1, "MatMulNBits", *given, domain="com.microsoft", **sizes)[0]
+    operands = [x, weight, scales, *([None, None, bias] if bias is not None else [])]
+    return g.several(1, "MatMulNBits", *operands, domain="com.microsoft", **sizes)[0]
 
 
 def _normalized(g: Writer, x: Value, skip: Operand, scale: Operand, epsilon: float) -> tuple[Value, Value]:
@@ -332,16 +332,16 @@ def matmul_nbits_qlora(
     lora_bits: int = 8, accuracy_level: int = 0,
 ) -> Value:  # fmt: skip
     """A product plus a product with two low-rank factors (LoRA: Hu et al. 2021). Empty factors add nothing."""
-    made = _product(g, X, W, scales, K=K, N=N, block_size=block_size, bits=bits, accuracy_level=accuracy_level)
+    product = _product(g, X, W, scales, K=K, N=N, block_size=block_size, bits=bits, accuracy_level=accuracy_level)
     shapes = [info(factor).shape for factor in (lora_A, lora_B)]
     known = [[d for d in shape if isinstance(d, int)] for shape in shapes if shape is not None]
     if len(known) < 2 or any(len(dims) != 3 for dims in known):
         raise Refused("the sizes of the factors are unknown", INFER)
     if any(0 in dims for dims in known):
-        return made
+        return product
     sizes = {"block_size": lora_block_size, "bits": lora_bits}
     down = _product(g, X, lora_A, lora_A_scales, None, K=K, N=known[0][0], accuracy_level=accuracy_level, **sizes)
-    return g("Add", made, _product(g, down, lora_B, lora_B_scales, None, K=known[0][0], N=N, **sizes))
+    return g("Add", product, _product(g, down, lora_B, lora_B_scales, None, K=known[0][0], N=N, **sizes))
 
 
 @body("MatMulBlockQuantizedFp8Weight", flat={"a_scale": SETS_GRID})
@@ -356,8 +356,8 @@ def matmul_block_quantized_fp8_weight(
         x = g.detached(g("Mul", g("Cast", small, to=FLOAT), a_scale), 1)
     scales = _by_column(g, b_scale, size_of(B, 1), block_size)
     weight = g("Mul", g("Cast", B, to=FLOAT), scales)
-    made = rounded(g, g("MatMul", x, g("Transpose", weight, perm=[1, 0])), A)
-    return made if bias is None else g("Add", made, bias)
+    product = rounded(g, g("MatMul", x, g("Transpose", weight, perm=[1, 0])), A)
+    return product if bias is None else g("Add", product, bias)
 
 
 @body("MatMulBlockQuantizedFp4Weight", flat={"input_scale": UNREAD})
@@ -373,8 +373,8 @@ def matmul_block_quantized_fp4_weight(
     numbers = _looked_up(g, np.concatenate([four, -four]), g("Reshape", nibbles, g.ints(0, -1)))
     scales = _by_column(g, _looked_up(g, eight, weight_scale), 2 * size_of(B, 1), block_size)
     weight = rounded(g, g("Mul", g("Mul", numbers, weight_scale_2), scales), A)
-    made = g("MatMul", A, g("Transpose", weight, perm=[1, 0]))
-    return made if bias is None else g("Add", made, bias)
+    product = g("MatMul", A, g("Transpose", weight, perm=[1, 0]))
+    return product if bias is None else g("Add", product, bias)
 
 
 def _byte(g: Writer, number: int) -> Value:

@@ -69,17 +69,17 @@ def dynamic_quantize_lstm(
         }
         return b.unpack(call(module, X.expr, **states))
     state = b.let(b("x.new_zeros(x.shape[1], n)", x=X, n=hidden_size), "state")
-    made = []
+    directions = []
     for i, is_reverse in enumerate(DIRECTIONS[direction]):
         weights, recurrent = (
             b("(w[i], s[i], z[i])", w=w, s=s, z=z, i=i)
             for w, s, z in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))
         )
-        given = [None if v is None else b("v[i]", v=v, i=i) for v in (B, P)]
+        stored = [None if v is None else b("v[i]", v=v, i=i) for v in (B, P)]
         h, c = (state if v is None else b("v[i]", v=v, i=i) for v in (initial_h, initial_c))
-        called = b.call("dynamic_lstm", X, weights, recurrent, *given, h, c, is_reverse, clip=clip or OMIT)
-        made.append(b.let(called, "direction"))
-    parts = [[b("y[k]", y=y, k=k) for y in made] for k in range(3)]
+        called = b.call("dynamic_lstm", X, weights, recurrent, *stored, h, c, is_reverse, clip=clip or OMIT)
+        directions.append(b.let(called, "direction"))
+    parts = [[b("y[k]", y=y, k=k) for y in directions] for k in range(3)]
     return [b.call("torch.stack", p, dim=1 if k == 0 else OMIT) for k, p in enumerate(parts)]
 
 

@@ -40,8 +40,8 @@ def linear_attention(
             f"one of q_num_heads {q_num_heads} and kv_num_heads {kv_num_heads} must be a multiple of the other", WRITER
         )
     used = terms(b, update_rule, decay, beta)
-    made = b.call(
+    attended = b.call(
         "linear_attention", query, key, value, heads=q_num_heads, kv_heads=kv_num_heads, state=unless(past_state, None),
         decay=unless(used[0], None), beta=unless(used[1], None), scale=shortest(scale) or OMIT,
     )  # fmt: skip
-    return b.unpack(made, 2)
+    return b.unpack(attended, 2)

@@ -58,14 +58,14 @@ class Apart:
         try:
             pickle.dump((model, dict(feeds)), self.process.stdin)
             self.process.stdin.flush()
-            found, error = pickle.load(self.process.stdout)
+            outputs, error = pickle.load(self.process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             self.crashed.add(model)
             self.close()
             raise Crashed("onnxruntime ends in a crash") from None
         if error:
             raise RuntimeError(error)
-        return list(found)
+        return list(outputs)
 
     def close(self) -> None:
         """End the process, if there is one."""

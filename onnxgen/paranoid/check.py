@@ -79,7 +79,7 @@ def altered(generated: Generated) -> Iterator[str]:
     """Yield, for tensors that the state dict is made of unchanged, how an export without training would differ."""
     way_back = WayBack.from_metadata(generated.metadata)
     record, how = way_back.tensors, way_back.quantised
-    sources = [found for found in generated.tensors.values() if isinstance(found, Source)]
+    sources = [held for held in generated.tensors.values() if isinstance(held, Source)]
     pieces = {piece.name: piece.tensor for source in sources for piece in (*source.pieces, *source.empty)}
     for name in (record.keys() & pieces.keys()) - how.keys():
         try:
@@ -94,8 +94,8 @@ def altered(generated: Generated) -> Iterator[str]:
 
 
 def _numbers(generated: Generated, key: str) -> Any:
-    found = generated.tensors[key]
-    return found.numpy() if isinstance(found, Source) else found
+    source = generated.tensors[key]
+    return source.numpy() if isinstance(source, Source) else source
 
 
 def _is_near(floats: Any, original: Any) -> bool:
@@ -125,8 +125,8 @@ def _changed(tensor: DequantisedTensor, name: str, record: Mapping[str, Any], ge
     if not np.array_equal(floats, original.astype(floats.dtype), equal_nan=True):  # compares shapes, too
         return "is written back as other floats"
     before = stored(tensor.how.tensor)
-    made = tensor.how.integers(floats, stored, stored)
-    same = made.shape == before.shape and made.dtype == before.dtype and made.tobytes() == before.tobytes()
+    integers = tensor.how.integers(floats, stored, stored)
+    same = integers.shape == before.shape and integers.dtype == before.dtype and integers.tobytes() == before.tobytes()
     return "" if same else "is written back as other integers"
 
 
@@ -199,13 +199,13 @@ class Checker:
             refuse(name, map(str, self.learns.faults(before)))
         decided = TRAINABLE if name == "propagate" else name
         refuse(decided, broken(name, model, options, before, after, known, self.single))
-        found = changes(name, before, after)
-        if found is not None and before.is_as(model):
+        change = changes(name, before, after)
+        if change is not None and before.is_as(model):
             refuse(name, ["without `--paranoid`, what it changed would be overlooked"])
-        if found is None and name in ADDS and options.restore_batchnorm:
+        if change is None and name in ADDS and options.restore_batchnorm:
             self._refuse_untrue(name, model, options, before, after)
-        if found is not None:
-            self.judge(name, model, options, found)
+        if change is not None:
+            self.judge(name, model, options, change)
         if name == QUANTIZED and options.quantized != "keep":
             self.check_quantised(model, before, after, options)
         self.counts.seconds += time.perf_counter() - start
@@ -217,11 +217,11 @@ class Checker:
         refuse(RETYPE, mistyped(before, take(model, before), NAMED[str(options.dtype)], most))
         self.counts.seconds += time.perf_counter() - start
 
-    def judge(self, name: str, model: ir.Model, options: Options, found: Difference) -> None:
+    def judge(self, name: str, model: ir.Model, options: Options, change: Difference) -> None:
         """Compare what a pass changed. Raises `WrongRewrite`."""
-        self._refuse_untrue(name, model, options, found.before, found.after)
-        refuse(name, found.faults)
-        while name != QUANTIZED and self._sweep(name, found):
+        self._refuse_untrue(name, model, options, change.before, change.after)
+        refuse(name, change.faults)
+        while name != QUANTIZED and self._sweep(name, change):
             pass
 
     def _refuse_untrue(self, name: str, model: ir.Model, options: Options, before: Picture, after: Picture) -> None:
@@ -240,17 +240,17 @@ class Checker:
         self.counts.untold.update(held.untold.values())
         self.learns = Learns(held, options)
 
-    def _sweep(self, name: str, found: Difference) -> bool:
+    def _sweep(self, name: str, change: Difference) -> bool:
         """Compare the values of every claim. Returns True if claims were replaced by others, which are then to be
         compared.
         """
-        regions, parted = Regions(found), False
-        for claim in claims(found):
+        regions, parted = Regions(change), False
+        for claim in claims(change):
             verdict = self._verdict(regions, claim)
             if verdict == "":
                 regions.holds(claim)
             elif claim.needed and verdict is not None:
-                if found.part(claim):
+                if change.part(claim):
                     parted = True
                     continue
                 where = f"{claim.name!r}, made by {_nodes(regions, claim)}"

@@ -96,41 +96,41 @@ class Difference:
 
 def difference(before: Picture, after: Picture) -> Difference | None:
     """Return what a pass changed, or None if it changed nothing."""
-    found = Difference(before, after)
+    change = Difference(before, after)
     changed = before.nodes.keys() != after.nodes.keys()
-    for node, made in after.nodes.items():
+    for node, step in after.nodes.items():
         old = before.nodes.get(node)
-        if old is not None and old.computes_as(made):
-            found.kept.add(node)
-            changed = changed or old is not made and old.inputs != made.inputs
+        if old is not None and old.computes_as(step):
+            change.kept.add(node)
+            changed = changed or old is not step and old.inputs != step.inputs
         else:
             changed = True
     stored = before.stored.keys() & after.stored.keys()
     changed = changed or before.graphs != after.graphs
     changed = changed or any(before.stored[v] is not after.stored[v] for v in stored)
-    _compare_frames(found)
-    if not changed and not found.faults:
+    _compare_frames(change)
+    if not changed and not change.faults:
         return None
-    found.fixed.update(_fixed(before, after))
-    _part_unlike(found)
-    _part_layouts(found)
-    return found
+    change.fixed.update(_fixed(before, after))
+    _part_unlike(change)
+    _part_layouts(change)
+    return change
 
 
-def _compare_frames(found: Difference) -> None:
+def _compare_frames(change: Difference) -> None:
     """Check that the main graph has the same inputs and outputs, under the same names."""
-    main = next(iter(found.before.graphs))
-    if next(iter(found.after.graphs)) is not main:
-        found.faults.append("the model has another graph")
+    main = next(iter(change.before.graphs))
+    if next(iter(change.after.graphs)) is not main:
+        change.faults.append("the model has another graph")
         return
-    for graph, frame in found.after.graphs.items():
-        if [len(side) for side in found.before.graphs.get(graph, frame)] != [len(side) for side in frame]:
-            found.faults.append("a graph has another number of inputs or outputs")
+    for graph, frame in change.after.graphs.items():
+        if [len(side) for side in change.before.graphs.get(graph, frame)] != [len(side) for side in frame]:
+            change.faults.append("a graph has another number of inputs or outputs")
     for place, what in enumerate(("inputs", "outputs")):
-        old, new = found.before.graphs[main][place], found.after.graphs[main][place]
-        names = [found.before.names[v] for v in old], [found.after.names[v] for v in new]
+        old, new = change.before.graphs[main][place], change.after.graphs[main][place]
+        names = [change.before.names[v] for v in old], [change.after.names[v] for v in new]
         if names[0] != names[1]:
-            found.faults.append(f"the graph's {what} were {', '.join(names[0])} and are {', '.join(names[1])}")
+            change.faults.append(f"the graph's {what} were {', '.join(names[0])} and are {', '.join(names[1])}")
 
 
 def _fixed(before: Picture, after: Picture) -> Iterator[tuple[str, int]]:
@@ -143,30 +143,30 @@ def _fixed(before: Picture, after: Picture) -> Iterator[tuple[str, int]]:
                     yield names[0], old
 
 
-def _part_unlike(found: Difference) -> None:
+def _part_unlike(change: Difference) -> None:
     """Treat a node as changed if its inputs have another kind, type or shape than before."""
-    for node in list(found.kept):
-        old, new = found.before.nodes[node], found.after.nodes[node]
+    for node in list(change.kept):
+        old, new = change.before.nodes[node], change.after.nodes[node]
         pairs = zip(old.inputs, new.inputs) if old is not new else ()
-        if any(a is not b and a is not None and b is not None and _unlike(found, a, b) for a, b in pairs):
-            found.kept.discard(node)
+        if any(a is not b and a is not None and b is not None and _unlike(change, a, b) for a, b in pairs):
+            change.kept.discard(node)
 
 
-def _part_layouts(found: Difference) -> None:
+def _part_layouts(change: Difference) -> None:
     """Treat values between points with different element order as changed."""
     laid_out: set[ir.Value] = set()
-    if all(made.domain not in LAYOUTS for made in found.before.nodes.values()):
+    if all(step.domain not in LAYOUTS for step in change.before.nodes.values()):
         return
-    for node, made in found.before.nodes.items():
-        inside = made.domain in LAYOUTS or not laid_out.isdisjoint(v for v in made.inputs if v is not None)
+    for node, step in change.before.nodes.items():
+        inside = step.domain in LAYOUTS or not laid_out.isdisjoint(v for v in step.inputs if v is not None)
         if inside:
-            found.kept.discard(node)
-        if inside and made.op != LAYOUTS.get(made.domain):
-            laid_out.update(made.outputs)
+            change.kept.discard(node)
+        if inside and step.op != LAYOUTS.get(step.domain):
+            laid_out.update(step.outputs)
 
 
-def _unlike(found: Difference, before: ir.Value, after: ir.Value) -> bool:
-    a, b = found.before.facts[before], found.after.facts[after]
+def _unlike(change: Difference, before: ir.Value, after: ir.Value) -> bool:
+    a, b = change.before.facts[before], change.after.facts[after]
     if a.kind != b.kind or None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
         return True
     if a.shape is None or b.shape is None:
@@ -175,54 +175,54 @@ def _unlike(found: Difference, before: ir.Value, after: ir.Value) -> bool:
     return len(a.shape) != len(b.shape) or any(x != y and isinstance(x, int) == isinstance(y, int) for x, y in pairs)
 
 
-def claims(found: Difference) -> list[Claim]:
+def claims(change: Difference) -> list[Claim]:
     """Return all claims, each after those about the values that it is computed from."""
-    needed = [*_of_nodes(found), *_of_outputs(found)]
+    needed = [*_of_nodes(change), *_of_outputs(change)]
     pairs = {(c.before, c.after) for c in needed}
-    hints = [c for c in _of_names(found) if (c.before, c.after) not in pairs]
+    hints = [c for c in _of_names(change) if (c.before, c.after) not in pairs]
     unique = {(c.before, c.after): c for c in (*needed, *hints)}
-    order = {value: place for place, value in enumerate(found.after.maker)}
-    wanted = [c for c in unique.values() if not (c.before is c.after and found.is_shared(c.before))]
+    order = {value: place for place, value in enumerate(change.after.maker)}
+    wanted = [c for c in unique.values() if not (c.before is c.after and change.is_shared(c.before))]
     return sorted(wanted, key=lambda c: order.get(c.after, -1))
 
 
-def _of_nodes(found: Difference) -> Iterator[Claim]:
+def _of_nodes(change: Difference) -> Iterator[Claim]:
     """Yield claims about the inputs of nodes that compute the same function, except those that hold anyway."""
     shared: set[ir.Value] = set()
-    for node, made in found.after.nodes.items():
-        if node in found.kept:
-            for a, b in zip(found.before.nodes[node].inputs, made.inputs):
+    for node, step in change.after.nodes.items():
+        if node in change.kept:
+            for a, b in zip(change.before.nodes[node].inputs, step.inputs):
                 if a is None or b is None or a is b and a in shared:
                     continue
-                if a is b and found.is_shared(a):
+                if a is b and change.is_shared(a):
                     shared.add(a)
                 else:
-                    yield Claim(a, b, found.before.names[a] or made.name)
+                    yield Claim(a, b, change.before.names[a] or step.name)
 
 
-def _of_names(found: Difference) -> Iterator[Claim]:
+def _of_names(change: Difference) -> Iterator[Claim]:
     """Yield claims about new values that have the name of a removed one. They may be equal, and good places to cut."""
     gone = {
-        found.before.names[v]: v
-        for node, made in found.before.nodes.items()
-        if node not in found.kept
-        for v in made.outputs
+        change.before.names[v]: v
+        for node, step in change.before.nodes.items()
+        if node not in change.kept
+        for v in step.outputs
     }
-    for node, made in found.after.nodes.items():
-        for value in made.outputs if node not in found.kept else ():
-            namesake = gone.get(found.after.names[value])
-            if namesake is not None and not _unlike(found, namesake, value):
-                yield Claim(namesake, value, found.after.names[value], needed=False)
+    for node, step in change.after.nodes.items():
+        for value in step.outputs if node not in change.kept else ():
+            namesake = gone.get(change.after.names[value])
+            if namesake is not None and not _unlike(change, namesake, value):
+                yield Claim(namesake, value, change.after.names[value], needed=False)
 
 
-def _of_outputs(found: Difference) -> Iterator[Claim]:
+def _of_outputs(change: Difference) -> Iterator[Claim]:
     """Yield claims about the outputs of graphs. For a new node with graphs, its outputs are compared instead."""
-    for graph, (_, outputs) in found.after.graphs.items():
-        if graph in found.inner:
+    for graph, (_, outputs) in change.after.graphs.items():
+        if graph in change.inner:
             continue
-        old = found.before.graphs.get(graph, ((), ()))[1]
+        old = change.before.graphs.get(graph, ((), ()))[1]
         for a, b in zip(old, outputs):
-            yield Claim(a, b, found.before.names[a])
+            yield Claim(a, b, change.before.names[a])
 
 
 MAX_SIDE_VALUES = 2000  # largest number of values on one side
@@ -287,10 +287,10 @@ class Region:
     @property
     def keys(self) -> dict[ir.Value, ir.Value]:
         """Return the drawn values by key, with the facts of the graph before if it has them."""
-        found: dict[ir.Value, ir.Value] = {}
+        key_of: dict[ir.Value, ir.Value] = {}
         for cone in (self.after, self.before):
-            found.update({key: value for value, key in cone.cuts.items()})
-        return found
+            key_of.update({key: value for value, key in cone.cuts.items()})
+        return key_of
 
 
 class Regions:
@@ -300,19 +300,19 @@ class Regions:
         same: values that were compared, and the key that they are drawn as.
     """
 
-    def __init__(self, found: Difference) -> None:
-        self.found = found
+    def __init__(self, change: Difference) -> None:
+        self.change = change
         self.same: dict[Picture_, dict[ir.Value, ir.Value]] = {"before": {}, "after": {}}
 
     @cached_property
     def order(self) -> list[dict[ir.Node, int]]:
         """Return the place of each node, of the pictures before and after."""
-        pictures = self.found.before, self.found.after
+        pictures = self.change.before, self.change.after
         return [{node: place for place, node in enumerate(picture.nodes)} for picture in pictures]
 
     def holds(self, claim: Claim) -> None:
         """Record that a claim holds. Later regions are cut at its values."""
-        if self.found.is_shared(claim.after):
+        if self.change.is_shared(claim.after):
             self.same["before"].setdefault(claim.before, claim.after)
         else:
             key = self.same["before"].get(claim.before, claim.before)
@@ -320,9 +320,9 @@ class Regions:
 
     def of(self, claim: Claim, opened: set[ir.Value]) -> Region:
         """Return the region of a claim. Keys in `opened` are computed, not drawn. Raises `Untold`."""
-        before = self._cone("before", self.found.before, claim.before, opened)
-        after = self._cone("after", self.found.after, claim.after, opened)
-        return Region(claim, before, after, self.found.fixed)
+        before = self._cone("before", self.change.before, claim.before, opened)
+        after = self._cone("after", self.change.after, claim.after, opened)
+        return Region(claim, before, after, self.change.fixed)
 
     def deeper(self, region: Region) -> set[ir.Value]:
         """Return the keys that can be computed on both sides instead of drawn."""
@@ -345,7 +345,7 @@ class Regions:
     def _place(self, region: Region, key: ir.Value) -> int | None:
         """Return the distance of a value from the start, or None if no node computes it."""
         value = region.keys.get(key, key)
-        for picture, order in zip((self.found.before, self.found.after), self.order):
+        for picture, order in zip((self.change.before, self.change.after), self.order):
             for one in (key, value):
                 if one in picture.maker:
                     return order[picture.maker[one].node]
@@ -358,20 +358,20 @@ class Regions:
         placed: set[ir.Node] = set()
         while stack:
             value, computed = stack.pop()
-            made = picture.maker.get(value)
+            step = picture.maker.get(value)
             if computed:
-                assert made is not None
-                if made.node not in placed:
-                    placed.add(made.node)
-                    cone.steps.append(made)
+                assert step is not None
+                if step.node not in placed:
+                    placed.add(step.node)
+                    cone.steps.append(step)
                 continue
             if value in done:
                 continue
             done.add(value)
             key = self._key(side, picture, value)
-            if key is not None and (key not in opened or made is None):
+            if key is not None and (key not in opened or step is None):
                 cone.cuts[value] = key
-            elif made is None:
+            elif step is None:
                 if value not in picture.stored and not picture.is_known(value):
                     raise Untold(f"{picture.names.get(value, value.name)} has no elements")
                 cone.constants.append(value)
@@ -379,34 +379,34 @@ class Regions:
                 if len(done) > MAX_SIDE_VALUES:
                     raise Untold(f"more than {MAX_SIDE_VALUES} values")
                 stack.append((value, True))
-                stack += [(v, False) for v in uses(picture, made)]
+                stack += [(v, False) for v in uses(picture, step)]
         return cone
 
     def _key(self, side: Picture_, picture: Picture, value: ir.Value) -> ir.Value | None:
         if value not in picture.moving:
             return None
-        found = self.same[side].get(value)
-        return found if found is not None else value if self.found.is_shared(value) else None
+        key = self.same[side].get(value)
+        return key if key is not None else value if self.change.is_shared(value) else None
 
 
 Picture_ = str  # "before" or "after"
 
 
-def uses(picture: Picture, made: Made) -> Sequence[ir.Value]:
+def uses(picture: Picture, consumer: Made) -> Sequence[ir.Value]:
     """Return the values that a node uses: its inputs, and outer values that its subgraphs read."""
-    found = picture.used.get(made.node)
-    if found is None:
-        found = [v for v in made.inputs if v is not None]
-        for body in made.bodies:
+    used = picture.used.get(consumer.node)
+    if used is None:
+        used = [v for v in consumer.inputs if v is not None]
+        for body in consumer.bodies:
             inside = set(picture.graphs[body][0]) | set(body.initializers.values())
             inner = [*picture.graphs[body][1]]
             for step in picture.members.get(body, ()):
                 inside.update(step.outputs)
                 inner += uses(picture, step)
-            found += [v for v in inner if v not in inside]
-        if made.bodies:
-            picture.used[made.node] = found
-    return found
+            used += [v for v in inner if v not in inside]
+        if consumer.bodies:
+            picture.used[consumer.node] = used
+    return used
 
 
 def decision(before: Picture, after: Picture) -> Difference | None:
@@ -415,17 +415,17 @@ def decision(before: Picture, after: Picture) -> Difference | None:
     With some sizes the network took the other branch, and failed behind it. So nothing behind a condition is compared
     by itself, but the outputs of graphs are, with the sizes with which the graph before has any.
     """
-    found = difference(before, after)
-    if found is None:
+    change = difference(before, after)
+    if change is None:
         return None
     behind = set[ir.Value]()
-    for node, made in after.nodes.items():
+    for node, step in after.nodes.items():
         old = before.nodes.get(node)
-        if old is None or old.inputs != made.inputs or not behind.isdisjoint(uses(after, made)):
-            behind.update(made.outputs)
-            found.kept.discard(node)
-            found.inner.update(made.bodies)
-    return found
+        if old is None or old.inputs != step.inputs or not behind.isdisjoint(uses(after, step)):
+            behind.update(step.outputs)
+            change.kept.discard(node)
+            change.inner.update(step.bodies)
+    return change
 
 
 # ------------------------------------------------------------------------------------------------- equal regions
@@ -434,28 +434,28 @@ def decision(before: Picture, after: Picture) -> Difference | None:
 def digest(region: Region) -> Hashable | None:
     """Return what is equal for regions with the same computation and sizes, or None if that is unknown."""
     numbers: dict[ir.Value, int] = {}
-    found: list[Hashable] = []
+    parts: list[Hashable] = []
     for cone in (region.before, region.after):
         own: dict[ir.Value, str] = {}
         for value, key in sorted_cuts(cone):
             own[value] = f"d{numbers.setdefault(key, len(numbers))}"
             facts = cone.picture.facts[value]
-            found.append((own[value], facts.kind, facts.dtype, facts.shape))
+            parts.append((own[value], facts.kind, facts.dtype, facts.shape))
         for value in cone.constants:
             own[value] = f"c{len(own)}"
             constant = _constant(cone, value)
             if constant is None:
                 return None
-            found.append((own[value], constant))
+            parts.append((own[value], constant))
         for step in cone.steps:
             if step.bodies:
                 return None
             inputs = tuple("" if v is None else own[v] for v in step.inputs)
             own.update({v: f"v{len(own) + i}" for i, v in enumerate(step.outputs)})
             outputs = tuple(own[v] for v in step.outputs)
-            found.append((outputs, step.domain, step.op, step.version, inputs, _attributes(step)))
-        found.append((own[cone.end], cone.picture.facts[cone.end].shape))
-    return tuple(found)
+            parts.append((outputs, step.domain, step.op, step.version, inputs, _attributes(step)))
+        parts.append((own[cone.end], cone.picture.facts[cone.end].shape))
+    return tuple(parts)
 
 
 def sorted_cuts(cone: Cone) -> list[tuple[ir.Value, ir.Value]]:
@@ -481,10 +481,10 @@ def _constant(cone: Cone, value: ir.Value) -> str | None:
 
 def _content(tensor: ir.TensorProtocol) -> str:
     """Return the type and the digest of a stored tensor, which no pass changes: it puts another in its place."""
-    found = CONTENTS.get(tensor)
-    if found is None:
-        found = CONTENTS[tensor] = f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
-    return found
+    content = CONTENTS.get(tensor)
+    if content is None:
+        content = CONTENTS[tensor] = f"{tensor.dtype} {_bytes(np.asarray(tensor.numpy()))}"
+    return content
 
 
 def _bytes(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
@@ -492,10 +492,10 @@ def _bytes(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
 
 
 def _attributes(step: Made) -> str:
-    found = []
+    texts = []
     for name, attribute in sorted(step.attributes.items()):
         held = attribute.value
         if attribute.type == ir.AttributeType.TENSOR:
             held = _content(held)
-        found.append(f"{name}={held!r}")
-    return str(found)
+        texts.append(f"{name}={held!r}")
+    return str(texts)

@@ -121,9 +121,9 @@ def gaps_of(a: Any, b: Any) -> Any:
     """Return, for each element, the largest difference in its row (the last axis), or a tenth of the overall
     largest.
     """
-    found = _gaps(a, b)
-    rows = found.max(-1, keepdims=True, initial=0.0) if found.ndim else found
-    return np.maximum(np.broadcast_to(rows, found.shape), found.max(initial=0.0) / 10)
+    gaps = _gaps(a, b)
+    rows = gaps.max(-1, keepdims=True, initial=0.0) if gaps.ndim else gaps
+    return np.maximum(np.broadcast_to(rows, gaps.shape), gaps.max(initial=0.0) / 10)
 
 
 def _gaps(a: Any, b: Any) -> Any:
@@ -172,12 +172,12 @@ class Comparison:
         it must run on sizes that were made to fit.
         """
         why: Untold | None = None
-        told, refused, broken = 0, 0, ""
+        conclusive, refused, broken = 0, 0, ""
         for turn, numbers in enumerate(sizes(self.region)):
-            if told and turn >= len(DRAWN_SIZES):
+            if conclusive and turn >= len(DRAWN_SIZES):
                 break
             try:
-                found = self._on(numbers)
+                difference = self._on(numbers)
             except Broken as error:
                 refused, broken = refused + 1, broken or f"it no longer runs: {error}"
                 if self.fits and 1 not in numbers.values():
@@ -186,14 +186,14 @@ class Comparison:
             except Untold as error:
                 why = why or error
                 continue
-            if found:
-                return found
-            told += 1
-            if told == ENOUGH_ROWS:
+            if difference:
+                return difference
+            conclusive += 1
+            if conclusive == ENOUGH_ROWS:
                 break
-        if told == 0 and not broken:
+        if conclusive == 0 and not broken:
             raise why or Untold("nothing was computed")
-        return broken if told < refused else ""
+        return broken if conclusive < refused else ""
 
     def is_same(self, most: int, everywhere: bool = False) -> bool:
         """Return True if both sides are the same on the first sizes on which the first one runs, or on all of several
@@ -206,10 +206,10 @@ class Comparison:
             if (weight := self._weight(numbers)) > most:
                 raise Untold(f"more than {most:,} elements")
             is_same: bool | None = None
-            for told in self._told(numbers, weight <= MAX_ELEMENTS_WIDE, why):
-                if told is False:
+            for verdict in self._told(numbers, weight <= MAX_ELEMENTS_WIDE, why):
+                if verdict is False:
                     return False  # what other draws tell does not matter
-                is_same = told or is_same
+                is_same = verdict or is_same
             is_told = is_told or bool(is_same)
             if is_told and not everywhere:
                 break
@@ -255,19 +255,19 @@ class Comparison:
         if self.trusts and weight < MAX_ELEMENTS_MORE_DRAWS:
             draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in MORE_DRAWS for s in self.styles[:2]]
         draws += [(style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY])]
-        told, why = False, None
+        is_conclusive, why = False, None
         for style, wide in draws:
             try:
-                found, telling = self._once(numbers, style, wide)
+                difference, telling = self._once(numbers, style, wide)
             except Untold as error:
                 if isinstance(error, Broken) and not wide:
                     raise
                 why = why or error
                 continue
-            if found:
-                return f"{found} ({style.name} inputs, {'float64' if wide else 'as it is'})"
-            told = told or telling
-        if not told:
+            if difference:
+                return f"{difference} ({style.name} inputs, {'float64' if wide else 'as it is'})"
+            is_conclusive = is_conclusive or telling
+        if not is_conclusive:
             raise why or Untold("nothing but NaN on every draw")
         return ""
 
@@ -278,16 +278,16 @@ class Comparison:
         except Broken:
             self._ask_again(numbers, style, wide, None)
             raise
-        found = unlike(expected, got, wide, self.exact)
-        if found and self.trusts and style.bytes != STYLES[0].integers and only_ties(expected, got):
-            found = ""
-        if found and wide:
+        difference = unlike(expected, got, wide, self.exact)
+        if difference and self.trusts and style.bytes != STYLES[0].integers and only_ties(expected, got):
+            difference = ""
+        if difference and wide:
             self._trust(expected, got, self._both(numbers, style, wide=False))
-        elif found and not self.exact and getattr(expected, "shape", 0) == getattr(got, "shape", 1):
-            found = unlike(expected, got, wide, self.exact, self._rounding(numbers, style, (expected, got)))
-        if found:
+        elif difference and not self.exact and getattr(expected, "shape", 0) == getattr(got, "shape", 1):
+            difference = unlike(expected, got, wide, self.exact, self._rounding(numbers, style, (expected, got)))
+        if difference:
             self._ask_again(numbers, style, wide, got)
-        return found, tells(expected)
+        return difference, tells(expected)
 
     def _ask_again(self, numbers: dict[str, int], style: Style, wide: bool, got: Any) -> None:
         """Raise `Untold` if another implementation of the first side agrees with the second side or refuses
@@ -317,17 +317,19 @@ class Comparison:
         """Return how far rounding may separate both sides: four times the distance of one side from itself in float64,
         for each row.
         """
-        found: Any = 0.0
+        rounding: Any = 0.0
         drawn = elements(self.region, numbers, style, wide=True)
         for cone, one in zip((self.region.before, self.region.after), narrow):
             with suppress(Untold), np.errstate(all="ignore"):
                 other = Side(cone.picture, self.single, numbers, wide=True).value(cone, drawn)
                 if getattr(other, "shape", None) == getattr(one, "shape", ()) and one.dtype.kind == "f":
-                    found = np.maximum(found, 4 * gaps_of(widened(one), widened(other)))
+                    rounding = np.maximum(rounding, 4 * gaps_of(widened(one), widened(other)))
         if self.trusts and isinstance(narrow[0], np.ndarray) and narrow[0].dtype.kind == "f":
             first = np.abs(widened(narrow[0]))
-            found = np.minimum(found, FLOAT32_KERNEL_TOLERANCE * np.max(first, initial=0.0, where=np.isfinite(first)))
-        return found
+            rounding = np.minimum(
+                rounding, FLOAT32_KERNEL_TOLERANCE * np.max(first, initial=0.0, where=np.isfinite(first))
+            )
+        return rounding
 
     def _both(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[Any, Any]:
         """Return the values of both sides. Raises `Broken` if only the first one runs, `Untold` if it does not."""

@@ -43,17 +43,17 @@ def scaled(card: Operator) -> tuple[tuple[int, int], ...]:
     tensors takes each with its scale and zero point.
     """
     places = {name.lower(): place for name, place in card.places.items()}
-    found = []
+    pairs = []
     for name, place in places.items():
         tensor = "b" if name == "scales" else name.removesuffix(SCALE)
         of = next((places[n][0] for n in (tensor, f"{tensor}_quant") if n in places and n != name), None)
         if of is not None and tensor != name or name.endswith(SCALE) and tensor in RESULTS:
-            found.append((-1 if of is None else of, place[0]))
+            pairs.append((-1 if of is None else of, place[0]))
     rest = [p for p in card.parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
-    if rest and found:
+    if rest and pairs:
         first = card.places[rest[0].name][0]
-        found += [(i, i + 1) for i in range(first, first + 3 * MANY, 3)]
-    return tuple(found)
+        pairs += [(i, i + 1) for i in range(first, first + 3 * MANY, 3)]
+    return tuple(pairs)
 
 
 MICROSOFT = "com.microsoft"
@@ -71,14 +71,14 @@ def agreed(
         numbers_of: its integer attributes.
         turn: how many rows of numbers were tried: one-dimensional masks have another form each time.
     """
-    op, found = card.name, dict(numbers)
+    op, fitted = card.name, dict(numbers)
     half = numbers_of.get("rotary_embedding_dim", 0) // 2
     letters: dict[str, int] = {"d": half} if half else {}
     axes = card.letters(numbers_of.get("layout", 0))
-    _unify([pair for form, dims in zip(axes, shapes) for pair in _pairs(form, dims)], letters, found)
+    _unify([pair for form, dims in zip(axes, shapes) for pair in _pairs(form, dims)], letters, fitted)
     heads, part = (numbers_of.get(name, 0) for name in ("num_heads", "rotary_embedding_dim"))
     if "Rotary" in op and heads and "d" in letters:  # rotary embedding applies to a part of each head, or all of it
-        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, found)
+        _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, fitted)
     place = axes.index(["mask"]) if ["mask"] in axes else len(shapes)
     if place < len(shapes) and (dims := shapes[place]) is not None:
         batch, queries, past = (letters.get(letter, 0) for letter in "blp")
@@ -87,8 +87,8 @@ def agreed(
         is_shared = any(i < len(shapes) and shapes[i] is not None for i in shared)
         letters["t"] = max(keys, (past + keys) // 2) if is_shared else past + keys
         letters["m"] = (batch, 2 * batch, 3 * batch + 2)[turn % 3 if op.lstrip("Q") == "Attention" else 0]
-        _unify(_pairs({1: ["m"], 2: ["b", "t"], 3: ["b", "l", "t"]}.get(len(dims), []), dims), letters, found)
-    return found
+        _unify(_pairs({1: ["m"], 2: ["b", "t"], 3: ["b", "l", "t"]}.get(len(dims), []), dims), letters, fitted)
+    return fitted
 
 
 def _pairs(form: Sequence[str], dims: Dims | None) -> list[tuple[str, Dim]]:
@@ -96,15 +96,15 @@ def _pairs(form: Sequence[str], dims: Dims | None) -> list[tuple[str, Dim]]:
     return [(letter, dim) for letter, dim in zip(form, dims or ()) if same and letter.isalpha()]
 
 
-def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], found: dict[str, int]) -> None:
+def _unify(pairs: list[tuple[str, Dim]], letters: dict[str, int], numbers: dict[str, int]) -> None:
     """Assign sizes to letters. Sizes that the file states come first; a name gets the size of its letter."""
     for letter, dim in sorted(pairs, key=lambda pair: isinstance(pair[1], Sym)):
         if not isinstance(dim, Sym):
             letters.setdefault(letter, dim)
         elif len(names := list(symbols(dim))) == 1:
-            value = letters.setdefault(letter, evaluate(dim, found))
+            value = letters.setdefault(letter, evaluate(dim, numbers))
             if all(evaluate(dim, {names[0]: n}) == n for n in (2, 5)):
-                found[names[0]] = value
+                numbers[names[0]] = value
 
 
 # ---- elements --------------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ FILLED = tuple(Style(f"a tensor of {x}, {n}", 1.0, filled=(n, x)) for x in (0, 1
 
 def facts_of(picture: Picture, value: ir.Value) -> Info:
     """Return what was known of a value when the picture was taken, or else what is known now."""
-    found = picture.facts.get(value, UNKNOWN)
-    return found if found.dtype is not None and found.shape is not None else info(value)
+    facts = picture.facts.get(value, UNKNOWN)
+    return facts if facts.dtype is not None and facts.shape is not None else info(value)
 
 
 def shape_counts(facts: Iterable[Info]) -> Counter[tuple[Dim, ...]]:
@@ -249,21 +249,21 @@ def _refuse_computed(region: Region, names: Set[str]) -> None:
     inputs, _ = next(iter(picture.graphs.values()))
     others = others - {n for value in inputs for n in _symbols(facts_of(picture, value).shape or ())}
     computed = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
-    found = next((n for value in computed for n in _symbols(facts_of(*value).shape or ()) if n in others), None)
-    if found is not None:
+    unknown = next((n for value in computed for n in _symbols(facts_of(*value).shape or ()) if n in others), None)
+    if unknown is not None:
         raise Hopeless("a size that elements decide")
 
 
 def few_sizes(region: Region) -> Iterator[dict[str, int]]:
     """Yield the first numbers for the named dims with which all drawn values have elements, some small, some large."""
     shapes = [facts.shape or () for facts in (facts_of(c.picture, v) for c in region.cones for v in c.cuts)]
-    found = 0
+    count = 0
     for numbers in sizes(region, FEW_SIZES):
         with suppress(Untold):
             if all(_number(dim, numbers) > 0 for shape in shapes for dim in shape):
-                found += 1
+                count += 1
                 yield numbers
-        if found == ENOUGH_FEW:
+        if count == ENOUGH_FEW:
             return
 
 
@@ -285,9 +285,9 @@ def _fitting(cone: Cone, numbers: dict[str, int], turn: int) -> dict[str, int]:
         known = card(step.domain, step.op)
         if known.rules.axes:
             shapes = [None if v is None else facts_of(cone.picture, v).shape for v in step.inputs]
-            given = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
+            attributes = {name: a.value for name, a in step.attributes.items() if isinstance(a.value, int)}
             with suppress(KeyError, ArithmeticError):
-                numbers = agreed(known, shapes, numbers, given, turn)
+                numbers = agreed(known, shapes, numbers, attributes, turn)
     return numbers
 
 
@@ -299,10 +299,10 @@ def shape_of(facts: Info, numbers: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _numbered(shape: tuple[Dim, ...], numbers: Mapping[str, int]) -> tuple[int, ...]:
-    found = tuple(_number(dim, numbers) for dim in shape)
-    if any(n < 0 for n in found):
+    dims = tuple(_number(dim, numbers) for dim in shape)
+    if any(n < 0 for n in dims):
         raise Untold("a size below 0")
-    return found
+    return dims
 
 
 def _number(dim: Dim, numbers: Mapping[str, int]) -> int:
@@ -316,20 +316,20 @@ def _number(dim: Dim, numbers: Mapping[str, int]) -> int:
 
 def elements(region: Region, numbers: Mapping[str, int], style: Style, wide: bool) -> dict[ir.Value, Any]:
     """Return an array for every key of a region. Raises `Untold`."""
-    made: dict[ir.Value, Any] = {}
+    arrays: dict[ir.Value, Any] = {}
     for cone in region.cones:
         for value, key in cone.cuts.items():
             facts = facts_of(cone.picture, value)
-            if key not in made:
-                made[key] = drawn(facts, numbers, style, wide, len(made))
-            elif cone is region.after and shape_of(facts, numbers) != made[key].shape:
+            if key not in arrays:
+                arrays[key] = drawn(facts, numbers, style, wide, len(arrays))
+            elif cone is region.after and shape_of(facts, numbers) != arrays[key].shape:
                 raise Untold("a value of two shapes")
-    _mean(region.before, made, numbers, style)
-    _copy(region, made)
-    return made
+    _mean(region.before, arrays, numbers, style)
+    _copy(region, arrays)
+    return arrays
 
 
-def _copy(region: Region, made: dict[ir.Value, Any]) -> None:
+def _copy(region: Region, arrays: dict[ir.Value, Any]) -> None:
     """Give copies that constant folding made the elements of their originals."""
     cones = region.before, region.after
     cuts = {value: key for cone in cones for value, key in cone.cuts.items() if value in cone.picture.stored}
@@ -337,13 +337,13 @@ def _copy(region: Region, made: dict[ir.Value, Any]) -> None:
     for value, key in cuts.items():
         for copy in COPIES.get(value):
             if not copy.original:
-                made[key][...] = 0
+                arrays[key][...] = 0
             elif copy.original in keys:
-                given = made[keys[copy.original]].reshape(-1)
-                made[key].reshape(-1)[copy.offset : copy.offset + given.size] = given
+                original = arrays[keys[copy.original]].reshape(-1)
+                arrays[key].reshape(-1)[copy.offset : copy.offset + original.size] = original
 
 
-def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
+def _mean(cone: Cone, arrays: dict[ir.Value, Any], numbers: Mapping[str, int], style: Style) -> None:
     """Replace drawn values where integers count or point somewhere, or where scales are needed, by valid ones."""
     rng: np.random.Generator | None = None
     for step in cone.steps:
@@ -352,9 +352,9 @@ def _mean(cone: Cone, made: dict[ir.Value, Any], numbers: Mapping[str, int], sty
             if key is not None and facts_of(cone.picture, value).data is None:
                 rng = rng or np.random.default_rng(zlib.crc32(style.name.encode()))
                 shapes = [None if v is None else shape_of(facts_of(cone.picture, v), numbers) for v in step.inputs]
-                if (valid := rule(shapes, made[key], rng)) is None:
+                if (valid := rule(shapes, arrays[key], rng)) is None:
                     raise Untold(f"no number is valid for {value.name}")
-                made[key] = np.asarray(valid).astype(made[key].dtype)
+                arrays[key] = np.asarray(valid).astype(arrays[key].dtype)
 
 
 def drawn(facts: Info, numbers: Mapping[str, int], style: Style, wide: bool, seed: int) -> Any:

@@ -120,7 +120,7 @@ class Picture:
             and all((v.name or "") == self.names[v] for v in chain(*self.graphs[main]))
             and sum(map(len, self.graphs)) == len(nodes)
             and all((tuple(g.inputs), tuple(g.outputs)) == frame for g, frame in self.graphs.items())
-            and list(map(LOOK, nodes)) == [made.look for made in nodes.values()]
+            and list(map(LOOK, nodes)) == [step.look for step in nodes.values()]
             and all(map(is_, map(attrgetter("const_value"), stored), stored.values()))
         )
 
@@ -133,28 +133,28 @@ def take(model: ir.Model, last: Picture | None = None) -> Picture:
     _graph(picture, model.graph)
     nodes = all_nodes(model.graph)  # in topological order: a pass may leave a graph unsorted for the next
     for node, look in zip(nodes, map(LOOK, nodes)):
-        made = known.get(node)
-        if made is None or made.look != look:
-            made = _made(node, model)
-        picture.plain[node] = made
-        if firsts and not firsts.keys().isdisjoint(made.inputs):
-            made = replace(made, inputs=tuple(firsts.get(value, value) for value in made.inputs))
-        picture.nodes[node] = made
-        if made.graph is not None:
-            picture.members.setdefault(made.graph, []).append(made)
-        for body in made.bodies:
+        step = known.get(node)
+        if step is None or step.look != look:
+            step = _made(node, model)
+        picture.plain[node] = step
+        if firsts and not firsts.keys().isdisjoint(step.inputs):
+            step = replace(step, inputs=tuple(firsts.get(value, value) for value in step.inputs))
+        picture.nodes[node] = step
+        if step.graph is not None:
+            picture.members.setdefault(step.graph, []).append(step)
+        for body in step.bodies:
             _graph(picture, body)
-        is_moving = made.moves or not moving.isdisjoint(made.inputs)
-        is_moving = is_moving or made.op == "Constant" and any(map(is_trained, made.outputs))
-        for output in made.outputs:
-            maker[output] = made
-            if is_moving and not made.gives_sizes:
+        is_moving = step.moves or not moving.isdisjoint(step.inputs)
+        is_moving = is_moving or step.op == "Constant" and any(map(is_trained, step.outputs))
+        for output in step.outputs:
+            maker[output] = step
+            if is_moving and not step.gives_sizes:
                 moving.add(output)
-        source = made.input(0) if (made.domain, made.op) == ALIAS else None
+        source = step.input(0) if (step.domain, step.op) == ALIAS else None
         if source is not None and (source in maker or source in picture.given):
-            firsts[made.outputs[0]] = source
+            firsts[step.outputs[0]] = source
     frames = chain.from_iterable(chain.from_iterable(picture.graphs.values()))
-    shown = (made.inputs + made.outputs for made in picture.nodes.values())
+    shown = (step.inputs + step.outputs for step in picture.nodes.values())
     picture.note(chain(frames, picture.stored, chain.from_iterable(shown)))
     return picture
 
@@ -186,9 +186,9 @@ def _made(node: ir.Node, model: ir.Model) -> Made:
 
 
 def _bodies(node: ir.Node) -> tuple[ir.Graph, ...]:
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.data.values():
         if attribute.type in GRAPHS and not attribute.is_ref():
             one = attribute.type == ir.AttributeType.GRAPH
-            found += [attribute.as_graph()] if one else attribute.as_graphs()
-    return tuple(found)
+            graphs += [attribute.as_graph()] if one else attribute.as_graphs()
+    return tuple(graphs)

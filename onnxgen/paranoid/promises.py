@@ -65,7 +65,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
     shapes = [info(v).shape or () for v in model.graph.inputs if v.name in freed.inputs]
     batch = {name: BATCH_COUNT * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
     try:
-        found = _outputs(model, after, single, batch | numbers, together)
+        results = _outputs(model, after, single, batch | numbers, together)
     except Broken as error:
         yield f"it no longer runs: {error}"
         return
@@ -78,7 +78,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
         if any(not isinstance(value, np.ndarray) for value in one):
             continue
         wanted = one[0] if axis is None else np.concatenate(one, axis)
-        if wrong := unlike(wanted, found[k], wide=True, exact=False):
+        if wrong := unlike(wanted, results[k], wide=True, exact=False):
             yield f"of {BATCH_COUNT} batches at once the output {name!r} is another: {wrong}"
 
 
@@ -100,10 +100,10 @@ def _inputs(
     model: ir.Model, before: Picture, numbers: Mapping[str, int], freed: Mapping[str, int], turn: int
 ) -> dict[str, Any]:
     """Return a batch of inputs. Inputs without a batch are the same in each."""
-    given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     return {
         v.name or "": drawn(before.facts[v], numbers, STYLES[0], True, i + 100 * turn * (v.name in freed))
-        for i, v in enumerate(given)
+        for i, v in enumerate(inputs)
     }
 
 
@@ -114,10 +114,10 @@ def _outputs(
     side = Side(picture, single, numbers, wide=True)
     values = {v: inputs[v.name] for v in picture.graphs[model.graph][0] if v.name is not None and v.name in inputs}
     with np.errstate(all="ignore"):
-        made = side.body(model.graph, [], values)
+        outputs = side.body(model.graph, [], values)
     if side.narrowed:
         raise Untold("an operator computes in float32 alone")
-    return made
+    return outputs
 
 
 COMPARE = ("Equal", "Unique")  # text that stands for numbers, too
@@ -136,9 +136,9 @@ def broken(
     Args:
         known: `known_nodes` before the pass `EXPAND`.
     """
-    for made in (made for node, made in after.nodes.items() if node not in before.nodes and not made.domain):
-        wrong = [f for f in FLAGS & made.attributes.keys() if made.attributes[f].value not in (0, 1)]
-        yield from (f"{f} of {made.op} {made.name} is neither 0 nor 1" for f in wrong)
+    for step in (step for node, step in after.nodes.items() if node not in before.nodes and not step.domain):
+        wrong = [f for f in FLAGS & step.attributes.keys() if step.attributes[f].value not in (0, 1)]
+        yield from (f"{f} of {step.op} {step.name} is neither 0 nor 1" for f in wrong)
     if name == "propagate" and not DECIDED.has(model):
         DECIDED.set(model, True)
         yield from map(str, wrong_decisions(model, options))
@@ -151,29 +151,29 @@ def broken(
         yield from mixed_samples(model, before, after, single)
     elif name == EXPAND:  # a composition of other operators may round differently
         gone = (before.nodes[node] for node in known - after.nodes.keys())
-        yield from (f"it expands {made.op} {made.name}, whose operator is known" for made in gone)
+        yield from (f"it expands {step.op} {step.name}, whose operator is known" for step in gone)
 
 
 def _conditions(before: Picture, after: Picture) -> Iterator[str]:
-    for node, made in after.nodes.items():
-        condition = made.inputs[0] if "then_branch" in node.attributes and made.inputs else None
-        if condition is not None and made.inputs != before.nodes[node].inputs:
+    for node, step in after.nodes.items():
+        condition = step.inputs[0] if "then_branch" in node.attributes and step.inputs else None
+        if condition is not None and step.inputs != before.nodes[node].inputs:
             chosen = after.facts[condition].data
             if chosen is None or chosen.size != 1:
-                yield f"{made.name} is not given one condition"
+                yield f"{step.name} is not given one condition"
 
 
 def _text_that_is_moved(after: Picture) -> Iterator[str]:
-    for made in after.nodes.values():
-        texts = [after.facts[v].dtype == ir.DataType.STRING for v in made.inputs if v is not None]
-        moves = is_a(made.node, MOVES) and made.op != "Identity" or made.op in COMPARE
-        if moves and not made.domain and any(texts):
-            yield f"{made.op} {made.name} is given text"
-        elif made.op == "TextCodes" and not all(texts):
-            yield f"{made.name} makes numbers of values that are not text"
-        elif made.op == "TextAt":
-            if texts != [True, False] or after.facts[made.outputs[0]].dtype != ir.DataType.STRING:
-                yield f"{made.name} does not make text of numbers"
+    for step in after.nodes.values():
+        texts = [after.facts[v].dtype == ir.DataType.STRING for v in step.inputs if v is not None]
+        moves = is_a(step.node, MOVES) and step.op != "Identity" or step.op in COMPARE
+        if moves and not step.domain and any(texts):
+            yield f"{step.op} {step.name} is given text"
+        elif step.op == "TextCodes" and not all(texts):
+            yield f"{step.name} makes numbers of values that are not text"
+        elif step.op == "TextAt":
+            if texts != [True, False] or after.facts[step.outputs[0]].dtype != ir.DataType.STRING:
+                yield f"{step.name} does not make text of numbers"
 
 
 def known_nodes(model: ir.Model) -> frozenset[ir.Node]:
@@ -189,8 +189,8 @@ def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator
         yield "it recorded no batch"
         return
     axes = options.batch_axes
-    given = [v for v in model.graph.inputs if v.name not in model.graph.initializers and info(v).kind == "tensor"]
-    shapes = [info(v).shape for v in given if axes.get(v.name or "", 0) is not None]
+    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers and info(v).kind == "tensor"]
+    shapes = [info(v).shape for v in inputs if axes.get(v.name or "", 0) is not None]
     first = [shape[0] for shape in shapes if shape]
     stated = any(axis is not None for axis in axes.values())
     if not freed.inputs and (stated or (first and all(isinstance(dim, int) and dim for dim in first))):
@@ -230,79 +230,79 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
         if old[kind] != new[kind] and not fewer and not more:
             what = "norms of a batch" if kind == NORM else "nodes that drop elements or draw random numbers"
             return f"there were {old[kind]} {what}, and now there are {new[kind]}"
-    norms = [made for node, made in after.nodes.items() if made.op == NORM and node not in before.nodes]
+    norms = [step for node, step in after.nodes.items() if step.op == NORM and node not in before.nodes]
     if name not in ADDS:
         return ""
     if options.restore_batchnorm and RESTORED.get(model) is None:
         return "no norms were restored, although that was asked for"
-    wrong = (_wrong_norm(after, made) for made in norms)
+    wrong = (_wrong_norm(after, step) for step in norms)
     return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
 
 
 def _kinds(picture: Picture) -> Iterator[str]:
     """Yield the used layers that behave differently in training."""
-    if not any(made.is_random or made.op in UNLIKE or "dropout" in made.attributes for made in picture.nodes.values()):
+    if not any(step.is_random or step.op in UNLIKE or "dropout" in step.attributes for step in picture.nodes.values()):
         return  # most networks have none
     live = {value for _, outputs in picture.graphs.values() for value in outputs}
-    for made in reversed(picture.nodes.values()):
-        if live.isdisjoint(made.outputs) and not made.bodies:
+    for step in reversed(picture.nodes.values()):
+        if live.isdisjoint(step.outputs) and not step.bodies:
             continue
-        live.update(v for v in made.inputs if v is not None)
-        if made.op in NORMS:
+        live.update(v for v in step.inputs if v is not None)
+        if step.op in NORMS:
             yield NORM
-        elif made.is_random or _drops(picture, made):
+        elif step.is_random or _drops(picture, step):
             yield "drop"
 
 
-def _drops(picture: Picture, made: Made) -> bool:
+def _drops(picture: Picture, step: Made) -> bool:
     """Return True if a node drops elements that depend on the network's inputs or trained tensors."""
-    ratio = next((made.attributes[n].value for n in ("ratio", "dropout", "p") if n in made.attributes), None)
-    if made.op in DROPS and ratio is None and len(made.inputs) > 1:
-        given = info(made.inputs[1]).constant
-        ratio = None if given is None else float(given.reshape(-1)[0])
-    if made.op not in DROPS and not ("dropout" in made.attributes and ratio):
+    ratio = next((step.attributes[n].value for n in ("ratio", "dropout", "p") if n in step.attributes), None)
+    if step.op in DROPS and ratio is None and len(step.inputs) > 1:
+        constant = info(step.inputs[1]).constant
+        ratio = None if constant is None else float(constant.reshape(-1)[0])
+    if step.op not in DROPS and not ("dropout" in step.attributes and ratio):
         return False
-    return ratio != 0 and any(v in picture.moving for v in made.inputs if v is not None)
+    return ratio != 0 and any(v in picture.moving for v in step.inputs if v is not None)
 
 
 # ---- norms that were put back ----------------------------------------------------------------------------------------
 
 
-def _wrong_norm(picture: Picture, made: Made) -> str:
+def _wrong_norm(picture: Picture, norm: Made) -> str:
     """Describe what is wrong with a restored norm: it must follow a convolution, match its channels, and be the
     identity.
     """
-    x, *tensors = made.inputs
+    x, *tensors = norm.inputs
     conv = picture.maker.get(x)
     if conv is None or not _slides(conv):
-        return f"the norm {made.name} does not follow a convolution"
+        return f"the norm {norm.name} does not follow a convolution"
     weight = conv.inputs[1]
     size = None if weight is None else picture.facts[weight].shape
     axis, groups = _channels(conv)
     channels = None if size is None or not isinstance(size[axis], int) else size[axis] * groups
-    epsilon = float(made.attribute("epsilon", EPSILON))
+    epsilon = float(norm.attribute("epsilon", EPSILON))
     if not np.isclose(epsilon, EPSILON):
-        return f"the norm {made.name} has the epsilon {epsilon}"
+        return f"the norm {norm.name} has the epsilon {epsilon}"
     for (what, number), value in zip(IDENTITY, tensors):
         tensor = None if value is None else picture.stored.get(value)
         if tensor is None or tuple(tensor.shape.numpy()) != (channels,):
-            return f"the norm {made.name} does not have one number for each of {channels} channels"
+            return f"the norm {norm.name} does not have one number for each of {channels} channels"
         if what and not np.allclose(np.asarray(tensor.numpy()).astype(np.float64), number, rtol=1e-2, atol=1e-6):
-            return f"the norm {made.name} is not the identity: its {what} is not {number:g}"
-    return "" if _tells(conv) else _misnamed(conv, made)
+            return f"the norm {norm.name} is not the identity: its {what} is not {number:g}"
+    return "" if _tells(conv) else _misnamed(conv, norm)
 
 
 def _misnamed(conv: Made, norm: Made) -> str:
     """Describe a wrong name: beside `conv2` there must be `bn2`."""
-    layer, found = (SCOPE.get(made.node) for made in (conv, norm))
-    if layer == found or not layer or not found or layer[:-1] != found[:-1] or "conv" not in layer[-1]:
+    layer, other = (SCOPE.get(step.node) for step in (conv, norm))
+    if layer == other or not layer or not other or layer[:-1] != other[:-1] or "conv" not in layer[-1]:
         return ""
-    numbers = [re.findall(r"\d+", path[-1]) for path in (layer, found)]
-    return "" if numbers[0] == numbers[1] else f"the norm of {'.'.join(layer)} is called {'.'.join(found)}"
+    numbers = [re.findall(r"\d+", path[-1]) for path in (layer, other)]
+    return "" if numbers[0] == numbers[1] else f"the norm of {'.'.join(layer)} is called {'.'.join(other)}"
 
 
-def _slides(made: Made) -> bool:
-    return is_a(made.node, PRODUCT) and is_a(made.node, SAMPLES)
+def _slides(step: Made) -> bool:
+    return is_a(step.node, PRODUCT) and is_a(step.node, SAMPLES)
 
 
 def _channels(conv: Made) -> tuple[int, int]:
@@ -312,10 +312,10 @@ def _channels(conv: Made) -> tuple[int, int]:
 
 def _wrong_folds(model: ir.Model, picture: Picture) -> Iterator[str]:
     """Yield norms that are not folded along the output channels of their convolution."""
-    for made in picture.nodes.values():
-        weight = picture.names.get(made.inputs[1]) if _slides(made) and made.inputs[1] else None
+    for step in picture.nodes.values():
+        weight = picture.names.get(step.inputs[1]) if _slides(step) and step.inputs[1] else None
         for norm in RESTORED.get(model) or ():
-            if norm.weight == weight and (norm.axis, norm.groups) != _channels(made):
+            if norm.weight == weight and (norm.axis, norm.groups) != _channels(step):
                 yield f"the norm of {weight} is folded along axis {norm.axis} in {norm.groups} groups"
 
 
@@ -326,17 +326,17 @@ def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str
     convolutions had one except the last ones, which neither a layer nor an activation follows.
     """
     users: dict[ir.Value, list[Made]] = {}
-    for made in before.nodes.values():
-        for value in made.inputs:
-            users.setdefault(value, []).append(made) if value is not None else None
+    for step in before.nodes.values():
+        for value in step.inputs:
+            users.setdefault(value, []).append(step) if value is not None else None
     by_pytorch = model.producer_name in ("pytorch", "optimum-onnx") and any(
         param_path(before.names[v]) for v in before.stored
     )
-    told = NUMBERED if by_pytorch else FOLDED
-    is_told = any(map(_tells, before.nodes.values())) or any(told.fullmatch(before.names[v]) for v in before.stored)
-    if any("Normalization" in made.op for made in before.nodes.values()):
+    pattern = NUMBERED if by_pytorch else FOLDED
+    is_told = any(map(_tells, before.nodes.values())) or any(pattern.fullmatch(before.names[v]) for v in before.stored)
+    if any("Normalization" in step.op for step in before.nodes.values()):
         return
-    normed = {made.inputs[0] for made in after.nodes.values() if made.op == NORM}
+    normed = {step.inputs[0] for step in after.nodes.values() if step.op == NORM}
     for conv in before.nodes.values():
         if not _slides(conv):
             continue
@@ -348,16 +348,16 @@ def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str
             yield f"no norm was added after {conv.name}"
 
 
-def _tells(made: Made) -> bool:
-    return "batch_norm" in made.node.metadata_props.get(HIERARCHY, "")
+def _tells(step: Made) -> bool:
+    return "batch_norm" in step.node.metadata_props.get(HIERARCHY, "")
 
 
 def _is_inner(conv: Made, users: Mapping[ir.Value, list[Made]]) -> bool:
     """Return True if a layer with a weight, or an activation, follows after nothing but sums and views."""
     todo, near, far = [(conv, True)], set[ir.Node](), set[ir.Node]()
     while todo:
-        made, is_near = todo.pop()
-        for user in (user for value in made.outputs for user in users.get(value, ())):
+        step, is_near = todo.pop()
+        for user in (user for value in step.outputs for user in users.get(value, ())):
             is_layer = known(user.node).matrix is not None and user.op != "Gather"
             if is_layer or is_near and is_a(user.node, RECTIFIER):
                 return True
@@ -392,8 +392,8 @@ def mistyped(before: Picture, after: Picture, dtype: ir.DataType, most: int | No
     for value in (*inputs, *outputs):
         if before.facts[value].dtype in FLOATS and after.facts[value].dtype != dtype:
             yield f"{after.names[value]!r} is {after.facts[value].dtype}"
-    for node, made in after.nodes.items():
-        yield from _of_node(before, after, before.nodes[node], made)
+    for node, step in after.nodes.items():
+        yield from _of_node(before, after, before.nodes[node], step)
     for value, tensor in after.stored.items():
         old = before.stored.get(value, tensor)
         if old.dtype not in FLOATS:
@@ -404,25 +404,25 @@ def mistyped(before: Picture, after: Picture, dtype: ir.DataType, most: int | No
             yield f"{after.names[value]!r} has other numbers"
 
 
-def _of_node(before: Picture, after: Picture, old: Made, made: Made) -> Iterator[str]:
-    if (old.inputs, old.op, old.domain) != (made.inputs, made.op, made.domain):
-        yield f"it changed {made.name!r}"
-    found: dict[Any, set[Any]] = {}
-    for i, value in enumerate((*made.inputs, *made.outputs)):
-        if value is None or (made.op == "Cast" and not made.domain) or is_a(made.node, RESAMPLES) and i > 0:
+def _of_node(before: Picture, after: Picture, old: Made, step: Made) -> Iterator[str]:
+    if (old.inputs, old.op, old.domain) != (step.inputs, step.op, step.domain):
+        yield f"it changed {step.name!r}"
+    dtypes: dict[Any, set[Any]] = {}
+    for i, value in enumerate((*step.inputs, *step.outputs)):
+        if value is None or (step.op == "Cast" and not step.domain) or is_a(step.node, RESAMPLES) and i > 0:
             continue
         if before.facts[value].dtype in FLOATS and not _is_number(before, value):
-            found.setdefault(before.facts[value].dtype, set()).add(after.facts[value].dtype)
-    if any(len(types) > 1 for types in found.values()):
-        yield f"{made.name!r} has floats of several types"
-    made_of = after.facts[made.outputs[0]].dtype if made.outputs else None
-    for name, attribute in made.attributes.items():
-        given = old.attributes.get(name)
+            dtypes.setdefault(before.facts[value].dtype, set()).add(after.facts[value].dtype)
+    if any(len(types) > 1 for types in dtypes.values()):
+        yield f"{step.name!r} has floats of several types"
+    made_of = after.facts[step.outputs[0]].dtype if step.outputs else None
+    for name, attribute in step.attributes.items():
+        original = old.attributes.get(name)
         if name in ("to", "dtype") and made_of in FLOATS and attribute.value != made_of:
-            yield f"{made.name!r} makes {made_of} of another name"
-        elif attribute.type == ir.AttributeType.TENSOR and given is not None and given.type == attribute.type:
-            if not _same_numbers(given.value, attribute.value):
-                yield f"{made.name!r} has other numbers"
+            yield f"{step.name!r} makes {made_of} of another name"
+        elif attribute.type == ir.AttributeType.TENSOR and original is not None and original.type == attribute.type:
+            if not _same_numbers(original.value, attribute.value):
+                yield f"{step.name!r} has other numbers"
 
 
 def _is_number(picture: Picture, value: ir.Value) -> bool:

@@ -80,7 +80,7 @@ class Quantised:
     def _numbers(self) -> str:
         """Compute both graphs on drawn inputs, of sizes that the first one accepts, and describe a difference."""
         pairs = self._outputs()
-        told: set[int] = set()
+        compared: set[int] = set()
         for numbers in self._sizes():
             for style in self._styles():
                 self.untold.clear()
@@ -89,13 +89,13 @@ class Quantised:
                 except Untold as error:
                     self.untold.update({self.before.names[a]: str(error) for a, _ in pairs})
                     break
-                if found := next(iter(self._unlike(*sides, pairs, told)), ""):
-                    return f"{found} ({style.name} inputs)"
-            if told:
+                if fault := next(iter(self._unlike(*sides, pairs, compared)), ""):
+                    return f"{fault} ({style.name} inputs)"
+            if compared:
                 break
-        for i in told:
+        for i in compared:
             self.untold.pop(self.before.names[pairs[i][0]], None)
-        return next((text for i, text in self.broken.items() if i not in told), "")
+        return next((text for i, text in self.broken.items() if i not in compared), "")
 
     def _outputs(self) -> list[tuple[ir.Value, ir.Value]]:
         main = next(iter(self.before.graphs))
@@ -109,7 +109,7 @@ class Quantised:
         """Return the styles of drawing. Kernels outside the standard do not check positions and lengths, so these must
         be small.
         """
-        trusts = any(made.domain not in ("", DOMAIN) for made in self.before.nodes.values())
+        trusts = any(step.domain not in ("", DOMAIN) for step in self.before.nodes.values())
         return [replace(s, integers=STYLES[0].integers) for s in STYLES] if trusts else list(STYLES)
 
     def _sizes(self) -> Iterator[dict[str, int]]:
@@ -123,14 +123,14 @@ class Quantised:
     def _computed(self, numbers: Mapping[str, int], style: Style) -> tuple[Stands, Stands]:
         if element_count(shape_counts(map(info, filter(None, self.after.maker))), numbers) > MAX_ELEMENTS:
             raise Untold(f"more than {MAX_ELEMENTS:,} elements")
-        given = {v: drawn(facts_of(self.before, v), numbers, style, True, i) for i, v in enumerate(self._inputs())}
+        feeds = {v: drawn(facts_of(self.before, v), numbers, style, True, i) for i, v in enumerate(self._inputs())}
         sides = [Stands(p, self.single, numbers, self.rounds) for p in (self.before, self.after)]
         for side in sides:
-            side.compute(given)
+            side.compute(feeds)
         return sides[0], sides[1]
 
     def _unlike(
-        self, before: Stands, after: Stands, pairs: list[tuple[ir.Value, ir.Value]], told: set[int]
+        self, before: Stands, after: Stands, pairs: list[tuple[ir.Value, ir.Value]], compared: set[int]
     ) -> Iterator[str]:
         for i, (old, new) in enumerate(pairs):
             name = self.before.names[old]
@@ -139,38 +139,38 @@ class Quantised:
                 if old not in before.why and isinstance(after.why[new], Broken):
                     self.broken[i] = f"{name!r} can no longer be computed: {after.why[new]}"
                 continue
-            found = _unlike(before, after, old, new, self.near)
-            if found:
-                yield f"it changed {name!r}: {found}"
-            told.add(i)
-        if self.has_checked_stored or not told:
+            fault = _unlike(before, after, old, new, self.near)
+            if fault:
+                yield f"it changed {name!r}: {fault}"
+            compared.add(i)
+        if self.has_checked_stored or not compared:
             return
         self.has_checked_stored = True
         yield from (f"{name!r} dequantises values that need not be integers" for name in after.needless)
         yield from self._lost(before)
         for value, tensor in self.weights() if self.rounds else ():
-            for made in self.after.nodes.values():
-                if made.op == "FakeQuantize" and made.inputs[0] is value and not _as_stored(made, after, tensor):
+            for step in self.after.nodes.values():
+                if step.op == "FakeQuantize" and step.inputs[0] is value and not _as_stored(step, after, tensor):
                     yield f"{self.after.names[value]!r} is not rounded as the file's numbers are"
 
     # ---- stored tensors ------------------------------------------------------------------------------------------
 
     def _lost(self, before: Stands) -> Iterator[str]:
         """Yield dequantised stored tensors that did not become float tensors with the same numbers."""
-        made: dict[str, list[Any]] = {}
+        rebuilt: dict[str, list[Any]] = {}
         for _, tensor in self.weights():
-            made.setdefault(tensor.how.tensor, []).append(tensor.numpy())
+            rebuilt.setdefault(tensor.how.tensor, []).append(tensor.numpy())
         for value, expected in before.floats.items():
             name = self.before.names[value]
-            if not all(any(_same(floats, one) for one in made.get(name, ())) for floats in expected):
+            if not all(any(_same(floats, one) for one in rebuilt.get(name, ())) for floats in expected):
                 yield NOT_STORED.format(name)
 
     def _of_products(self) -> Iterator[str]:
         """Yield weights of former integer products that are not stored as floats."""
-        made = {tensor.how.tensor for _, tensor in self.weights()}
+        dequantised = {tensor.how.tensor for _, tensor in self.weights()}
         for node, step in self.before.nodes.items():
             weight = step.inputs[1] if step.op in PRODUCTS and node not in self.after.nodes else None
-            if weight is not None and weight in self.before.stored and self.before.names[weight] not in made:
+            if weight is not None and weight in self.before.stored and self.before.names[weight] not in dequantised:
                 yield NOT_STORED.format(self.before.names[weight])
 
     def weights(self) -> Iterator[tuple[ir.Value, DequantisedTensor]]:
@@ -182,15 +182,15 @@ class Quantised:
     # ---- structure -----------------------------------------------------------------------------------------------
 
     def _structure(self) -> Iterator[str]:
-        for made in self.after.nodes.values():
-            if made.op in STANDS_RULES and made.domain != DOMAIN and not is_a(made.node, QUANTISED):
-                yield f"{made.name!r} is still a {made.op}"
-            if not self.rounds and made.domain == DOMAIN and made.op in ROUNDED:
-                yield f"{made.name!r} rounds, in a graph of floats"
-            if made.op in PRODUCTS and self._is_product(made):
-                yield f"{made.name!r} is a product of floats, but is still one of integers"
+        for step in self.after.nodes.values():
+            if step.op in STANDS_RULES and step.domain != DOMAIN and not is_a(step.node, QUANTISED):
+                yield f"{step.name!r} is still a {step.op}"
+            if not self.rounds and step.domain == DOMAIN and step.op in ROUNDED:
+                yield f"{step.name!r} rounds, in a graph of floats"
+            if step.op in PRODUCTS and self._is_product(step):
+                yield f"{step.name!r} is a product of floats, but is still one of integers"
         file: dict[str, Any] = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
-        constants = [made.outputs[0] for made in self.before.nodes.values() if made.op == "Constant"]
+        constants = [step.outputs[0] for step in self.before.nodes.values() if step.op == "Constant"]
         file.update({self.before.names[value]: None for value in constants})
         for value, tensor in self.weights():
             name = self.after.names[value]
@@ -226,17 +226,17 @@ class Quantised:
         """Yield uses of a tensor that are not rounded, except biases and codes of a table."""
         if tensor.how.form == TABLE or tensor.stored[tensor.how.tensor].dtype == ir.DataType.INT32:
             return
-        for made in self.after.nodes.values():
-            if value in made.inputs and not (made.op == "FakeQuantize" and made.inputs.index(value) == 0):
-                yield f"{made.name!r} uses {name!r}, which is not rounded"
+        for step in self.after.nodes.values():
+            if value in step.inputs and not (step.op == "FakeQuantize" and step.inputs.index(value) == 0):
+                yield f"{step.name!r} uses {name!r}, which is not rounded"
         if any(value is new for _, new in self._outputs()):
             yield f"the output {name!r} is not rounded"
 
-    def _is_product(self, made: Made) -> bool:
+    def _is_product(self, step: Made) -> bool:
         """Return True if an integer product is only cast and multiplied by the scales of both operands."""
-        cast = self._only_user(made.outputs[0], "Cast")
+        cast = self._only_user(step.outputs[0], "Cast")
         scaled = None if cast is None else self._only_user(cast.outputs[0], "Mul")
-        quantiser = self.after.maker.get(made.inputs[0], made)
+        quantiser = self.after.maker.get(step.inputs[0], step)
         if cast is None or scaled is None or quantiser.op not in ("DynamicQuantizeLinear", "QuantizeLinear"):
             return False
         is_dynamic = quantiser.op == "DynamicQuantizeLinear"
@@ -249,7 +249,7 @@ class Quantised:
         return is_dynamic or own in self.after.stored and self.after.stored[own].size == 1
 
     def _only_user(self, value: ir.Value, op: str) -> Made | None:
-        users = [made for made in self.after.nodes.values() if value in made.inputs]
+        users = [step for step in self.after.nodes.values() if value in step.inputs]
         outputs = {v for _, ends in self.after.graphs.values() for v in ends}
         return users[0] if len(users) == 1 and users[0].op == op and value not in outputs else None
 
@@ -271,28 +271,28 @@ def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: f
     if types[0] != types[1]:
         names = ["floats" if t is None else t.name for t in types]
         return f"it should be {names[0]}, but is {names[1]}"
-    found = unlike(expected, got, wide=True, exact=False)
-    if not found or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
-        return found
+    fault = unlike(expected, got, wide=True, exact=False)
+    if not fault or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
+        return fault
     finite = np.isfinite(expected)
     if expected.dtype.kind != "f" or not np.array_equal(finite, np.isfinite(got)):
-        return found
+        return fault
     gap, size = gap_of(expected, got), np.abs(expected[finite]).max(initial=0)
-    return found if gap > near * size + CANCELLATION_ERROR else ""
+    return fault if gap > near * size + CANCELLATION_ERROR else ""
 
 
-def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
+def _as_stored(step: Made, after: Stands, tensor: DequantisedTensor) -> bool:
     """Return True if a trained weight, perhaps past its range, is rounded to what the file can store."""
     how, numbers = tensor.how, tensor.stored[tensor.how.tensor]
-    dtype, low, high = ir.DataType(numbers.dtype), made.attribute("low", -128), made.attribute("high", 127)
+    dtype, low, high = ir.DataType(numbers.dtype), step.attribute("low", -128), step.attribute("high", 127)
     if how.form == BITS:
         begin = 0 if how.zero else -(2 ** (how.bits - 1))
-        return (low, high) == (begin, begin + 2**how.bits - 1) and "to" not in made.attributes
+        return (low, high) == (begin, begin + 2**how.bits - 1) and "to" not in step.attributes
     if dtype.is_floating_point():
-        return int(made.attribute("to", 0)) == int(dtype)
-    if "to" in made.attributes:
+        return int(step.attribute("to", 0)) == int(dtype)
+    if "to" in step.attributes:
         return False
-    if made.inputs[1] not in after.values or (len(made.inputs) > 2 and made.inputs[2] not in after.values):
+    if step.inputs[1] not in after.values or (len(step.inputs) > 2 and step.inputs[2] not in after.values):
         return True
     scale = math.prod(np.asarray(tensor.stored[name].numpy(), np.float64) for name in how.scales)
     zero = np.asarray(tensor.stored[how.zero].numpy() if how.zero else 0).astype(np.float64)
@@ -301,10 +301,10 @@ def _as_stored(made: Made, after: Stands, tensor: DequantisedTensor) -> bool:
     reach = 0.6 * (int(dtype.max) - int(dtype.min))
     trained = whole + np.random.default_rng(0).uniform(-reach, reach, whole.shape)
     expected = (np.clip(np.round(trained - shift) + shift, int(dtype.min), int(dtype.max)) - shift) * steps
-    given = [after.values[v] for v in made.inputs[1:] if v is not None]
-    options = {name: one.value for name, one in made.attributes.items()}
+    operands = [after.values[v] for v in step.inputs[1:] if v is not None]
+    options = {name: one.value for name, one in step.attributes.items()}
     with np.errstate(all="ignore"):
-        got = np.where(steps == 0, expected, own.FakeQuantize((trained - shift) * steps, *given, **options))
+        got = np.where(steps == 0, expected, own.FakeQuantize((trained - shift) * steps, *operands, **options))
     return bool(np.allclose(got, expected, 1e-6, 1e-9))
 
 
@@ -334,9 +334,9 @@ class Learns:
         self.shared: set[ir.Value] = set()
         tensors, scales, unsure = _uses(held)
         nodes = held.before.nodes.values()
-        fixed = {made.inputs[FIXED[made.op]] for made in nodes if made.op in FIXED}
-        for made in held.after.nodes.values():
-            scale = made.inputs[1] if made.op == "FakeQuantize" and made.domain == DOMAIN else None
+        fixed = {step.inputs[FIXED[step.op]] for step in nodes if step.op in FIXED}
+        for step in held.after.nodes.values():
+            scale = step.inputs[1] if step.op == "FakeQuantize" and step.domain == DOMAIN else None
             if scale is None or scale not in held.after.stored or not tensors[scale]:
                 continue
             if len(tensors[scale]) > 1 or scale in fixed:
@@ -367,9 +367,9 @@ class Learns:
         return bool(pattern and re.search(pattern, value.name or ""))
 
 
-def _operands(made: Made) -> Iterable[tuple[int, int]]:
+def _operands(step: Made) -> Iterable[tuple[int, int]]:
     """Return the positions of integer tensors and their scales in the inputs of a node; -1 is the output."""
-    return scaled(known(made.node)) if made.op not in FIXED else ()
+    return scaled(known(step.node)) if step.op not in FIXED else ()
 
 
 def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.Value]], set[ir.Value]]:
@@ -380,10 +380,10 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
     scales: dict[str, set[ir.Value]] = defaultdict(set)
     unsure: set[ir.Value] = set()
     before = held.before
-    for made in before.nodes.values():
-        operands = _operands(made)
+    for step in before.nodes.values():
+        operands = _operands(step)
         for at, by in operands:
-            scale, integers = made.input(by), made.outputs[0] if at < 0 else made.input(at)
+            scale, integers = step.input(by), step.outputs[0] if at < 0 else step.input(at)
             if scale is None or integers is None:
                 continue
             for root in roots(before, integers):
@@ -391,38 +391,40 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                 if root in before.maker and before.maker[root].op != "Constant":
                     scales[before.names[root]].add(scale)
                     unsure |= {scale} if not _operands(before.maker[root]) else set()
-        if not operands and not carries(made):
-            unsure |= _of_integers(before, made)
+        if not operands and not carries(step):
+            unsure |= _of_integers(before, step)
     for value, tensor in held.weights():
-        for made in held.after.nodes.values():
-            if made.op == "FakeQuantize" and made.inputs[0] is value and made.inputs[1] is not None:
-                tensors[made.inputs[1]].add(tensor.how.tensor)
+        for step in held.after.nodes.values():
+            if step.op == "FakeQuantize" and step.inputs[0] is value and step.inputs[1] is not None:
+                tensors[step.inputs[1]].add(tensor.how.tensor)
     return tensors, scales, unsure
 
 
-def _of_integers(before: Picture, made: Made) -> set[ir.Value]:
+def _of_integers(before: Picture, step: Made) -> set[ir.Value]:
     """Return the scales of integers that something else uses, together with the integers."""
-    found: set[ir.Value] = set()
-    for value in made.inputs:
+    scales: set[ir.Value] = set()
+    for value in step.inputs:
         for root in roots(before, value) if value is not None else ():
             maker = before.maker.get(root)
             if maker is not None:
-                found.update(filter(None, (maker.input(by) for at, by in _operands(maker) if at < 0)))
-    return found
+                scales.update(filter(None, (maker.input(by) for at, by in _operands(maker) if at < 0)))
+    return scales
 
 
 def _reached(picture: Picture) -> set[ir.Value]:
     """Return the values on which a float output depends through operators that pass gradients on."""
     main = next(iter(picture.graphs))
-    found = {v for v in picture.graphs[main][1] if _is_float(picture, v)}
-    for made in reversed(picture.nodes.values()):
-        card = known(made.node)
-        is_smooth = card.name and made.domain in ("", DOMAIN) and everywhere(made.domain, made.op) is None
-        if not is_smooth or made.graph is not main or found.isdisjoint(made.outputs):
+    reached = {v for v in picture.graphs[main][1] if _is_float(picture, v)}
+    for step in reversed(picture.nodes.values()):
+        card = known(step.node)
+        is_smooth = card.name and step.domain in ("", DOMAIN) and everywhere(step.domain, step.op) is None
+        if not is_smooth or step.graph is not main or reached.isdisjoint(step.outputs):
             continue
-        flat = (2, 3) if made.op == "FakeQuantize" else {*card.still, *card.chosen}
-        found.update(v for i, v in enumerate(made.inputs) if v is not None and i not in flat and _is_float(picture, v))
-    return found
+        flat = (2, 3) if step.op == "FakeQuantize" else {*card.still, *card.chosen}
+        reached.update(
+            v for i, v in enumerate(step.inputs) if v is not None and i not in flat and _is_float(picture, v)
+        )
+    return reached
 
 
 def _is_float(picture: Picture, value: ir.Value) -> bool:
@@ -433,11 +435,11 @@ def _is_float(picture: Picture, value: ir.Value) -> bool:
 
 def _as_weights(picture: Picture) -> set[ir.Value]:
     """Return the values that are a layer's weight or bias, also through views."""
-    found: set[ir.Value] = set()
-    for made in reversed(picture.nodes.values()):
-        is_alike = is_a(made.node, VIEW) or made.op == "FakeQuantize"
-        card = known(made.node)
+    weights: set[ir.Value] = set()
+    for step in reversed(picture.nodes.values()):
+        is_alike = is_a(step.node, VIEW) or step.op == "FakeQuantize"
+        card = known(step.node)
         layer = () if card.matrix is None or card.bias is None else (card.matrix, card.bias)
-        places = (0,) if is_alike and not found.isdisjoint(made.outputs) else layer
-        found.update(filter(None, map(made.input, places)))
-    return found
+        places = (0,) if is_alike and not weights.isdisjoint(step.outputs) else layer
+        weights.update(filter(None, map(step.input, places)))
+    return weights

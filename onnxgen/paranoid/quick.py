@@ -128,17 +128,17 @@ class QuickChecker(Checker):
             self._doubted(self.learns.faults(before))
         if is_changed or name in OWES:
             refuse(name, broken(name, model, options, before, after, frozenset(), self.single))
-        if is_changed and (found := changes(name, before, after)) is not None:
-            self.judge(name, model, options, found)
+        if is_changed and (change := changes(name, before, after)) is not None:
+            self.judge(name, model, options, change)
         if name == QUANTIZED and is_quantised:
             self.check_quantised(model, before, after, options)
 
     def _again(self, model: ir.Model, options: Options) -> None:
         """Compare what was left untold by passes that ran before types were known. Raises `WrongRewrite`."""
         start = time.perf_counter()
-        for name, found in self.waiting:
+        for name, change in self.waiting:
             with self._checking(name):
-                super().judge(name, model, options, found)
+                super().judge(name, model, options, change)
         self.waiting.clear()
         self.counts.seconds += time.perf_counter() - start
 
@@ -173,13 +173,13 @@ class QuickChecker(Checker):
         """Count doubts about what is trained, which tests refuse. Follow the second decision, which is silent unless it
         is sure. Returns True if it followed one.
         """
-        found = list(doubts)
-        self.counts.doubts += [f"{doubt}{FOLLOWED if doubt.wanted is not None else ''}" for doubt in found]
-        refuse(TRAINABLE, map(str, found) if is_strict() else [])
-        for doubt in found:
+        doubtful = list(doubts)
+        self.counts.doubts += [f"{doubt}{FOLLOWED if doubt.wanted is not None else ''}" for doubt in doubtful]
+        refuse(TRAINABLE, map(str, doubtful) if is_strict() else [])
+        for doubt in doubtful:
             if doubt.wanted is not None:
                 DECISION.set(doubt.value, (doubt.wanted, SECOND))
-        return any(doubt.wanted is not None for doubt in found)
+        return any(doubt.wanted is not None for doubt in doubtful)
 
     def _verdict(self, regions: Regions, claim: Claim) -> str | None:
         """Compare quickly; what differs however much of the network is computed is compared as with `--paranoid`.
@@ -213,12 +213,12 @@ class QuickChecker(Checker):
         self.is_sure = True
         return super()._verdict(regions, claim)
 
-    def judge(self, name: str, model: ir.Model, options: Options, found: Difference) -> None:
+    def judge(self, name: str, model: ir.Model, options: Options, change: Difference) -> None:
         untold, self.is_choice, self.mute = self.counts.untold.copy(), name == DECIDE, ""
-        super().judge(name, model, options, found)
+        super().judge(name, model, options, change)
         if not DECIDED.has(model) and self.counts.untold != untold:
             self.counts.untold = untold
-            self.waiting.append((name, found))
+            self.waiting.append((name, change))
 
     def _fresh(self, region: Region, differed: bool) -> str:
         if self.is_sure:

@@ -72,15 +72,15 @@ class Side:
 
     def _steps(self, steps: Sequence[Made], values: Values) -> None:
         for step in steps:
-            made = self._node(step, [None if v is None else values[v] for v in step.inputs], values)
-            values.update(zip(step.outputs, made))
+            outputs = self._node(step, [None if v is None else values[v] for v in step.inputs], values)
+            values.update(zip(step.outputs, outputs))
 
     def _node(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
-        found = self._made(step, inputs, values)
-        made = [self.widened(v) if isinstance(v, np.ndarray) else v for v in found]
+        computed = self._made(step, inputs, values)
+        outputs = [self.widened(v) if isinstance(v, np.ndarray) else v for v in computed]
         exact = step.op == "ConstantOfShape"  # its zeros have no type of their own
-        self.narrowed |= not exact and any(a is not b for a, b in zip(made, found))
-        return made
+        self.narrowed |= not exact and any(a is not b for a, b in zip(outputs, computed))
+        return outputs
 
     def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         if step.domain == DOMAIN:
@@ -96,9 +96,9 @@ class Side:
         if step.bodies:
             raise Untold(f"{step.op} with a graph of its own")
         if step.domain == MICROSOFT:
-            made = stand_ins.run(self.single, step, inputs, self.wide)
-            if made is not None:
-                return made
+            outputs = stand_ins.run(self.single, step, inputs, self.wide)
+            if outputs is not None:
+                return outputs
             inputs = adapted(step, inputs)
         return self.single.run(step, inputs, self.wide, [self._type(v) for v in step.outputs])
 
@@ -107,10 +107,10 @@ class Side:
         facts = self.picture.facts.get(value)
         return value.dtype if facts is None or facts.dtype is None else facts.dtype
 
-    def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
+    def body(self, graph: ir.Graph, args: Sequence[Any], values: Values) -> list[Any]:
         """Return the outputs of a subgraph, which may read values from outside."""
         inputs, outputs = self.picture.graphs[graph]
-        inner = {**values, **dict(zip(inputs, given))}
+        inner = {**values, **dict(zip(inputs, args))}
         for value in graph.initializers.values():
             if value in self.picture.stored:
                 inner[value] = self.constant(value)
@@ -125,9 +125,9 @@ class Side:
 def tensor_elements(tensor: ir.TensorProtocol) -> Any:
     if tensor.dtype == ir.DataType.STRING:
         flat = [t.decode() if isinstance(t, bytes) else t for t in np.asarray(tensor.numpy(), object).reshape(-1)]
-        made = np.empty(len(flat), object)
-        made[:] = flat
-        return made.reshape(tuple(tensor.shape.numpy()))
+        strings = np.empty(len(flat), object)
+        strings[:] = flat
+        return strings.reshape(tuple(tensor.shape.numpy()))
     return np.asarray(tensor.numpy())
 
 
@@ -137,12 +137,12 @@ def _own(step: Made, inputs: list[Any]) -> Sequence[Any]:
         raise Untold(f"{DOMAIN}.{step.op} has no definition here")
     try:
         with np.errstate(all="ignore"):
-            made = function(*inputs, **{name: a.value for name, a in step.attributes.items()})
+            outputs = function(*inputs, **{name: a.value for name, a in step.attributes.items()})
     except NotImplementedError as error:
         raise Untold(f"{DOMAIN}.{step.op}: {error}") from None
     except Exception as error:
         raise Broken(f"{DOMAIN}.{step.op}: {error}") from None
-    return made if isinstance(made, list) else [made]
+    return outputs if isinstance(outputs, list) else [outputs]
 
 
 # ---- operators that are not run as they are --------------------------------------------------------------------------
@@ -222,9 +222,9 @@ def _loop(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any
     while going and (most is None or len(rows) < int(most)):
         if len(rows) == MAX_LOOP_ITERATIONS:
             raise Untold(f"a loop of more than {MAX_LOOP_ITERATIONS} turns")
-        kept, *made = side.body(body, [np.array(len(rows), np.int64), np.array(True), *state], values)
-        going, state = bool(kept), made[: len(state)]
-        rows.append(made[len(state) :])
+        kept, *results = side.body(body, [np.array(len(rows), np.int64), np.array(True), *state], values)
+        going, state = bool(kept), results[: len(state)]
+        rows.append(results[len(state) :])
     if len(step.outputs) > len(state) and not rows:
         raise Untold("a loop without a turn")
     return [*state, *map(np.stack, zip(*rows))]
@@ -237,9 +237,9 @@ def _scan(side: Side, step: Made, inputs: list[Any], values: Values) -> list[Any
         raise Untold("Scan over other axes")
     state, scanned, rows = inputs[: len(inputs) - count], inputs[len(inputs) - count :], list[list[Any]]()
     for turn in range(scanned[0].shape[0]):
-        made = side.body(step.attributes["body"].as_graph(), [*state, *(s[turn] for s in scanned)], values)
-        state = made[: len(state)]
-        rows.append(made[len(state) :])
+        results = side.body(step.attributes["body"].as_graph(), [*state, *(s[turn] for s in scanned)], values)
+        state = results[: len(state)]
+        rows.append(results[len(state) :])
     if not rows:
         raise Untold("a scan without a turn")
     return [*state, *map(np.stack, zip(*rows))]

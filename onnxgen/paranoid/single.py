@@ -49,81 +49,81 @@ class Single:
         self.sessions: dict[Key, Any] = {}
         self.evaluators: dict[Key, Any] = {}
 
-    def run(self, made: Made, inputs: Sequence[Any], wide: bool, types: Sequence[ir.DataType | None] = ()) -> list[Any]:
+    def run(self, step: Made, inputs: Sequence[Any], wide: bool, types: Sequence[ir.DataType | None] = ()) -> list[Any]:
         """Return the outputs of a node. Raises `Untold`.
 
         Args:
             wide: in float64, whatever its attributes say.
             types: of the outputs, for operators outside the standard, whose schemas do not infer them all.
         """
-        if made.domain in LAYOUTS:
+        if step.domain in LAYOUTS:
             raise Untold("kernels whose layout is that of the processor that they run on")
         if self.quick:
             with suppress(usual.Unusual), np.errstate(all="ignore"):
-                return self._usual(made, inputs, wide)
-        attributes = _attributes(made, wide)
-        given = tuple(_kind(v) for v in inputs)
+                return self._usual(step, inputs, wide)
+        attributes = _attributes(step, wide)
+        kinds = tuple(_kind(v) for v in inputs)
         texts = [a.SerializeToString() for a in attributes]
-        told = tuple(_told(t, wide) for t in types) if made.domain else ()
-        key = (made.domain, made.op, made.version, len(made.outputs), given, told, *texts)
+        elem_types = tuple(_elem_type(t, wide) for t in types) if step.domain else ()
+        key = (step.domain, step.op, step.version, len(step.outputs), kinds, elem_types, *texts)
         why, known = "onnxruntime is not installed", False
-        if HAS_ONNXRUNTIME and not self.second and not _is_exotic(made, inputs):
+        if HAS_ONNXRUNTIME and not self.second and not _is_exotic(step, inputs):
             try:
-                return self._with_onnxruntime(key, made, attributes, inputs, told)
+                return self._with_onnxruntime(key, step, attributes, inputs, elem_types)
             except Exception as error:
                 why = f"onnxruntime: {_line(error)}"
                 known = not any(text in why for text in UNKNOWN)
-                if made.domain and "NOT_IMPLEMENTED" in why:
-                    raise Untold(f"onnxruntime has no CPU kernel of {made.domain}.{made.op}") from None
-        if made.domain == "" and made.version < card("", made.op).since:  # the evaluator computes the newest meaning
-            raise (Broken if known else Unable)(f"{made.op}: {why}")
-        if known and is_a(made.node, EXACT) and "[ONNXRuntimeError]" in why:
-            raise Broken(f"{made.op}: {why}")  # onnx.reference slices as numpy does, also past the end
+                if step.domain and "NOT_IMPLEMENTED" in why:
+                    raise Untold(f"onnxruntime has no CPU kernel of {step.domain}.{step.op}") from None
+        if step.domain == "" and step.version < card("", step.op).since:  # the evaluator computes the newest meaning
+            raise (Broken if known else Unable)(f"{step.op}: {why}")
+        if known and is_a(step.node, EXACT) and "[ONNXRuntimeError]" in why:
+            raise Broken(f"{step.op}: {why}")  # onnx.reference slices as numpy does, also past the end
         try:
-            return self._with_onnx(key, made, attributes, inputs)
+            return self._with_onnx(key, step, attributes, inputs)
         except Unable as error:
-            raise (Broken(f"{made.op}: {why}") if known else error) from None
+            raise (Broken(f"{step.op}: {why}") if known else error) from None
         except Exception as error:
-            raise (Broken if known else Untold)(f"{made.op}: {why}; onnx.reference: {_line(error)}") from None
+            raise (Broken if known else Untold)(f"{step.op}: {why}; onnx.reference: {_line(error)}") from None
 
-    def _usual(self, made: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
+    def _usual(self, step: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
         try:
-            return usual.run(made, inputs, wide)
+            return usual.run(step, inputs, wide)
         except usual.Unusual:
             raise
         except Exception as error:
-            raise Broken(f"{made.op}: {_line(error)}") from None
+            raise Broken(f"{step.op}: {_line(error)}") from None
 
     def _with_onnxruntime(
-        self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any], told: Sequence[int]
+        self, key: Key, step: Made, attributes: list[Any], inputs: Sequence[Any], elem_types: Sequence[int]
     ) -> list[Any]:
         feeds = {f"i{i}": v for i, v in enumerate(inputs) if v is not None}
         if key not in self.sessions:
-            model = _model(made, attributes, inputs, told).SerializeToString()
+            model = _model(step, attributes, inputs, elem_types).SerializeToString()
             try:
-                self.sessions[key] = model if made.domain else session(model)
+                self.sessions[key] = model if step.domain else session(model)
             except Exception as error:
                 self.sessions[key] = error
-        found = self.sessions[key]
-        if isinstance(found, Exception):
-            raise found
-        return APART.run(found, feeds) if made.domain else list(found.run(None, feeds))
+        runner = self.sessions[key]
+        if isinstance(runner, Exception):
+            raise runner
+        return APART.run(runner, feeds) if step.domain else list(runner.run(None, feeds))
 
-    def _with_onnx(self, key: Key, made: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    def _with_onnx(self, key: Key, step: Made, attributes: list[Any], inputs: Sequence[Any]) -> list[Any]:
         if self.most is not None and sum(v.size for v in inputs if isinstance(v, np.ndarray)) > self.most:
-            raise Unable(f"{made.op}: onnx.reference would take long")
+            raise Unable(f"{step.op}: onnx.reference would take long")
         from onnx.reference import ReferenceEvaluator
 
         if key not in self.evaluators:
-            self.evaluators[key] = ReferenceEvaluator(_model(made, attributes, inputs))
+            self.evaluators[key] = ReferenceEvaluator(_model(step, attributes, inputs))
         with np.errstate(all="ignore"):
-            found = self.evaluators[key].run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None})
-        return list(found)
+            outputs = self.evaluators[key].run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None})
+        return list(outputs)
 
 
-def _is_exotic(made: Made, inputs: Sequence[Any]) -> bool:
+def _is_exotic(step: Made, inputs: Sequence[Any]) -> bool:
     """Return True if a node has types that numpy lacks, and that onnxruntime returns as integers."""
-    made_of = [made.attributes[name].value for name in ("to", "dtype", "output_dtype") if name in made.attributes]
+    made_of = [step.attributes[name].value for name in ("to", "dtype", "output_dtype") if name in step.attributes]
     types = {ir.DataType(t) for t in made_of if t} | {dtype_of(v) for v in inputs if isinstance(v, np.ndarray)}
     return any(t.is_floating_point() and t not in PLAIN or t in PACKED for t in types)
 
@@ -138,19 +138,19 @@ def _kind(value: Any) -> object:
     return None if value is None else value.dtype.str if value.dtype.kind != "V" else str(value.dtype)
 
 
-def _model(made: Made, attributes: list[Any], inputs: Sequence[Any], told: Sequence[int] = ()) -> onnx.ModelProto:
+def _model(step: Made, attributes: list[Any], inputs: Sequence[Any], elem_types: Sequence[int] = ()) -> onnx.ModelProto:
     names = ["" if v is None else f"i{i}" for i, v in enumerate(inputs)]
-    outputs = [f"o{i}" for i in range(len(made.outputs))]
-    node = onnx.helper.make_node(made.op, names, outputs, domain=made.domain)
+    outputs = [f"o{i}" for i in range(len(step.outputs))]
+    node = onnx.helper.make_node(step.op, names, outputs, domain=step.domain)
     node.attribute.extend(attributes)
-    given = [onnx.helper.make_value_info(f"i{i}", _type(v)) for i, v in enumerate(inputs) if v is not None]
+    ports = [onnx.helper.make_value_info(f"i{i}", _type(v)) for i, v in enumerate(inputs) if v is not None]
     made_infos = [onnx.ValueInfoProto(name=o) for o in outputs]
-    for output, elem_type in zip(made_infos, told):
+    for output, elem_type in zip(made_infos, elem_types):
         if elem_type:
             output.type.CopyFrom(onnx.helper.make_tensor_type_proto(elem_type, None))
-    graph = onnx.helper.make_graph([node], "one", given, made_infos)
-    opsets = [onnx.helper.make_opsetid(made.domain, made.version)]
-    if made.domain:
+    graph = onnx.helper.make_graph([node], "one", ports, made_infos)
+    opsets = [onnx.helper.make_opsetid(step.domain, step.version)]
+    if step.domain:
         opsets.append(onnx.helper.make_opsetid("", 17))
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
@@ -162,23 +162,23 @@ def _type(value: Any) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(int(dtype_of(value)), None)
 
 
-def _told(dtype: ir.DataType | None, wide: bool) -> int:
+def _elem_type(dtype: ir.DataType | None, wide: bool) -> int:
     """Return the type of an output; 0 if it is unknown."""
-    found = 0 if dtype is None else int(dtype)
-    return DOUBLE if wide and found in NARROW else found
+    elem_type = 0 if dtype is None else int(dtype)
+    return DOUBLE if wide and elem_type in NARROW else elem_type
 
 
 def dtype_of(array: Any) -> ir.DataType:
     return ir.DataType.STRING if array.dtype == object else ir.DataType.from_numpy(array.dtype)
 
 
-def _attributes(made: Made, wide: bool) -> list[onnx.AttributeProto]:
+def _attributes(step: Made, wide: bool) -> list[onnx.AttributeProto]:
     """Return the attributes of a node. In float64 mode GroupNormalization computes its mean and variance in float64."""
-    found = [_proto(a, wide) for _, a in sorted(made.attributes.items())]
-    if wide and made.op == "GroupNormalization" and made.version >= 21:
+    protos = [_proto(a, wide) for _, a in sorted(step.attributes.items())]
+    if wide and step.op == "GroupNormalization" and step.version >= 21:
         stash = onnx.helper.make_attribute("stash_type", DOUBLE)
-        found = [*(a for a in found if a.name != "stash_type"), stash]
-    return found
+        protos = [*(a for a in protos if a.name != "stash_type"), stash]
+    return protos
 
 
 def _proto(attribute: ir.Attr, wide: bool) -> onnx.AttributeProto:
@@ -209,11 +209,11 @@ class Kernel:
 
     def standard(self, op: str, version: int, *inputs: Array | None, **names: str) -> Array:
         """Compute a standard operator. `names`: maps its attributes to those of the node."""
-        given = {new: self.step.attributes[old] for new, old in names.items() if old in self.step.attributes}
-        return self.run(replace(self.step, op=op, domain="", version=version, attributes=given), inputs)
+        attributes = {new: self.step.attributes[old] for new, old in names.items() if old in self.step.attributes}
+        return self.run(replace(self.step, op=op, domain="", version=version, attributes=attributes), inputs)
 
-    def run(self, made: Made, inputs: Sequence[Array | None]) -> Array:
-        return self.single.run(replace(made, outputs=made.outputs[:1]), list(inputs), self.wide)[0]
+    def run(self, step: Made, inputs: Sequence[Array | None]) -> Array:
+        return self.single.run(replace(step, outputs=step.outputs[:1]), list(inputs), self.wide)[0]
 
 
 StandIn = Callable[..., Any]
@@ -226,12 +226,14 @@ def run(single: Single, step: Made, inputs: list[Any], wide: bool) -> Sequence[A
     if function is None:
         return None
     try:
-        made = function(Kernel(single, step, wide), *inputs, **{name: a.value for name, a in step.attributes.items()})
+        outputs = function(
+            Kernel(single, step, wide), *inputs, **{name: a.value for name, a in step.attributes.items()}
+        )
     except Untold:
         raise
     except Exception as error:
         raise Untold(f"{step.domain}.{step.op}: {error}") from None
-    return made if isinstance(made, list) else [made]
+    return outputs if isinstance(outputs, list) else [outputs]
 
 
 def stand_in(*names: str) -> Callable[[StandIn], StandIn]:
@@ -259,10 +261,10 @@ def bias_split_gelu(kernel: Kernel, x: Array, bias: Array) -> Array:
 
 @stand_in("GemmFastGelu")
 def gemm_fast_gelu(kernel: Kernel, x: Array, w: Array, bias: Array | None = None) -> Array:
-    made = x @ w
-    made = made if bias is None else made + bias
-    inside = math.sqrt(2 / math.pi) * (made + 0.044715 * made**3)
-    return (made * (1 + np.tanh(inside)) / 2).astype(x.dtype)
+    product = x @ w
+    product = product if bias is None else product + bias
+    inside = math.sqrt(2 / math.pi) * (product + 0.044715 * product**3)
+    return (product * (1 + np.tanh(inside)) / 2).astype(x.dtype)
 
 
 @stand_in("BiasDropout", "BitmaskBiasDropout")
@@ -270,8 +272,8 @@ def bias_dropout(
     kernel: Kernel, x: Array, bias: Array, residual: Array | None = None, ratio: Array | None = None,
     training_mode: Array | None = None, *, seed: int = 0,
 ) -> list[Array]:  # fmt: skip
-    made = own.dropped(x + bias, 0.5 if ratio is None else float(ratio))
-    return [made if residual is None else made + residual, np.ones(x.shape, bool)]
+    dropped = own.dropped(x + bias, 0.5 if ratio is None else float(ratio))
+    return [dropped if residual is None else dropped + residual, np.ones(x.shape, bool)]
 
 
 @stand_in("ComplexMul")
@@ -318,9 +320,9 @@ def group_norm(
     grouped = first.reshape(x.shape[0], groups, -1).astype(np.float64)
     normed = (grouped - grouped.mean(-1, keepdims=True)) / np.sqrt(grouped.var(-1, keepdims=True) + epsilon)
     wide = (-1, *(1,) * (x.ndim - 2))
-    made = normed.reshape(first.shape) * gamma.reshape(wide) + beta.reshape(wide)
-    made = made / (1 + np.exp(-made)) if activation else made
-    return (np.moveaxis(made, 1, -1) if channels_last else made).astype(x.dtype)
+    scaled = normed.reshape(first.shape) * gamma.reshape(wide) + beta.reshape(wide)
+    scaled = scaled / (1 + np.exp(-scaled)) if activation else scaled
+    return (np.moveaxis(scaled, 1, -1) if channels_last else scaled).astype(x.dtype)
 
 
 @stand_in("SkipGroupNorm")
@@ -356,9 +358,9 @@ def qlinear_reduce_mean(
     axes: Sequence[int], keepdims: int,
 ) -> Array:  # fmt: skip
     floats = (x.astype(np.float32) - (0 if zero is None else zero.astype(np.float32))) * scale
-    made = np.rint(floats.mean(tuple(axes), keepdims=bool(keepdims)) / to_scale)
+    steps = np.rint(floats.mean(tuple(axes), keepdims=bool(keepdims)) / to_scale)
     bounds = np.iinfo(x.dtype)
-    return np.clip(made + (0 if to_zero is None else to_zero.astype(np.float32)), bounds.min, bounds.max).astype(
+    return np.clip(steps + (0 if to_zero is None else to_zero.astype(np.float32)), bounds.min, bounds.max).astype(
         x.dtype
     )
 
@@ -377,15 +379,15 @@ def nhwc_conv(
 ) -> Array:
     """Compute NhwcConv as FusedConv, whose channels come first."""
     inner = [None if v is None else np.ascontiguousarray(np.moveaxis(v, -1, 1)) for v in (x, z)]
-    given = [inner[0], w, bias, inner[1]]
-    return np.moveaxis(kernel("FusedConv", *given[: 4 if z is not None else 3]), 1, -1)
+    operands = [inner[0], w, bias, inner[1]]
+    return np.moveaxis(kernel("FusedConv", *operands[: 4 if z is not None else 3]), 1, -1)
 
 
 @stand_in("FusedMatMulActivation")
 def fused_matmul_activation(kernel: Kernel, a: Array, b: Array, *, activation: Any, **attributes: Any) -> Array:
     names = {name: f"activation_{name}" for name in ("alpha", "beta", "gamma", "axis")}
-    made = kernel("FusedMatMul", a, b, without=["activation", *names.values()])
-    return kernel.standard(activation, 13 if "Softmax" in activation else 6, made, **names)
+    product = kernel("FusedMatMul", a, b, without=["activation", *names.values()])
+    return kernel.standard(activation, 13 if "Softmax" in activation else 6, product, **names)
 
 
 @stand_in("LayerNormalization", "SimplifiedLayerNormalization")
@@ -400,9 +402,9 @@ def packed_attention(
     kernel: Kernel, x: Array, weights: Array, bias: Array, offsets: Array, starts: Array, *_: Array | None,
     qkv_hidden_sizes: Sequence[int] = (), **attributes: Any,
 ) -> Array:  # fmt: skip
-    made = x @ weights + bias
+    qkv = x @ weights + bias
     ends = np.cumsum(qkv_hidden_sizes)[:2] if len(qkv_hidden_sizes) else 3
-    return packed_multi_head_attention(kernel, *np.split(made, ends, -1), None, offsets, starts)
+    return packed_multi_head_attention(kernel, *np.split(qkv, ends, -1), None, offsets, starts)
 
 
 @stand_in("PackedMultiHeadAttention")
@@ -416,7 +418,7 @@ def packed_multi_head_attention(
         parts = [query[:, :, i].reshape(query.shape[0], -1) for i in range(3)]
     rows = []
     for start, end in zip(starts, starts[1:]):
-        given = [np.ascontiguousarray(x[None, start:end]) for x in parts if x is not None]
-        given += [] if bias is None else [bias]
-        rows.append(kernel("MultiHeadAttention", *given, without=["qkv_hidden_sizes"])[0])
+        operands = [np.ascontiguousarray(x[None, start:end]) for x in parts if x is not None]
+        operands += [] if bias is None else [bias]
+        rows.append(kernel("MultiHeadAttention", *operands, without=["qkv_hidden_sizes"])[0])
     return np.concatenate(rows)

@@ -141,12 +141,12 @@ class Stands(Side):
 
     def _live(self, graph: ir.Graph) -> list[Made]:
         """Return the nodes of a graph that its outputs depend on."""
-        wanted, found = set(self.picture.graphs[graph][1]), []
+        wanted, steps = set(self.picture.graphs[graph][1]), []
         for step in reversed(self.picture.members.get(graph, [])):
             if not wanted.isdisjoint(step.outputs):
                 wanted.update(uses(self.picture, step))
-                found.append(step)
-        return found[::-1]
+                steps.append(step)
+        return steps[::-1]
 
     def _need(self, value: ir.Value | None) -> None:
         if value in self.why:
@@ -156,10 +156,10 @@ class Stands(Side):
                 raise Untold(f"{value.name} has no elements")
             self.values[value] = self.constant(value)
 
-    def body(self, graph: ir.Graph, given: Sequence[Any], values: Values) -> list[Any]:
+    def body(self, graph: ir.Graph, args: Sequence[Any], values: Values) -> list[Any]:
         """Return the outputs of a subgraph; integers are rounded."""
-        made = super().body(graph, given, values)
-        return [self._whole(v, self.kinds.get(o)) for o, v in zip(self.picture.graphs[graph][1], made)]
+        results = super().body(graph, args, values)
+        return [self._whole(v, self.kinds.get(o)) for o, v in zip(self.picture.graphs[graph][1], results)]
 
     def _made(self, step: Made, inputs: list[Any], values: Values) -> Sequence[Any]:
         for value in step.outputs:
@@ -195,14 +195,14 @@ class Stands(Side):
         first = kinds[data[0]]
         integers = next((k.dtype for i in data if (k := kinds[i]) is not None and k.dtype is not None), None)
         grid = first.grid if first is not None and first.grid is not None and first.grid.is_single else None
-        given = [v.astype(np.float64) if i in data and integers is not None else v for i, v in enumerate(inputs)]
+        operands = [v.astype(np.float64) if i in data and integers is not None else v for i, v in enumerate(inputs)]
         indices = step.op == "MaxPool"
         for value in step.outputs[: 1 if indices else None]:
             self.kinds[value] = Kind(integers, grid)
         if _is_single(step.op):  # which elements these are is exact in float32, other than steps of a wave
-            numbers = np.arange(given[0].size, dtype=np.float64).reshape(given[0].shape)
-            return [given[0].reshape(-1)[self.plain(step, [numbers, *given[1:]])[0].astype(np.int64)]]
-        return self.plain(step, given)
+            numbers = np.arange(operands[0].size, dtype=np.float64).reshape(operands[0].shape)
+            return [operands[0].reshape(-1)[self.plain(step, [numbers, *operands[1:]])[0].astype(np.int64)]]
+        return self.plain(step, operands)
 
     def _cast(self, step: Made, x: Any, kind: Kind) -> list[Any]:
         wanted = ir.DataType(int(step.attributes["to"].value))
@@ -245,30 +245,30 @@ class Stands(Side):
         return Scales(own.spread(wide, x, axis, block), own.spread(shift, x, axis, block), grid)
 
     def quantised(
-        self, made: ir.Value, x: Any, given: Scales, dtype: ir.DataType, was: Grid | None, maker: str, stored: bool
+        self, output: ir.Value, x: Any, scales: Scales, dtype: ir.DataType, was: Grid | None, maker: str, stored: bool
     ) -> Any:
         """Return the steps of quantised floats. `maker`: the operator that computed them, "" if unknown."""
-        self.kinds[made] = Kind(dtype, replace(given.grid, stored=stored))
+        self.kinds[output] = Kind(dtype, replace(scales.grid, stored=stored))
         if self.rounds:
-            return self.stepped(x, given, dtype.is_floating_point() or was == given.grid)
-        steps = x / given.scale + given.zero
-        grid = given.grid
-        zero = float(given.zero) if np.ndim(given.zero) == 0 else np.nan
+            return self.stepped(x, scales, dtype.is_floating_point() or was == scales.grid)
+        steps = x / scales.scale + scales.zero
+        grid = scales.grid
+        zero = float(scales.zero) if np.ndim(scales.zero) == 0 else np.nan
         if dtype.is_floating_point() or not stored or not grid.is_single or grid.low != zero or not _fuses(maker):
             return steps
-        if abs((grid.high - zero) * float(given.scale) - SIX) >= NEAR_SIX:
+        if abs((grid.high - zero) * float(scales.scale) - SIX) >= NEAR_SIX:
             return np.maximum(steps, zero)
         if np.min(x, initial=0) >= 0 and np.max(x, initial=0) > SIX:
             raise Untold("a ReLU6 of what may never be negative")
-        return np.clip(steps, zero, zero + SIX / given.scale)
+        return np.clip(steps, zero, zero + SIX / scales.scale)
 
-    def stepped(self, x: Any, given: Scales, is_rounded: bool) -> Any:
+    def stepped(self, x: Any, scales: Scales, is_rounded: bool) -> Any:
         """Return steps with a wave between whole ones, saturated; without the wave if all are whole already."""
-        steps = np.divide(x, given.scale, where=given.scale != 0, out=np.zeros(np.shape(x)))  # a scale of 0 gives 0
+        steps = np.divide(x, scales.scale, where=scales.scale != 0, out=np.zeros(np.shape(x)))  # a scale of 0 gives 0
         if not is_rounded:
             turn = 2 * np.pi * steps  # the wave moves every simple fraction of a step
             steps = steps - WAVE * (np.sin(turn) + (1 - np.cos(turn)) / 2)
-        return np.clip(steps + given.zero, given.grid.low, given.grid.high)
+        return np.clip(steps + scales.zero, scales.grid.low, scales.grid.high)
 
     def maker(self, value: ir.Value | None) -> str:
         """Return the operator that computes a value, looking through reshapes."""
@@ -285,9 +285,9 @@ class Stands(Side):
         """Return an input of a node as floats. `at`: positions of the input, its scale and its zero point."""
         values = [step.input(i) for i in at]
         x, scale, zero = inputs[at[0]], inputs[at[1]], inputs[at[2]] if at[2] < len(inputs) else None
-        given = self.scales(x, scale, zero, LIKE, axis, block)
-        made = (x.astype(np.float64) - given.zero) * given.scale
-        return self.note(values[0], made, values[1:])
+        scales = self.scales(x, scale, zero, LIKE, axis, block)
+        floats = (x.astype(np.float64) - scales.zero) * scales.scale
+        return self.note(values[0], floats, values[1:])
 
     def note(self, value: ir.Value | None, floats: Any, by: Sequence[ir.Value | None]) -> Any:
         """Record what a stored tensor represents, if scale and zero point are stored. Returns floats of the scale's
@@ -309,14 +309,14 @@ class Stands(Side):
         return LIKE if x is None else ir.DataType.from_numpy(x.dtype)
 
 
-def carries(made: Made) -> bool:
+def carries(step: Made) -> bool:
     """Return True if the results consist of elements of the data, and zeros."""
-    return not made.domain and is_a(made.node, MOVES, PICKS, RESAMPLES)
+    return not step.domain and is_a(step.node, MOVES, PICKS, RESAMPLES)
 
 
 def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
     """Return the tensors that the elements of a value come from."""
-    found, stack, seen = [], [value], set()
+    sources, stack, seen = [], [value], set()
     while stack:
         one = stack.pop()
         maker = picture.maker.get(one)
@@ -324,11 +324,11 @@ def roots(picture: Picture, value: ir.Value) -> list[ir.Value]:
             continue
         seen.add(one)
         if maker is None or not carries(maker):
-            found.append(one)
+            sources.append(one)
             continue
         places = known(maker.node).data
         stack += [v for i, v in enumerate(maker.inputs) if i in places and v is not None]
-    return found
+    return sources
 
 
 Rule = Callable[[Stands, Made, list[Any]], Sequence[Any]]

@@ -15,15 +15,15 @@ from onnxgen.paranoid.stands import LIKE, Kind, Stands, roots, rule
 INT32 = ir.DataType.INT32
 
 
-def _like(step: Made, op: str, version: int, without: str = "", **given: Any) -> Made:
+def _like(step: Made, op: str, version: int, without: str = "", **attributes: Any) -> Made:
     """Return a standard node with the attributes of another node, except those that only that one has."""
     kept = {k: a for k, a in step.attributes.items() if k not in without.split()}
-    kept |= {k: ir.convenience.convert_attribute(k, v) for k, v in given.items()}
+    kept |= {k: ir.convenience.convert_attribute(k, v) for k, v in attributes.items()}
     return replace(step, domain="", op=op, version=version, attributes=kept, outputs=step.outputs[:1])
 
 
-def _run(side: Stands, made: Made, *inputs: Any) -> Any:
-    return side.plain(made, list(inputs))[0]
+def _run(side: Stands, step: Made, *inputs: Any) -> Any:
+    return side.plain(step, list(inputs))[0]
 
 
 def _at(inputs: list[Any], index: int) -> Any:
@@ -36,9 +36,9 @@ def _close(side: Stands, step: Made, inputs: list[Any], x: Any, at: tuple[int, i
     zero = _at(inputs, z)
     like = like if zero is None else z
     dtype = side.dtype(step.inputs[like], inputs[like])
-    given = side.scales(x, inputs[s], zero, dtype)
+    scales = side.scales(x, inputs[s], zero, dtype)
     stored = side.is_stored(step.input(s)) and side.is_stored(step.input(z))
-    return [side.quantised(step.outputs[0], x, given, dtype, None, op, stored)]
+    return [side.quantised(step.outputs[0], x, scales, dtype, None, op, stored)]
 
 
 # ---- quantisers ------------------------------------------------------------------------------------------------------
@@ -53,14 +53,14 @@ def quantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     axis, block = int(step.attribute("axis", 1)), int(step.attribute("block_size", 0))
     if dtype == ir.DataType.DOUBLE:
         raise Broken("a zero point of floats")
-    given = side.scales(x, inputs[1], zero, dtype, axis, block)
+    scales = side.scales(x, inputs[1], zero, dtype, axis, block)
     kind = side.kinds.get(step.inputs[0])
     stored = all(map(side.is_stored, step.inputs[1:]))
-    made = step.outputs[0]
-    steps = side.quantised(made, x, given, dtype, kind.grid if kind else None, side.maker(step.inputs[0]), stored)
+    output = step.outputs[0]
+    steps = side.quantised(output, x, scales, dtype, kind.grid if kind else None, side.maker(step.inputs[0]), stored)
     if dtype.is_floating_point() and not step.attribute("saturate", 1):  # numbers that are too large become NaN
-        side.kinds[made] = Kind(dtype)
-        return [x / given.scale]
+        side.kinds[output] = Kind(dtype)
+        return [x / scales.scale]
     return [steps]
 
 
@@ -72,10 +72,10 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     if (kind is None or kind.dtype is None) and inputs[0].dtype == np.float64:
         raise Broken("floats are dequantised")
     if "output_dtype" in step.attributes:
-        given = side.scales(inputs[0], inputs[1], zero, LIKE, axis, block)
-        return [(inputs[0].astype(np.float64) - given.zero) * given.scale]
-    made = side.dequantised(step, inputs, (0, 1, 2), axis, block)
-    grid = side.scales(made, inputs[1], zero, side.dtype(source, inputs[0]), axis, block).grid
+        scales = side.scales(inputs[0], inputs[1], zero, LIKE, axis, block)
+        return [(inputs[0].astype(np.float64) - scales.zero) * scales.scale]
+    floats = side.dequantised(step, inputs, (0, 1, 2), axis, block)
+    grid = side.scales(floats, inputs[1], zero, side.dtype(source, inputs[0]), axis, block).grid
     if kind is None and source not in (None, step.inputs[1]) and all(map(side.is_stored, step.inputs[1:])):
         ends = [source] if side.is_stored(source) or not grid.is_single else roots(side.picture, source)
         if all(map(side.is_stored, ends)):  # the elements may have been moved since
@@ -83,7 +83,7 @@ def dequantize(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     if kind is not None and kind.grid == grid:
         side.needless.append(step.name)
         side.kinds[step.outputs[0]] = Kind(None, kind.grid)
-    return [made]
+    return [floats]
 
 
 def _range(x: Any) -> tuple[Any, Any]:
@@ -97,19 +97,19 @@ def _range(x: Any) -> tuple[Any, Any]:
 def dynamic(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     x = inputs[0].astype(np.float64)
     scale, zero = _range(x)
-    given = side.scales(x, scale, zero, LIKE)
-    made = [side.quantised(step.outputs[0], x, given, LIKE, None, "", False), scale, zero]
+    scales = side.scales(x, scale, zero, LIKE)
+    outputs = [side.quantised(step.outputs[0], x, scales, LIKE, None, "", False), scale, zero]
     if len(step.outputs) > 2:
         side.kinds[step.outputs[2]] = Kind(LIKE)
-    return made[: len(step.outputs)]
+    return outputs[: len(step.outputs)]
 
 
 @rule("FakeQuantizeDynamic")
 def fake_dynamic(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     scale, zero = _range(inputs[0])
-    given = side.scales(inputs[0], scale, zero, LIKE)
-    side.kinds[step.outputs[0]] = Kind(None, given.grid)
-    return [(side.stepped(inputs[0], given, False) - zero) * scale]
+    scales = side.scales(inputs[0], scale, zero, LIKE)
+    side.kinds[step.outputs[0]] = Kind(None, scales.grid)
+    return [(side.stepped(inputs[0], scales, False) - zero) * scale]
 
 
 @rule("FakeQuantize")
@@ -118,14 +118,14 @@ def fake(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     axis, block = int(step.attribute("axis", 1)), int(step.attribute("block", 0))
     if to and not ir.DataType(to).is_floating_point():
         raise Broken("attribute 'to' is not a float type")
-    given = side.scales(x, inputs[1], zero, ir.DataType(to) if to else LIKE, axis, block)
+    scales = side.scales(x, inputs[1], zero, ir.DataType(to) if to else LIKE, axis, block)
     if not to:
         limits = float(step.attribute("low", -128)), float(step.attribute("high", 127))
-        given = replace(given, grid=replace(given.grid, low=limits[0], high=limits[1]))
+        scales = replace(scales, grid=replace(scales.grid, low=limits[0], high=limits[1]))
     kind = side.kinds.get(step.inputs[0])
-    side.kinds[step.outputs[0]] = Kind(None, given.grid)
-    steps = side.stepped(x, given, bool(to) or kind is not None and kind.grid == given.grid)
-    return [(steps - given.zero) * given.scale]
+    side.kinds[step.outputs[0]] = Kind(None, scales.grid)
+    steps = side.stepped(x, scales, bool(to) or kind is not None and kind.grid == scales.grid)
+    return [(steps - scales.zero) * scales.scale]
 
 
 # ---- products --------------------------------------------------------------------------------------------------------
@@ -170,14 +170,14 @@ def conv_integer(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 def qlinear_conv(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     x, w = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5))
     bias, last = _bias(side, step, inputs, 8, (1, 4)), bool(step.attribute("channels_last", 0))
-    made = _run(side, _like(step, "Conv", 11, "channels_last"), np.moveaxis(x, -1, 1) if last else x, w, bias)
-    return _close(side, step, inputs, np.moveaxis(made, 1, -1) if last else made, (6, 7, 0), "Conv")
+    convolved = _run(side, _like(step, "Conv", 11, "channels_last"), np.moveaxis(x, -1, 1) if last else x, w, bias)
+    return _close(side, step, inputs, np.moveaxis(convolved, 1, -1) if last else convolved, (6, 7, 0), "Conv")
 
 
 @rule("QLinearMatMul")
 def qlinear_matmul(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    made = np.matmul(side.dequantised(step, inputs, (0, 1, 2)), _columns(side, step, inputs, (3, 4, 5)))
-    return _close(side, step, inputs, made, (6, 7, 0), "MatMul")
+    product = np.matmul(side.dequantised(step, inputs, (0, 1, 2)), _columns(side, step, inputs, (3, 4, 5)))
+    return _close(side, step, inputs, product, (6, 7, 0), "MatMul")
 
 
 @rule("QGemm")
@@ -185,15 +185,15 @@ def qgemm(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     turned = [bool(step.attribute(name, 0)) for name in ("transA", "transB")]
     a, b = side.dequantised(step, inputs, (0, 1, 2)), side.dequantised(step, inputs, (3, 4, 5), 0 if turned[1] else 1)
     bias = _bias(side, step, inputs, 6, (1, 4))
-    made = (a.T if turned[0] else a) @ (b.T if turned[1] else b) * float(step.attribute("alpha", 1.0))
-    made = made if bias is None else made + bias
-    return [made] if _at(inputs, 7) is None else _close(side, step, inputs, made, (7, 8, 0), "Gemm")
+    product = (a.T if turned[0] else a) @ (b.T if turned[1] else b) * float(step.attribute("alpha", 1.0))
+    product = product if bias is None else product + bias
+    return [product] if _at(inputs, 7) is None else _close(side, step, inputs, product, (7, 8, 0), "Gemm")
 
 
 @rule("MatMulIntegerToFloat")
 def matmul_integer_to_float(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
-    made = np.matmul(side.dequantised(step, inputs, (0, 2, 4)), _columns(side, step, inputs, (1, 3, 5)))
-    return [made if _at(inputs, 6) is None else made + inputs[6].astype(np.float64)]
+    product = np.matmul(side.dequantised(step, inputs, (0, 2, 4)), _columns(side, step, inputs, (1, 3, 5)))
+    return [product if _at(inputs, 6) is None else product + inputs[6].astype(np.float64)]
 
 
 @rule("DynamicQuantizeMatMul")
@@ -202,8 +202,8 @@ def dynamic_quantize_matmul(side: Stands, step: Made, inputs: list[Any]) -> list
     scale, zero = _range(x)
     if side.rounds:
         x = (side.stepped(x, side.scales(x, scale, zero, LIKE), False) - zero) * scale
-    made = np.matmul(x, _columns(side, step, inputs, (1, 2, 3)))
-    return [made if _at(inputs, 4) is None else made + inputs[4].astype(np.float64)]
+    product = np.matmul(x, _columns(side, step, inputs, (1, 2, 3)))
+    return [product if _at(inputs, 4) is None else product + inputs[4].astype(np.float64)]
 
 
 @rule("QAttention")
@@ -230,8 +230,8 @@ def matmul_bnb4(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 def _note_product(side: Stands, step: Made, inputs: list[Any], attributes: dict[str, ir.Attr]) -> None:
     if not side.floats.get(step.inputs[1]):  # type: ignore[arg-type]
         one = [np.eye(int(step.attributes["K"].value)), *inputs[1:4]]
-        made = side.plain(replace(step, attributes=attributes), one)[0].T
-        side.note(step.inputs[1], made, step.inputs[2:4])
+        weight = side.plain(replace(step, attributes=attributes), one)[0].T
+        side.note(step.inputs[1], weight, step.inputs[2:4])
 
 
 # ---- one or two operands ---------------------------------------------------------------------------------------------
@@ -247,10 +247,10 @@ def qlinear_two(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
 @rule("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax")
 def qlinear_one(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     op = step.op.removeprefix("QLinear")
-    made = _like(step, op, 16 if op == "LeakyRelu" else 13, "opset")
+    standard = _like(step, op, 16 if op == "LeakyRelu" else 13, "opset")
     if op == "Softmax" and "axis" not in step.attributes:
-        made = _like(step, op, 13, "opset", axis=-1)
-    return _close(side, step, inputs, _run(side, made, side.dequantised(step, inputs, (0, 1, 2))), (3, 4, 0), op)
+        standard = _like(step, op, 13, "opset", axis=-1)
+    return _close(side, step, inputs, _run(side, standard, side.dequantised(step, inputs, (0, 1, 2))), (3, 4, 0), op)
 
 
 @rule("QLinearAveragePool", "QLinearGlobalAveragePool")
@@ -259,10 +259,10 @@ def qlinear_pool(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     if step.attribute("ceil_mode", 0) and step.attribute("count_include_pad", 0):
         raise Untold(f"{step.op} that counts what lies behind its padding")
     x = side.dequantised(step, inputs, (0, 1, 2))
-    made = _run(
+    pooled = _run(
         side, _like(step, op, 11 if op == "AveragePool" else 1, "channels_last"), np.moveaxis(x, -1, 1) if last else x
     )
-    return _close(side, step, inputs, np.moveaxis(made, 1, -1) if last else made, (3, 4, 0), op)
+    return _close(side, step, inputs, np.moveaxis(pooled, 1, -1) if last else pooled, (3, 4, 0), op)
 
 
 @rule("QLinearConcat")
@@ -282,5 +282,5 @@ def qembed(side: Stands, step: Made, inputs: list[Any]) -> list[Any]:
     """Compute quantised embeddings. Scales of the tables start at the ninth input, their zero points follow."""
     pairs = {2: (8, 13), 3: (9, 14), 4: (10, 15), 5: (11, 16), 6: (12, 17)}
     tables = {i: side.dequantised(step, inputs, (i, *at)) for i, at in pairs.items() if inputs[i] is not None}
-    given = [inputs[0], inputs[1], *(tables.get(i) for i in range(2, 7)), inputs[7]]
-    return list(side.plain(replace(step, op="EmbedLayerNormalization"), given))
+    operands = [inputs[0], inputs[1], *(tables.get(i) for i in range(2, 7)), inputs[7]]
+    return list(side.plain(replace(step, op="EmbedLayerNormalization"), operands))

@@ -174,8 +174,8 @@ class Reach:
                 self.sure.add(value)
         for body in (a.as_graph() for a in node.attributes.data.values() if a.type is ir.AttributeType.GRAPH):
             self.perhaps.update(body.outputs)
-            made = body.outputs[1:] if op == "Loop" else body.outputs if op == "Scan" else ()
-            self.sure.update(v for out, v in zip(node.outputs, made) if out in self.sure and _dtype(v) in FLOATS)
+            carried = body.outputs[1:] if op == "Loop" else body.outputs if op == "Scan" else ()
+            self.sure.update(v for out, v in zip(node.outputs, carried) if out in self.sure and _dtype(v) in FLOATS)
             self.walk(body, is_sure and op == "If")
 
 
@@ -392,14 +392,19 @@ def _adds_to_convolution(node: ir.Node, place: int, tensor: ir.TensorProtocol) -
     None if it may be.
     """
     other = node.inputs[1 - place] if _op(node) == "Add" else None
-    made = other.producer() if other is not None else None
-    if made is None or not is_a(made, SAMPLES) or known(made).matrix != 1 or len(known(made).weights) != 2:
+    producer = other.producer() if other is not None else None
+    if (
+        producer is None
+        or not is_a(producer, SAMPLES)
+        or known(producer).matrix != 1
+        or len(known(producer).weights) != 2
+    ):
         return False
-    last = max(known(made).weights)
-    if len(made.inputs) > last and made.inputs[last] is not None:
+    last = max(known(producer).weights)
+    if len(producer.inputs) > last and producer.inputs[last] is not None:
         return False
     shape, own = (None if v is None else info(v).shape for v in (other, node.inputs[place]))
-    if shape is None or own is None or stored(made.inputs[1]) is None or tensor.size == 1:
+    if shape is None or own is None or stored(producer.inputs[1]) is None or tensor.size == 1:
         return None
     return own[1 - len(shape) :] == (shape[1], *(1,) * (len(shape) - 2)) and tensor.size == shape[1]
 

@@ -39,11 +39,11 @@ def parametric_softplus(g: Writer, X: Value, *, alpha: float = 1.0, beta: float 
 @op("ImageScaler", body=True, infer=same)
 def image_scaler(g: Writer, input: Value, *, bias: list[float] | None = None, scale: float = 1.0) -> Value:
     """`scale * x + bias`, one bias a channel of NCHW."""
-    made = g("Mul", input, g.number(scale, input))
+    scaled = g("Mul", input, g.number(scale, input))
     if not bias:
-        return made
+        return scaled
     dtype = info(input).dtype or ir.DataType.FLOAT
-    return g("Add", made, g.constant(np.asarray(bias, np.float32).astype(dtype.numpy()).reshape(1, -1, 1, 1)))
+    return g("Add", scaled, g.constant(np.asarray(bias, np.float32).astype(dtype.numpy()).reshape(1, -1, 1, 1)))
 
 
 @op("Crop", body=True)

@@ -36,8 +36,8 @@ def embedded(
         if not num_heads and not isinstance(size, int):
             raise Refused("the number of heads is unknown", FIX_SHAPE)
         x = g("Reshape", x, g.ints(0, 0, *((num_heads, -1) if num_heads else (-1, int(str(size)) * 2))))
-    made = rotated(g, x, tables, 2 if rank == 3 else 1, interleaved, rotary_embedding_dim)
-    return g("Reshape", made, g("Shape", input)) if rank == 3 else made
+    turned = rotated(g, x, tables, 2 if rank == 3 else 1, interleaved, rotary_embedding_dim)
+    return g("Reshape", turned, g("Shape", input)) if rank == 3 else turned
 
 
 def rotated(g: Writer, x: Value, tables: list[Value], axis: int, interleaved: int, rotary_embedding_dim: int) -> Value:
@@ -47,8 +47,8 @@ def rotated(g: Writer, x: Value, tables: list[Value], axis: int, interleaved: in
     if rotary_embedding_dim:
         rest = g("Slice", x, g.ints(rotary_embedding_dim), g.ints(2**31), g.ints(3))
         x = g("Slice", x, g.ints(0), g.ints(rotary_embedding_dim), g.ints(3))
-    made = _pairs(g, x, cos, sin) if interleaved else _halves(g, x, cos, sin)
-    return made if rest is None else g("Concat", made, rest, axis=-1)
+    turned = _pairs(g, x, cos, sin) if interleaved else _halves(g, x, cos, sin)
+    return turned if rest is None else g("Concat", turned, rest, axis=-1)
 
 
 def _halves(g: Writer, x: Value, cos: Value, sin: Value) -> Value:
@@ -63,8 +63,8 @@ def _pairs(g: Writer, x: Value, cos: Value, sin: Value) -> Value:
     even, odd = (g("Gather", paired, g.int64(i), axis=4) for i in (0, 1))
     real = g("Sub", g("Mul", even, cos), g("Mul", odd, sin))
     imaginary = g("Add", g("Mul", even, sin), g("Mul", odd, cos))
-    made = (real, imaginary)
-    joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in made), axis=4)
+    parts = (real, imaginary)
+    joined = g("Concat", *(g("Unsqueeze", m, g.ints(4)) for m in parts), axis=4)
     return g("Reshape", joined, g.ints(0, 0, 0, -1))
 
 
@@ -85,13 +85,13 @@ def causal_conv(
     before, axis = (kernel - 1) * dilation, 1 if channels_last else 2
     length = (info(input).shape or ())[axis:][:1]
     whole = _extended(g, input, past_state, before, axis)
-    made = input if length == (0,) else _convolved(g, whole, weight, bias, channels_last, dilation, input)
+    convolved = input if length == (0,) else _convolved(g, whole, weight, bias, channels_last, dilation, input)
     if activation != "none":
-        made = g("Mul", made, g("Sigmoid", made))
+        convolved = g("Mul", convolved, g("Sigmoid", convolved))
     if not g.wants(1):
-        return [made]
+        return [convolved]
     state = g("Slice", whole, g.ints(-before if before else 0), g.ints(END if before else 0), g.ints(axis))
-    return [made, state]
+    return [convolved, state]
 
 
 def _extended(g: Writer, x: Value, past: Maybe, before: int, axis: int) -> Value:
@@ -112,9 +112,9 @@ def _convolved(
     if channels_last:
         x = g("Reshape", x, g.ints(0, 0, channels)) if rank > 3 else x
         x = g("Transpose", x, perm=[0, 2, 1])
-    made = g("Conv", x, weight, bias, group=channels, dilations=[dilation], kernel_shape=[kernel])
+    convolved = g("Conv", x, weight, bias, group=channels, dilations=[dilation], kernel_shape=[kernel])
     if channels_last:
-        made = g("Transpose", made, perm=[0, 2, 1])
+        convolved = g("Transpose", convolved, perm=[0, 2, 1])
     if channels_last and rank > 3:
-        made = g("Reshape", made, g.ints(0, 0, *(size_of(like, axis) for axis in range(2, rank))))
-    return made
+        convolved = g("Reshape", convolved, g.ints(0, 0, *(size_of(like, axis) for axis in range(2, rank))))
+    return convolved

@@ -95,13 +95,13 @@ class Writer:
         """Write an operator and return its first `count` outputs."""
         if attributes.get("auto_pad", "NOTSET") != "NOTSET":
             attributes["pads"] = None  # onnxruntime's fused operators may have both, and ignore pads
-        given = [_attribute(name, value) for name, value in attributes.items() if value is not None]
+        attrs = [_attribute(name, value) for name, value in attributes.items() if value is not None]
         version = 1 if domain else first_since(op_type, VERSION)
-        made = ir.Node(domain, op_type, inputs, given, num_outputs=count, version=version, name=self.node.name)
-        for output in made.outputs:
+        node = ir.Node(domain, op_type, inputs, attrs, num_outputs=count, version=version, name=self.node.name)
+        for output in node.outputs:
             self.name(output)
-        self.written.append(made)
-        return made.outputs
+        self.written.append(node)
+        return node.outputs
 
     def name(self, output: Value) -> None:
         """Name a written value by the node's first output, with a number."""
@@ -165,10 +165,10 @@ class Writer:
 
     def rank(self, value: Value) -> int:
         """Return the rank of an input. Raises `Refused` if it is unknown."""
-        found = info(value).rank
-        if found is None:
+        rank = info(value).rank
+        if rank is None:
             raise Refused(f"the rank of input {printable(value.name or '')} is unknown", shape_option(value) or INFER)
-        return found
+        return rank
 
 
 def dtype_of(x: Value) -> ir.DataType:
@@ -200,10 +200,10 @@ def widened(g: Writer, x: Value) -> Value:
     return x if info(x).dtype == FLOAT else g("Cast", x, to=FLOAT)
 
 
-def rounded(g: Writer, made: Value, like: Value) -> Value:
+def rounded(g: Writer, x: Value, like: Value) -> Value:
     """Cast a float32 value to the type of an input."""
     dtype = dtype_of(like)
-    return made if dtype == FLOAT else g("Cast", made, to=dtype)
+    return x if dtype == FLOAT else g("Cast", x, to=dtype)
 
 
 def quantized_to(g: Writer, x: Value, scale: Value, zero: Maybe, like: Value) -> Value:
@@ -239,8 +239,8 @@ def write(node: ir.Node, function: Body, model: ir.Model, options: Options) -> N
         Refused: the body does not support this node. Nothing was changed.
     """
     writer = Writer(node, model, options)
-    made = function(writer, *_inputs(node, function), **_attributes(node, function))
-    results = list(made) if isinstance(made, (list, tuple)) else [made]
+    outputs = function(writer, *_inputs(node, function), **_attributes(node, function))
+    results = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     if any(writer.wants(i) and (i >= len(results) or results[i] is None) for i in range(len(node.outputs))):
         raise Refused("an optional output that is used is not handled", BUG)
     _put(writer, results)
@@ -274,29 +274,29 @@ def _inputs(node: ir.Node, function: Body) -> Results:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     positional = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-    found = list(node.inputs) + [None] * (len(positional) - len(node.inputs))
-    if not variadic and any(v is not None for v in found[len(positional) :]):
+    operands = list(node.inputs) + [None] * (len(positional) - len(node.inputs))
+    if not variadic and any(v is not None for v in operands[len(positional) :]):
         raise Refused(f"the node has {len(node.inputs)} inputs, but the schema has {len(positional)}", NEWER_RUNTIME)
     hints = get_type_hints(function)
-    for parameter, value in zip(positional, found):
+    for parameter, value in zip(positional, operands):
         if value is None and parameter.default is parameter.empty and hints.get(parameter.name, Value) == Value:
             raise Refused(f"input {parameter.name!r} is missing", WRITER)
-    return found if variadic else found[: len(positional)]
+    return operands if variadic else operands[: len(positional)]
 
 
 def _attributes(node: ir.Node, function: Body) -> dict[str, Any]:
     hints = get_type_hints(function)
     parameters = inspect.signature(function).parameters
     taken = {p.name: p for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    given: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         if name not in taken:
             raise Refused(f"attribute {printable(name)!r} is not handled", NEWER_RUNTIME)
         wanted = next((KINDS[kind] for kind in KINDS if hints.get(name) in (kind, kind | None)), attribute.type)
         if attribute.type != wanted:
             raise Refused(f"attribute {name!r} must be of type {wanted.name}, not {attribute.type.name}", WRITER)
-        given[name] = plain(attribute.value)
+        keywords[name] = plain(attribute.value)
     for parameter in taken.values():
-        if parameter.default is inspect.Parameter.empty and parameter.name not in given:
+        if parameter.default is inspect.Parameter.empty and parameter.name not in keywords:
             raise Refused(f"attribute {parameter.name!r} is missing", WRITER)
-    return given
+    return keywords
