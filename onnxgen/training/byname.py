@@ -35,20 +35,20 @@ def by_name(name: str, known: Mapping[str, Entry], what: str) -> Entry:
 
 def subclasses_in(module: ModuleType, base: type[Entry]) -> dict[str, type[Entry]]:
     """Return the public subclasses of `base` in a module, by name."""
-    found = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
-    return {name: one for name, one in found.items() if issubclass(one, base) and one is not base}
+    classes = {name: one for name, one in vars(module).items() if inspect.isclass(one) and not name.startswith("_")}
+    return {name: one for name, one in classes.items() if issubclass(one, base) and one is not base}
 
 
-def check_arguments(chosen: type, arguments: Mapping[str, object], given: Iterable[str]) -> None:
+def check_arguments(chosen: type, arguments: Mapping[str, object], preset: Iterable[str]) -> None:
     """Check that a class accepts these arguments, and that no required argument is missing.
 
     Args:
-        given: parameters that the caller sets itself; `arguments` may not contain them.
+        preset: parameters that the caller sets itself; `arguments` may not contain them.
 
     Raises:
         OnnxgenError: an argument is unknown, or a required one is missing.
     """
-    takes = {n: p for n, p in inspect.signature(chosen).parameters.items() if n not in given}
+    takes = {n: p for n, p in inspect.signature(chosen).parameters.items() if n not in preset}
     for name in arguments:
         if name not in takes:
             raise OnnxgenError(

@@ -81,13 +81,13 @@ def read_config(path: Path) -> dict[str, Any]:
             lists all of them.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OnnxgenError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OnnxgenError(f"{path} is not a TOML file: {error}") from None
     values, problems = {}, Problems()
-    for key, value in found.items():
+    for key, value in document.items():
         name = key.replace("-", "_")
         if name not in TYPES:
             problems.add(f"{path}: there is no setting {key!r}", help=did_you_mean(name, TYPES))
@@ -143,14 +143,14 @@ def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]
     """
     if name not in PATHS or value is None or os.path.isabs(text := str(value)):
         return value
-    made = FUNCTION.fullmatch(text) and not Path(text).exists() and not (folder / text).exists()
-    return value if name == "data" and (text == DIGITS or made) else type(value)(move(text, folder))
+    function = FUNCTION.fullmatch(text) and not Path(text).exists() and not (folder / text).exists()
+    return value if name == "data" and (text == DIGITS or function) else type(value)(move(text, folder))
 
 
 def _as_seen_here(path: str, folder: Path) -> str:
     """Return a path that is relative to `folder` as one that is relative to the current folder."""
-    found, here = Path(os.path.normpath(os.path.realpath(folder) + os.sep + path)), Path.cwd()
-    return str(found.relative_to(here) if found.is_relative_to(here) else found)
+    absolute, here = Path(os.path.normpath(os.path.realpath(folder) + os.sep + path)), Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def _as_seen_from(path: str, folder: Path) -> str:
@@ -229,22 +229,24 @@ def resolved(settings: Settings | None, overrides: Mapping[str, Any]) -> tuple[S
     Raises:
         OnnxgenError: the recipe does not fit the settings.
     """
-    made = replace(settings or Settings(), **overrides)
-    if made.recipe is None:
-        return made, []
-    if made.from_scratch:
+    merged = replace(settings or Settings(), **overrides)
+    if merged.recipe is None:
+        return merged, []
+    if merged.from_scratch:
         what = "recipe fine-tune and from_scratch exclude each other"
         raise OnnxgenError(what, help="the recipe keeps what the weights have learned: leave one of them out")
     default = Settings()
-    given = {f.name for f in fields(Settings) if settings and getattr(settings, f.name) != getattr(default, f.name)}
-    chosen = {name: value for name, value in FINE_TUNE.items() if name not in given | overrides.keys()}
-    several = launched(made).devices * launched(made).nodes > 1
+    changed = {f.name for f in fields(Settings) if settings and getattr(settings, f.name) != getattr(default, f.name)}
+    chosen = {name: value for name, value in FINE_TUNE.items() if name not in changed | overrides.keys()}
+    several = launched(merged).devices * launched(merged).nodes > 1
     for name, unfit in (
-        ("find_lr", made.lr is not None or several),
-        ("head_first", made.lora or several),
-        ("warmup", made.schedule is not None),  # it may begin low itself
+        ("find_lr", merged.lr is not None or several),
+        ("head_first", merged.lora or several),
+        ("warmup", merged.schedule is not None),  # it may begin low itself
     ):
         if unfit:
             chosen.pop(name, None)
-    said = ", ".join(SETTINGS[n].option + ("" if v is True else f" {v}") for n, v in chosen.items())
-    return replace(made, recipe=None, **chosen), [f"recipe {made.recipe} chose {said or 'nothing: all is given'}"]
+    choices = ", ".join(SETTINGS[n].option + ("" if v is True else f" {v}") for n, v in chosen.items())
+    return replace(merged, recipe=None, **chosen), [
+        f"recipe {merged.recipe} chose {choices or 'nothing: all is given'}"
+    ]

@@ -62,8 +62,8 @@ def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
     short = name.rpartition("Backward")[0]
     if not before or short not in VIEWS | _BOUNDED:
         return Ending()
-    found = {_ending(inner, output, moved or short in VIEWS) for inner in before}
-    return found.pop() if len(found) == 1 else Ending()
+    endings = {_ending(inner, output, moved or short in VIEWS) for inner in before}
+    return endings.pop() if len(endings) == 1 else Ending()
 
 
 def _axis(step: Any, output: Tensor) -> int:
@@ -87,15 +87,17 @@ def summed(values: Sequence[Tensor], axes: Iterable[int] | None = None) -> Endin
     places = [axis for axis in (range(1, first.ndim) if axes is None else axes) if first.shape[axis] > 1]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda x: x, "log_softmax": torch.exp}
     for kind, probabilities in kinds.items():
-        found = [axis for axis in places if all(_add_up(probabilities(x.detach().double()), x, axis) for x in values)]
-        if found:
+        matching = [
+            axis for axis in places if all(_add_up(probabilities(x.detach().double()), x, axis) for x in values)
+        ]
+        if matching:
             seen = "they add up to 1" if kind == "softmax" else "their exponentials add up to 1"
-            return Ending(kind, found[0] if len(found) == 1 else None, seen)
+            return Ending(kind, matching[0] if len(matching) == 1 else None, seen)
     return Ending()
 
 
-def _add_up(probabilities: Tensor, given: Tensor, axis: int) -> bool:
-    least = _rounding(given)
+def _add_up(probabilities: Tensor, values: Tensor, axis: int) -> bool:
+    least = _rounding(values)
     return within(probabilities, least) and bool(((probabilities.sum(axis) - 1).abs() <= least).all())
 
 
@@ -110,8 +112,8 @@ def _rounding(values: Tensor) -> float:
 
 def read_ending(output: Tensor, axes: Iterable[int] | None = None) -> Ending:
     """Return the ending as autograd recorded it, else as the values tell: for goals that know what the output is."""
-    found = ending_of(output)
-    return found if found.kind else summed([output], axes)
+    ending = ending_of(output)
+    return ending if ending.kind else summed([output], axes)
 
 
 def _spread(samples: Samples, count: int) -> list[int]:
@@ -137,47 +139,47 @@ class Look:
             column: of the target.
             yes_or_no: True if each number of the output has a target of 0 or 1.
         """
-        found = ending_of(output)
-        if found.kind not in ("", "sigmoid") or (found.kind and yes_or_no):
-            return found
-        if summed([output]).kind and (added := summed([made[index] for _, made in self.seen])).kind:
+        recorded = ending_of(output)
+        if recorded.kind not in ("", "sigmoid") or (recorded.kind and yes_or_no):
+            return recorded
+        if summed([output]).kind and (added := summed([outputs[index] for _, outputs in self.seen])).kind:
             return added
         least = _rounding(output) if output.is_floating_point() else 0.0
-        if found.kind or not output.is_floating_point() or not within(output, least):
-            return found
-        if not all(within(made[index], least) for _, made in self.seen):
-            return found
+        if recorded.kind or not output.is_floating_point() or not within(output, least):
+            return recorded
+        if not all(within(outputs[index], least) for _, outputs in self.seen):
+            return recorded
         if self._always(index, least):
             return Ending("sigmoid", None, "they lie between 0 and 1, whatever the weights are")
         if yes_or_no and self._informed(index, column):
             return Ending("sigmoid", None, "they lie between 0 and 1, and fit the targets as such")
-        return found
+        return recorded
 
     @property
     def seen(self) -> list[tuple[Batch, tuple[Tensor, ...]]]:
         """Batches of the data, and the outputs for them."""
         if self._seen is None:
-            size, found = fixed_batch(self.model) or _AT_ONCE, []
+            size, batches = fixed_batch(self.model) or _AT_ONCE, []
             count = max(min(len(self.samples), _MOST) // size, 1) * size
             taken = _spread(self.samples, count)
             for start in range(0, len(taken) - size + 1 or 1, size):
                 batch = self.samples.take(taken[start : start + size], self.seed)
-                found.append((batch, self._outputs(batch)))
-            self._seen = found
+                batches.append((batch, self._outputs(batch)))
+            self._seen = batches
         return self._seen
 
     def _outputs(self, batch: Batch, weights: dict[str, Tensor] | None = None) -> tuple[Tensor, ...]:
         device = next(self.model.parameters()).device
         inputs = tuple(self.feeding.arguments(batch, device))
         with evaluating(self.model), torch.no_grad():
-            made = self.model(*inputs) if weights is None else functional_call(self.model, weights, inputs)
-        return made if isinstance(made, tuple) else (made,)
+            outputs = self.model(*inputs) if weights is None else functional_call(self.model, weights, inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def _always(self, index: int, least: float) -> bool:
         """Return True if an output lies between 0 and 1 also with random weights: its operations bound it."""
-        found = [self._outputs(self.batch, weights)[index] for weights in self._drawn()]
-        finite = [made for made in found if bool(made.isfinite().all())]
-        return len(finite) >= len(found) / 2 and all(within(made, least) for made in finite)
+        outputs = [self._outputs(self.batch, weights)[index] for weights in self._drawn()]
+        finite = [output for output in outputs if bool(output.isfinite().all())]
+        return len(finite) >= len(outputs) / 2 and all(within(output, least) for output in finite)
 
     def _drawn(self) -> Iterator[dict[str, Tensor]]:
         """Yield random weights, some of them large."""
@@ -193,9 +195,11 @@ class Look:
 
     def _informed(self, index: int, column: str) -> bool:
         """Return True if an output fits its targets better as probabilities than as logits, and than a constant."""
-        said = torch.cat([made[index].double().flatten().cpu() for _, made in self.seen]).clamp(1e-6, 1 - 1e-6)
+        probabilities = torch.cat([outputs[index].double().flatten().cpu() for _, outputs in self.seen]).clamp(
+            1e-6, 1 - 1e-6
+        )
         target = torch.cat([batch[column].double().flatten() for batch, _ in self.seen])
         entropy = nn.functional.binary_cross_entropy
         prior = target.mean().clamp(1e-6, 1 - 1e-6).expand_as(target)
-        losses = [float(entropy(values, target)) for values in (said, said.sigmoid(), prior)]
+        losses = [float(entropy(values, target)) for values in (probabilities, probabilities.sigmoid(), prior)]
         return all(math.isfinite(loss) for loss in losses) and losses[0] < min(losses[1:])

@@ -87,10 +87,10 @@ def evaluate(
     Raises:
         OnnxgenError: model and data do not fit together.
     """
-    found = measure(model, data, part=part, settings=settings, **overrides)
-    for note in found.notes:
+    measured = measure(model, data, part=part, settings=settings, **overrides)
+    for note in measured.notes:
         warnings.warn(note, stacklevel=3)
-    return found.metrics
+    return measured.metrics
 
 
 def measure(
@@ -116,17 +116,22 @@ def measure(
             opened_loaders.enter_context(closing(loader))
         trainer = lightning.Trainer(**QUIET, **trainer_options(device, settings))
         trainer.test(task, loaders[0] if len(loaders) == 1 else _OneByOne(loaders), verbose=False)
-    found = {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
+    values = {name.removeprefix("test_"): value for name, value in metrics(trainer).items()}
     left_out = [note for note in opened.notes if isinstance(note, LeftOut)]
     not_read = sum(loader.skipped for loader in loaders)
     skipped, count = sum(note.samples for note in left_out) + not_read, len(samples) - not_read
-    notes = (*left_out, *unread, *(note for made in objectives for note in made.uncounted))
-    return Measured(found, count, skipped, count + skipped if len(opened.parts) == 1 else count, notes)
+    notes = (*left_out, *unread, *(note for goal in objectives for note in goal.uncounted))
+    return Measured(values, count, skipped, count + skipped if len(opened.parts) == 1 else count, notes)
 
 
 @python_words()
 def predict(
-    model: nn.Module | Path | str, data: Any, *, part: str | None = None, settings: Settings | None = None, **given: Any
+    model: nn.Module | Path | str,
+    data: Any,
+    *,
+    part: str | None = None,
+    settings: Settings | None = None,
+    **overrides: Any,
 ) -> Tensor | tuple[Tensor, ...]:
     """Return a model's outputs for data, in the data's order, on the CPU: one tensor [samples, ...], or a tuple.
 
@@ -139,17 +144,17 @@ def predict(
     Args and raises: as `evaluate`, but targets are not needed. A sample that can't be read is an error, because
     skipping it would shift all later samples.
     """
-    network, settings, _, samples, feeding, device = _ready(model, data, part, settings, given, targets=False)
+    network, settings, _, samples, feeding, device = _ready(model, data, part, settings, overrides, targets=False)
     samples = widest(samples)
     network = prepare_for(network, device).to(device.torch_device)
-    made: list[tuple[int, tuple[Tensor, ...]]] = []
+    batches: list[tuple[int, tuple[Tensor, ...]]] = []
     micro = Micro()
 
     def compute(part: Batch) -> tuple[int, tuple[Tensor, ...]]:
-        found = network(*feeding.arguments(part, device.torch_device))
+        output = network(*feeding.arguments(part, device.torch_device))
         count = len(part[feeding.inputs[0]])
-        made = found if isinstance(found, tuple) else (found,)
-        return count, tuple(y.cpu() if isinstance(y, Tensor) else y for y in made)
+        outputs = output if isinstance(output, tuple) else (output,)
+        return count, tuple(y.cpu() if isinstance(y, Tensor) else y for y in outputs)
 
     workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
     with (
@@ -158,8 +163,8 @@ def predict(
         closing(Loader(samples, settings.batch, workers=workers)) as loader,
     ):
         for batch in loader:
-            made.extend(micro.each(batch, compute))
-    counts, outputs = zip(*made, strict=True)
+            batches.extend(micro.each(batch, compute))
+    counts, outputs = zip(*batches, strict=True)
     whole = tuple(_joined(network, index, parts, counts) for index, parts in enumerate(zip(*outputs, strict=True)))
     if isinstance(samples, Tuples):
         each = samples.rows_of_each
@@ -238,12 +243,12 @@ def _ready(
 
 def _refuse_unordered(data: Data, samples: Samples, objectives: Sequence[Goal], settings: Settings) -> None:
     """Refuse data that has only some of the classes: its sorted names would get other indices than in training."""
-    for made in objectives:
-        if not isinstance(made, Objective):
+    for goal in objectives:
+        if not isinstance(goal, Objective):
             continue
-        has = samples.fields[made.column].classes
-        if made.column in data.named and not settings.classes and len(has) < made.classes:
-            what = f"{data.name} has classes {listed(has)}, but the model has {made.classes} classes: which are they?"
+        has = samples.fields[goal.column].classes
+        if goal.column in data.named and not settings.classes and len(has) < goal.classes:
+            what = f"{data.name} has classes {listed(has)}, but the model has {goal.classes} classes: which are they?"
             way = "name all in the order of the model's outputs, as in config.toml of its run: classes=('cat', 'dog')"
             raise OnnxgenError(what, help=way)
 

@@ -166,17 +166,17 @@ class Loader:
         first, self._start = self._start, 0
         self._given = first
         tickets = self.plan.tickets(self.epoch, first)
-        made = self._parallel(tickets) if self.workers else self._made(tickets)
-        for number, (batch, skipped) in enumerate(self._steps(made, first) if self._ahead else made, first):
+        batches = self._parallel(tickets) if self.workers else self._made(tickets)
+        for number, (batch, skipped) in enumerate(self._steps(batches, first) if self._ahead else batches, first):
             self._given = number + 1
             self.weight = self.plan.weight(number)
             self._tell(skipped)
             yield batch
 
-    def _steps(self, made: Iterator[Taken], first: int) -> Iterator[Taken]:
-        """Yield what `made` does, once all batches of a step are there."""
+    def _steps(self, batches: Iterator[Taken], first: int) -> Iterator[Taken]:
+        """Yield what `batches` does, once all batches of a step are there."""
         accumulate = self.plan.accumulate
-        while taken_ones := list(itertools.islice(made, accumulate - first % accumulate)):
+        while taken_ones := list(itertools.islice(batches, accumulate - first % accumulate)):
             self.step = [batch for batch, _ in taken_ones]
             for self.place, one in enumerate(taken_ones):
                 yield one
@@ -208,10 +208,10 @@ class Loader:
                 generator=torch.Generator(),  # else it draws a number from the global generator each epoch
             )
         self._order.tickets = tickets
-        for found in _running(self._workers):
-            if isinstance(found, OnnxgenError):
-                raise found
-            yield found[0], found[1]  # pinning makes a list of the pair
+        for loaded in _running(self._workers):
+            if isinstance(loaded, OnnxgenError):
+                raise loaded
+            yield loaded[0], loaded[1]  # pinning makes a list of the pair
 
 
 @dataclass(frozen=True)
@@ -376,10 +376,10 @@ def _running(loader: DataLoader[Any]) -> Iterator[Any]:
     if loader._iterator is not None:
         return iter(loader)
     with held():
-        made = iter(loader)
-    for worker in made._workers:  # type: ignore[attr-defined]
+        iterator = iter(loader)
+    for worker in iterator._workers:  # type: ignore[attr-defined]
         worker._popen.terminate = worker._popen.kill  # torch's way to end one that does not end by itself
-    return made
+    return iterator
 
 
 def _same(batch: Any) -> Any:
@@ -448,11 +448,11 @@ def classes_of(samples: Samples, objectives: Sequence[Goal]) -> np.ndarray:
     """
     way = "leave out --sampler balanced"
     classifiers = [o for o in objectives if isinstance(o, Objective) and o.classes]
-    found = next((o for o in classifiers if samples.fields[o.column].shape in ((), (1,))), None)
-    if found is None:
+    classifier = next((o for o in classifiers if samples.fields[o.column].shape in ((), (1,))), None)
+    if classifier is None:
         raise OnnxgenError("--sampler balanced needs a class for each sample", help=way)
-    column = column_of(samples, found.column)
+    column = column_of(samples, classifier.column)
     if column is None:
-        what = f"the classes of column {found.column!r} can't be told without reading every sample"
+        what = f"the classes of column {classifier.column!r} can't be told without reading every sample"
         raise OnnxgenError(what, help=way)
     return column.flatten().numpy()

@@ -108,15 +108,15 @@ class Objective(Goal):
         target = target.to(output.dtype) if target.shape == output.shape else target
         if self.loss == "nll_loss" and self.ending.kind == "softmax":
             output = output.clamp_min(torch.finfo(output.dtype).tiny).log()
-        given: dict[str, Any] = {} if weights is None else {"weight": weights}
+        options: dict[str, Any] = {} if weights is None else {"weight": weights}
         if smoothing:  # of log-probabilities, cross_entropy is nll_loss
-            function, given["label_smoothing"] = F.cross_entropy, smoothing
+            function, options["label_smoothing"] = F.cross_entropy, smoothing
         several = self.loss != "multi_margin_loss" and target.ndim > 1 and not target.is_floating_point()
         if weights is None and not several:
-            mean: Tensor = function(output, target, **given)
+            mean: Tensor = function(output, target, **options)
             return mean
         # torch's mean is NaN for a batch in which every element is ignored.
-        total: Tensor = function(output, target, reduction="sum", **given)
+        total: Tensor = function(output, target, reduction="sum", **options)
         count = self.count(target)
         return total / (count.clamp_min(1) if isinstance(count, Tensor) else count)
 
@@ -125,11 +125,11 @@ class Objective(Goal):
         target = target.view_as(output)  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
         if self.loss == "binary_cross_entropy" and self.ending.seen:  # torch refuses 1.0000001
             output = output.clamp(0, 1)
-        given = {} if weights is None else {"weight": torch.where(target > 0.5, weights[1], weights[0])}
+        options = {} if weights is None else {"weight": torch.where(target > 0.5, weights[1], weights[0])}
         target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
         target = target * (1 - smoothing) + smoothing / 2 if smoothing else target
-        found: Tensor = function(output, target, reduction="batchmean" if self.loss == "kl_div" else "mean", **given)
-        return found
+        mean: Tensor = function(output, target, reduction="batchmean" if self.loss == "kl_div" else "mean", **options)
+        return mean
 
     def count(self, target: Tensor) -> Tensor | int:
         """Return the number of elements in the mean: the weight of this batch in a mean over batches."""
@@ -146,16 +146,16 @@ class Objective(Goal):
             output = output.sigmoid() if self.is_binary and self.ending.kind not in PROBABILITIES else output
             target = target.reshape(shape)
             return output.float().reshape(shape), target.long() if self.is_binary else target.float()
-        made = output.float().movedim(self.axis, 1)
+        scores = output.float().movedim(self.axis, 1)
         if self.ending.kind != "softmax":  # of log-probabilities, softmax is exp
-            made = made.softmax(1)
-        return made, target
+            scores = scores.softmax(1)
+        return scores, target
 
     def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown | None:
         output, target = outputs[self.output][place : place + 1], batch[self.column][place]
         if not self.classes:
-            truth, said = (", ".join(f"{x:.3g}" for x in y.flatten().tolist()[:4]) for y in (target, output))
-            return Shown(truth, said) if target.numel() <= 4 else None
+            truth, predicted = (", ".join(f"{x:.3g}" for x in y.flatten().tolist()[:4]) for y in (target, output))
+            return Shown(truth, predicted) if target.numel() <= 4 else None
         chosen = self.chosen(output)[0]
         target = target.reshape(chosen.shape).long()
         if output.ndim == 4:
@@ -165,8 +165,8 @@ class Objective(Goal):
             return None  # a class at each position of a sequence
         several = [x.flatten().nonzero().flatten() if self.labels > 1 else x.flatten() for x in (target, chosen)]
         words = [[names[i] if i < len(names) else str(i) for i in x.tolist()] for x in several]
-        truth, said = (", ".join(found) or "none" for found in words)
-        return Shown(truth, said, truth == said)
+        truth, predicted = (", ".join(labels) or "none" for labels in words)
+        return Shown(truth, predicted, truth == predicted)
 
     def chosen(self, output: Tensor) -> Tensor:
         """Return the class index that a classifier predicts for each target."""
@@ -217,8 +217,8 @@ def objective(
             of_map=output.ndim == 4,
         )  # fmt: skip
     # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
-    given, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
-    if output.numel() != target.numel() or (given != wanted and len(given) == len(wanted)):
+    target_sizes, output_sizes = ([size for size in x.shape if size != 1] for x in (target, output))
+    if output.numel() != target.numel() or (target_sizes != output_sizes and len(target_sizes) == len(output_sizes)):
         what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
         raise OnnxgenError(what, help=way if target.is_floating_point() else "")
@@ -258,8 +258,8 @@ def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name:
     """Return the name of the loss that fits a model's ending and its target."""
     if _holds_classes(target) and output.numel() != target.numel():
         if ending.kind == "sigmoid":
-            made = ending.seen and f"holds {ending}, each for itself," or "ends in a sigmoid"
-            what = f"output {name or 0} {made} of {list(output.shape)}, but its target holds class indices"
+            ends = ending.seen and f"holds {ending}, each for itself," or "ends in a sigmoid"
+            what = f"output {name or 0} {ends} of {list(output.shape)}, but its target holds class indices"
             way = "name the loss with --loss" + (" (cross_entropy if these are scores)" if ending.seen else "")
             raise OnnxgenError(what, help=way)
         return "nll_loss" if ending.kind else "cross_entropy"
@@ -319,33 +319,33 @@ def stressed(objectives: Sequence[Goal], samples: Samples, settings: Settings) -
     Raises:
         OnnxgenError: a name is unknown, no output is a classifier, or the classes can't be counted.
     """
-    names = [made.name for made in objectives]
+    names = [goal.name for goal in objectives]
     for name in settings.loss_weights:
         if name not in names or len(names) == 1:
             what = f"--loss-weights names {name!r}, which is no output with a target of its own"
             raise OnnxgenError(what, help=f"the outputs are {', '.join(filter(None, names)) or 'a single one'}")
     asked = settings.class_weights != "none" or settings.label_smoothing > 0
-    if asked and not any(made.classes for made in objectives):
+    if asked and not any(goal.classes for goal in objectives):
         raise OnnxgenError("--class-weights and --label-smoothing need a classifier", help="leave them out")
-    return [_stressed(made, samples, settings) if isinstance(made, Objective) else made for made in objectives]
+    return [_stressed(goal, samples, settings) if isinstance(goal, Objective) else goal for goal in objectives]
 
 
-def _stressed(made: Objective, samples: Samples, settings: Settings) -> Objective:
-    made = replace(made, factor=settings.loss_weights.get(made.name, 1.0))
-    if not made.classes:
-        return made
-    if settings.label_smoothing and made.loss == "multi_margin_loss":
+def _stressed(goal: Objective, samples: Samples, settings: Settings) -> Objective:
+    goal = replace(goal, factor=settings.loss_weights.get(goal.name, 1.0))
+    if not goal.classes:
+        return goal
+    if settings.label_smoothing and goal.loss == "multi_margin_loss":
         raise OnnxgenError("multi_margin_loss has no smoothed targets", help="leave out --label-smoothing")
-    classes = 2 if made.loss in BINARY_LOSSES else made.classes
-    return replace(made, weights=_weights(made, classes, samples, settings), smoothing=settings.label_smoothing)
+    classes = 2 if goal.loss in BINARY_LOSSES else goal.classes
+    return replace(goal, weights=_weights(goal, classes, samples, settings), smoothing=settings.label_smoothing)
 
 
-def _weights(made: Objective, classes: int, samples: Samples, settings: Settings) -> tuple[float, ...]:
+def _weights(goal: Objective, classes: int, samples: Samples, settings: Settings) -> tuple[float, ...]:
     """Return the weight of each class; () if all are equal."""
     asked = settings.class_weights
     if isinstance(asked, str):
-        return _balanced(made, classes, samples) if asked == "balanced" else ()
-    known = settings.classes or samples.fields[made.column].classes
+        return _balanced(goal, classes, samples) if asked == "balanced" else ()
+    known = settings.classes or samples.fields[goal.column].classes
     names = [known[i] if i < len(known) else str(i) for i in range(classes)]
     for name in asked:
         if name not in names:
@@ -354,14 +354,14 @@ def _weights(made: Objective, classes: int, samples: Samples, settings: Settings
     return tuple(asked.get(name, 1.0) for name in names)
 
 
-def _balanced(made: Objective, classes: int, samples: Samples) -> tuple[float, ...]:
+def _balanced(goal: Objective, classes: int, samples: Samples) -> tuple[float, ...]:
     """Return weights with which every class counts as much as any other: n / (classes * count), as scikit-learn's.
 
     Their mean over the samples is 1. A class without samples has weight 0.
     """
-    column = column_of(samples, made.column)
+    column = column_of(samples, goal.column)
     if column is None:
-        what = f"the classes of column {made.column!r} can't be counted without reading every sample"
+        what = f"the classes of column {goal.column!r} can't be counted without reading every sample"
         raise OnnxgenError(what, help="give their weights: --class-weights 0=1,1=5")
     values = column.flatten().long()
     counts = torch.bincount(values[values != IGNORED_CLASS], minlength=classes).double()

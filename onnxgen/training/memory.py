@@ -87,15 +87,15 @@ class Micro:
             OnnxgenError: memory runs out with a single sample.
         """
         while True:
-            found, parts = [], self.parts(batch)
+            results, parts = [], self.parts(batch)
             for part in parts:
-                made = _attempt(compute, part)
-                if made is None:
+                result = _attempt(compute, part)
+                if result is None:
                     break
-                found.append(made)
+                results.append(result)
             else:
-                return found
-            found.clear()
+                return results
+            results.clear()
             self._halve(parts[0])
 
     def forward(self, model: nn.Module, batch: Batch, compute: Compute) -> Tensor:
@@ -107,14 +107,14 @@ class Micro:
         state = _State(model)
         while True:
             parts = self.parts(batch)
-            made = _attempt(compute, parts[0], batch)
-            if made is not None:
+            result = _attempt(compute, parts[0], batch)
+            if result is not None:
                 break
             state.restore()
             self._halve(parts[0], model)
-        loss, found = made
+        loss, computed = result
         shown = loss.detach().requires_grad_()
-        self._pending, self._found = _Pending(batch, parts, shown, loss, state), [found]
+        self._pending, self._found = _Pending(batch, parts, shown, loss, state), [computed]
         return shown
 
     def backward(
@@ -152,12 +152,12 @@ class Micro:
         """Run all parts forward and backward. Return False if memory ran out."""
         for part in pending.parts:
             if pending.loss is None:
-                made = _attempt(compute, part, pending.batch)
-                if made is None:
+                result = _attempt(compute, part, pending.batch)
+                if result is None:
                     return False
-                pending.loss = made[0]
-                self._found.append(made[1])
-                del made
+                pending.loss = result[0]
+                self._found.append(result[1])
+                del result
             if _attempt(_backward, pending.loss, factor) is None:
                 return False
             pending.loss = None
@@ -220,13 +220,13 @@ def _backward(loss: Tensor, factor: Tensor | None) -> bool:
 
 def _modules(model: nn.Module) -> list[nn.Module]:
     """Return what `Module.modules` returns. Its generators take as long as a layer of a small network."""
-    found, seen = [model], {model}
-    for module in found:
+    modules, seen = [model], {model}
+    for module in modules:
         for inner in module._modules.values():
             if inner is not None and inner not in seen:
                 seen.add(inner)
-                found.append(inner)
-    return found
+                modules.append(inner)
+    return modules
 
 
 def _parameters(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -291,9 +291,11 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractC
 @contextmanager
 def _first(block: nn.Module, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
     """Add the former values of the buffers that change to `before`."""
-    found = [(m, n, b, b._version, b.clone()) for m in block.modules() for n, b in m._buffers.items() if b is not None]
+    buffers = [
+        (m, n, b, b._version, b.clone()) for m in block.modules() for n, b in m._buffers.items() if b is not None
+    ]
     yield
-    for module, name, buffer, version, value in found:
+    for module, name, buffer, version, value in buffers:
         # torch does not count the changes that F.batch_norm makes.
         counted = not (isinstance(module, _NormBase) and module.training)
         if not counted or module._buffers[name] is not buffer or buffer._version != version:

@@ -131,10 +131,10 @@ def open_model(
     Raises:
         OnnxgenError: the file can't be imported, has no `Model`, or the weights don't fit it.
     """
-    given = None if weights is None else Path(weights)
-    model, said = load_model(Path(path), given, from_scratch, strict, ignore_mismatched_sizes)
-    if said:
-        warnings.warn(said, stacklevel=2)
+    checkpoint = None if weights is None else Path(weights)
+    model, warning = load_model(Path(path), checkpoint, from_scratch, strict, ignore_mismatched_sizes)
+    if warning:
+        warnings.warn(warning, stacklevel=2)
     return model
 
 
@@ -149,16 +149,16 @@ def load_model(path: Path, weights: Path | None, fresh: bool, strict: bool, igno
             raise OnnxgenError(what, help=f"load its {BEST} into the model yourself")
         need_own_code(path, record)
         weights = weights or (None if fresh else whole_weights(path, record))
-        model, said = load_model(path / record.module, weights, fresh, strict, ignore)
-        return _as_in(model, record, path), said
+        model, warning = load_model(path / record.module, weights, fresh, strict, ignore)
+        return _as_in(model, record, path), warning
     module = open_module(path)
     if not hasattr(module, "Model"):
         raise OnnxgenError(f"{path} has no class Model", help="name a module that onnxgen generated")
     if fresh:
         return build_fresh(module, path), ""
-    model, said = _with_weights(path, module, weights, strict, ignore)
+    model, warning = _with_weights(path, module, weights, strict, ignore)
     note_learned(model)
-    return model, said
+    return model, warning
 
 
 def _with_weights(
@@ -222,10 +222,10 @@ def _with_other_head(module: ModuleType, path: Path, weights: Path, error: Excep
 
     model = from_pretrained(module, path)
     state = without_prefix(read_state(weights), model.state_dict())
-    given = {key: tuple(array.shape) for key, array in state.items()}
+    stored = {key: tuple(array.shape) for key, array in state.items()}
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    if not resize_head(model, given):
-        what = f"{weights} does not fit {path}: {misfits(wanted, given) or one_line(error)}"
+    if not resize_head(model, stored):
+        what = f"{weights} does not fit {path}: {misfits(wanted, stored) or one_line(error)}"
         raise OnnxgenError(what, help=f"give the weights of this module, under its own keys; {PARTIAL}") from error
     model.load_state_dict({key: to_torch(array) for key, array in state.items()})
     return model
@@ -249,15 +249,15 @@ def has_learned(model: nn.Module) -> bool:
         return False
     with safe_open(stored, "pt") as tensors:
         names = set(tensors.keys())
-        found = [(n, p) for n, p in model.named_parameters() if n in names and p.numel() > 1]
-        return bool(found) and all(torch.equal(tensors.get_tensor(n), p.detach().cpu()) for n, p in found[:8])
+        parameters = [(n, p) for n, p in model.named_parameters() if n in names and p.numel() > 1]
+        return bool(parameters) and all(torch.equal(tensors.get_tensor(n), p.detach().cpu()) for n, p in parameters[:8])
 
 
 def fixed_batch(model: nn.Module) -> int | None:
     """Return the batch size that the ONNX file fixes, or None if it fixes none."""
-    found = {port.dims[0] for port in fed(model).inputs if port.dims}
-    numbers = {dim for dim in found if isinstance(dim, int)}
-    return numbers.pop() if len(numbers) == len(found) == 1 else None
+    dims = {port.dims[0] for port in fed(model).inputs if port.dims}
+    numbers = {dim for dim in dims if isinstance(dim, int)}
+    return numbers.pop() if len(numbers) == len(dims) == 1 else None
 
 
 def trial_batch(model: nn.Module, samples: Samples, seed: int) -> Batch:
@@ -337,14 +337,14 @@ def _loaded(model: Path, settings: Settings) -> tuple[nn.Module, str]:
     if settings.strategy != "fsdp" or not (settings.from_scratch or settings.partial):
         return load()
 
-    said: list[str] = []
+    notes: list[str] = []
 
     def build() -> nn.Module:
-        made, note = load()
-        said.append(note)
-        return made
+        network, note = load()
+        notes.append(note)
+        return network
 
-    return built_outside(build), said[0]
+    return built_outside(build), notes[0]
 
 
 def built_outside(build: Callable[[], nn.Module]) -> nn.Module:
@@ -382,7 +382,7 @@ def _mapped(tensor: torch.Tensor) -> torch.Tensor:
     handle, name = tempfile.mkstemp(prefix="onnxgen-")
     os.close(handle)
     try:
-        found = torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
-        return found.view(tensor.shape).copy_(tensor)
+        mapped = torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        return mapped.view(tensor.shape).copy_(tensor)
     finally:
         os.unlink(name)

@@ -63,10 +63,10 @@ class OnnxNetwork:
         if kind not in self.sessions:
             alone, changed = torch.get_num_threads() == 1, self.model if self.changed else None
             try:
-                made = Onnxruntime(self.path, changed, (), optimised=True, alone=alone, cuda=kind == "cuda")
+                session = Onnxruntime(self.path, changed, (), optimised=True, alone=alone, cuda=kind == "cuda")
             except Refused as error:
                 raise OnnxgenError(f"onnxruntime can't run the teacher {self.path}: {error}", help=TOLD) from None
-            self.sessions[kind] = made
+            self.sessions[kind] = session
         return self.sessions[kind]
 
     def run(self, inputs: Sequence[Tensor]) -> Made:
@@ -74,11 +74,11 @@ class OnnxNetwork:
         session = self._session(device.type)
         feeds = {port.name: x.detach().cpu().contiguous().numpy() for port, x in zip(self.inputs, inputs)}
         try:
-            found = session.run(feeds)
+            arrays = session.run(feeds)
         except Refused as error:
             raise OnnxgenError(f"onnxruntime can't run the teacher {self.path}: {error}", help=TOLD) from None
         names = [value.name for value in self.model.graph.output]
-        return {name: to_torch(array).to(device) for name, array in zip(names, found, strict=True)}
+        return {name: to_torch(array).to(device) for name, array in zip(names, arrays, strict=True)}
 
     def endings(self, inputs: Sequence[Tensor]) -> dict[str, str]:
         return {name: self._ending(name) for name in self.outputs}

@@ -78,9 +78,9 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
     """
     chosen = optimizer_class(settings.optimizer)
     takes = inspect.signature(chosen).parameters
-    given = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-    arguments = {**{k: v for k, v in given.items() if v is not None}, **settings.optimizer_args}
-    check_arguments(chosen, arguments, given=("params",))
+    options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    arguments = {**{k: v for k, v in options.items() if v is not None}, **settings.optimizer_args}
+    check_arguments(chosen, arguments, preset=("params",))
     if device.plain_optimizers:
         arguments.update(dict.fromkeys({"foreach", "fused"} & set(takes), False))
         chosen = without_lerp(chosen) if chosen is not torch.optim.LBFGS else chosen
@@ -172,12 +172,12 @@ def make_schedule(
     if issubclass(chosen, lr_scheduler.ReduceLROnPlateau):
         arguments.setdefault("mode", "min" if lower_is_better(monitor) else "max")
         configuration["monitor"] = monitor
-    check_arguments(chosen, arguments, given=("optimizer",))
+    check_arguments(chosen, arguments, preset=("optimizer",))
     try:
-        made = chosen(optimizer, **arguments)
+        scheduler = chosen(optimizer, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError, AttributeError) as error:
         raise OnnxgenError(f"{chosen.__name__}: {one_line(error)}", help="use other arguments") from None
-    return {"scheduler": made, **configuration}
+    return {"scheduler": scheduler, **configuration}
 
 
 def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_steps: int) -> dict[str, Any] | None:
@@ -196,14 +196,14 @@ def make_warmup(optimizer: torch.optim.Optimizer, settings: Settings, total_step
     if name in _ABSOLUTE:
         way = "leave out --warmup; OneCycleLR begins low itself"
         raise OnnxgenError(f"{name} sets the learning rate itself, so that a warm-up has no effect", help=way)
-    made = lr_scheduler.LinearLR(optimizer, 1 / steps, total_iters=steps - 1)
-    return {"scheduler": made, "interval": "step", "frequency": 1}
+    scheduler = lr_scheduler.LinearLR(optimizer, 1 / steps, total_iters=steps - 1)
+    return {"scheduler": scheduler, "interval": "step", "frequency": 1}
 
 
 def schedule_class(name: str) -> type[LRScheduler]:
     """Return the class of `torch.optim.lr_scheduler` with this name. Raises `OnnxgenError` if there is none."""
-    found = subclasses_in(lr_scheduler, LRScheduler)
-    known = {key: one for key, one in found.items() if key not in _OF_OTHERS}
+    classes = subclasses_in(lr_scheduler, LRScheduler)
+    known = {key: one for key, one in classes.items() if key not in _OF_OTHERS}
     known["ReduceLROnPlateau"] = lr_scheduler.ReduceLROnPlateau
     return by_name(name, known, "schedule")
 
@@ -268,14 +268,14 @@ def batch_of_few(settings: Settings, samples: int) -> int:
 
 
 def _as_before(settings: Settings, before: Mapping[str, str]) -> Settings:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     with suppress(KeyError, ValueError):
-        found["batch_size"] = max(int(before["batch_size"].split()[0]) // settings.processes, 1)
+        values["batch_size"] = max(int(before["batch_size"].split()[0]) // settings.processes, 1)
     with suppress(KeyError, ValueError):  # "None": the optimizer's own
-        found["lr"] = float(before["lr"])
+        values["lr"] = float(before["lr"])
     with suppress(KeyError, ValueError):
-        found["warmup"] = float(before["warmup"]) if "." in before["warmup"] else int(before["warmup"])
-    return replace(settings, **{name: value for name, value in found.items() if getattr(settings, name) is None})
+        values["warmup"] = float(before["warmup"]) if "." in before["warmup"] else int(before["warmup"])
+    return replace(settings, **{name: value for name, value in values.items() if getattr(settings, name) is None})
 
 
 class WithoutLerp(TorchFunctionMode):

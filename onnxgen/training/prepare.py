@@ -90,9 +90,9 @@ class Plan:
             return self.settings.monitor
         if self.data.val is None:  # only loss and accuracy are counted while training
             return "train_accuracy" if any(o.monitor == "accuracy" for o in self.objectives) else "train_loss"
-        found = next((o for o in self.objectives if o.monitor != "loss"), self.objectives[0])
-        own = found.monitor not in ("loss", "accuracy")  # several goals have one loss and one accuracy together
-        name = suffixed(self.objectives, found, found.monitor) if own else found.monitor
+        goal = next((o for o in self.objectives if o.monitor != "loss"), self.objectives[0])
+        own = goal.monitor not in ("loss", "accuracy")  # several goals have one loss and one accuracy together
+        name = suffixed(self.objectives, goal, goal.monitor) if own else goal.monitor
         return f"val_{name}"
 
 
@@ -150,7 +150,7 @@ def _opened(
         device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
     file, notes = _to_train(file, data, settings)
-    model, said = begun(model if file is None else file, settings)
+    model, warning = begun(model if file is None else file, settings)
     settings = as_trained(settings, model)
     look_up(model, settings, problems)
     with problems.gathered():
@@ -159,7 +159,7 @@ def _opened(
             raise OnnxgenError(f"{opened.name} has no samples to train with")
     problems.raise_if_any()
     assert device is not None and opened is not None
-    return model, file, opened, device, settings, notes + ([said] if said else [])
+    return model, file, opened, device, settings, notes + ([warning] if warning else [])
 
 
 def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:
@@ -176,14 +176,14 @@ def _any_batch(model: nn.Module, settings: Settings) -> bool:
 
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
     """Return notes of what is trained."""
-    notes = [said for made in objectives for said in made.said]
-    for made in objectives if settings.loss == "auto" else ():
-        if isinstance(made, Objective):
-            where = f"output {made.name}" if made.name else "the model"
-            ends = "holds" if made.ending.seen else "ends in"
-            notes.append(f"{where} {ends} {made.ending}: trained with {made.loss}")
-    if any(made.factor != 1 for made in objectives):
-        parts = ", ".join(f"{made.factor:g} {made.name or 'labels'}" for made in objectives)
+    notes = [note for goal in objectives for note in goal.said]
+    for goal in objectives if settings.loss == "auto" else ():
+        if isinstance(goal, Objective):
+            where = f"output {goal.name}" if goal.name else "the model"
+            ends = "holds" if goal.ending.seen else "ends in"
+            notes.append(f"{where} {ends} {goal.ending}: trained with {goal.loss}")
+    if any(goal.factor != 1 for goal in objectives):
+        parts = ", ".join(f"{goal.factor:g} {goal.name or 'labels'}" for goal in objectives)
         notes.append(f"the loss is the sum of {parts}; the loss of each is shown before its weight")
     return notes
 
@@ -209,8 +209,8 @@ def _classes_of_parts(opened: Data, settings: Settings) -> list[str]:
         if values is None or values.ndim != 1:
             return []
         counts[part] = torch.bincount(values.long(), minlength=len(names)).tolist()
-    told = (f"{name} {' + '.join(str(of[n]) for of in counts.values())}" for n, name in enumerate(names))
-    return [f"classes in their order, samples of {' + '.join(counts)}: {listed(told, 20)}"]
+    texts = (f"{name} {' + '.join(str(of[n]) for of in counts.values())}" for n, name in enumerate(names))
+    return [f"classes in their order, samples of {' + '.join(counts)}: {listed(texts, 20)}"]
 
 
 def _changed(
@@ -221,8 +221,8 @@ def _changed(
     `head`: paths of layers that are new.
     """
     adapter, notes = _adapted(model, file, head, settings) if settings.lora else (None, [])
-    if settings.resume and (found := peek(settings.out / CHECKPOINTS)):
-        compare_model(found["identity"], model)
+    if settings.resume and (checkpoint := peek(settings.out / CHECKPOINTS)):
+        compare_model(checkpoint["identity"], model)
     if settings.freeze:
         freeze(model, *settings.freeze)
     if not any(p.requires_grad for p in model.parameters()):
@@ -232,7 +232,7 @@ def _changed(
 
 def _settled(settings: Settings, opened: Data, feeding: Feeding, objectives: Sequence[Goal]) -> Settings:
     """Return the settings with what the data decided: `config.toml` must tell how to treat other data."""
-    settings = replace(settings, **{k: v for made in objectives for k, v in made.settled.items()})
+    settings = replace(settings, **{k: v for goal in objectives for k, v in goal.settled.items()})
     classes = settings.classes or classes_used(opened, feeding)
     table = opened.table.to_json() if opened.table else settings.table
     normalize, size = opened.normalize or settings.normalize, opened.size or settings.size
@@ -282,7 +282,7 @@ def objectives_of(
     if (make := card_of(settings.task).make) is not None:
         refuse_for_task(settings)
         return list(make(Situation(model, batch, outputs, samples, feeding, names, settings, training)))
-    found: list[Goal] = []
+    goals: list[Goal] = []
     look = Look(model, samples, feeding, batch, settings.seed)
     for index, column in feeding.targets.items():
         name = names[index] if index < len(names) else f"output{index}"
@@ -291,14 +291,14 @@ def objectives_of(
         asked = settings.loss_of(name)
         shown = name if len(feeding.targets) > 1 else ""
         field = _field(samples, column)
-        made = objective(index, shown, outputs[index], column, field, batch[column], asked, look)
-        if asked == "auto" and made.ending.kind in ("", "softmax"):
+        goal = objective(index, shown, outputs[index], column, field, batch[column], asked, look)
+        if asked == "auto" and goal.ending.kind in ("", "softmax"):
             _refuse_one_hot(samples, column)
-        made = replace(made, metrics=(*made.metrics, *settings.metric))
-        made.scores()  # a metric that there isn't is told before training
-        found.append(made)
+        goal = replace(goal, metrics=(*goal.metrics, *settings.metric))
+        goal.scores()  # a metric that there isn't is told before training
+        goals.append(goal)
     _refuse_unknown(settings.loss, names, feeding)
-    return found
+    return goals
 
 
 def _field(samples: Samples, column: str) -> Field:
@@ -323,13 +323,13 @@ def _refuse_one_hot(samples: Samples, column: str) -> None:
 
 def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
     """Refuse targets of a binary loss that are not from 0 to 1: torch fails on some, and learns nothing of others."""
-    for made in objectives:
-        if not isinstance(made, Objective) or not made.is_binary:
+    for goal in objectives:
+        if not isinstance(goal, Objective) or not goal.is_binary:
             continue
-        limit(samples, made.column, 1, f"{made.loss} needs targets from 0 to 1")
-        for wrong in (found[(found < 0) | (found > 1)] for _, found in Values(samples, [made.column])[made.column]):
+        limit(samples, goal.column, 1, f"{goal.loss} needs targets from 0 to 1")
+        for wrong in (values[(values < 0) | (values > 1)] for _, values in Values(samples, [goal.column])[goal.column]):
             if len(wrong):
-                what = f"{made.loss} needs targets from 0 to 1, but column {made.column!r} has {wrong[0].item():g}"
+                what = f"{goal.loss} needs targets from 0 to 1, but column {goal.column!r} has {wrong[0].item():g}"
                 raise OnnxgenError(
                     what, help="give the model an output for each class, or name another loss with --loss"
                 )
@@ -341,8 +341,8 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
     inputs = feeding.arguments(batch, device)
     inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
     with evaluating(model), torch.enable_grad():
-        made = model(*inputs)
-    return made if isinstance(made, tuple) else (made,)
+        outputs = model(*inputs)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _untrained(model: nn.Module, feeding: Feeding) -> list[str]:
@@ -368,7 +368,7 @@ def look_up(model: nn.Module, settings: Settings, problems: Problems) -> None:
     with problems.gathered():
         card_of(settings.task)
     with problems.gathered():
-        check_arguments(optimizer_class(settings.optimizer), settings.optimizer_args, given=("params",))
+        check_arguments(optimizer_class(settings.optimizer), settings.optimizer_args, preset=("params",))
     if settings.schedule is not None:
         with problems.gathered():
             schedule_class(settings.schedule)

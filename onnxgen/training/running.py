@@ -219,8 +219,8 @@ def _outcome(result: Result, seconds: float) -> dict[str, Any]:
     rows = result.history
     best = rows[result.best_epoch] if rows else {}
     seconds = round(max(seconds, sum(row.get("seconds", 0.0) for row in rows)), 3)
-    found = {"stopped": result.stopped, "seconds": seconds, "epochs": len(rows), "best": best, "test": result.test}
-    return found | {"best_epoch": best.get("epoch")}
+    outcome = {"stopped": result.stopped, "seconds": seconds, "epochs": len(rows), "best": best, "test": result.test}
+    return outcome | {"best_epoch": best.get("epoch")}
 
 
 def _train(
@@ -275,8 +275,8 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
         groups.append({"name": "goal", "params": own, "lr": rate, **decay})
     optimizer = make_optimizer(groups, settings, plan.device)
     watched = "train_loss" if plan.data.val is None else "val_loss"
-    made = make_warmup(optimizer, settings, total), make_schedule(optimizer, settings, total, watched)
-    return [optimizer], [one for one in made if one is not None]
+    schedules = make_warmup(optimizer, settings, total), make_schedule(optimizer, settings, total, watched)
+    return [optimizer], [one for one in schedules if one is not None]
 
 
 def _check_optimization(plan: Plan, network: nn.Module) -> None:
@@ -388,10 +388,10 @@ def without_values(network: nn.Module) -> nn.Module:
         id(p): nn.Parameter(torch.empty(0, dtype=p.dtype), p.requires_grad) for p in network.parameters()
     }
     memo |= {id(b): torch.empty(0, dtype=b.dtype) if id(b) in stored else b for b in network.buffers()}
-    found = copy.deepcopy(network, memo)
-    note_known(found, known_of(network))
-    set_classes(found, classes_of(network))
-    return found
+    empty = copy.deepcopy(network, memo)
+    note_known(empty, known_of(network))
+    set_classes(empty, classes_of(network))
+    return empty
 
 
 def give_back(
@@ -413,8 +413,8 @@ def give_back(
     elif whole is network and trainer.is_global_zero:  # a sharded run has done it
         keep.save_last(whole)
     best, last = there(keep.out / BEST), there(keep.out / LAST)
-    if whole is not network and (found := best or last) is not None:
-        map_rows(whole, found)
+    if whole is not network and (weights := best or last) is not None:
+        map_rows(whole, weights)
     early = stopped == "interrupted" and keep.best_epoch is None  # then the latest weights go on
     if best is not None and not early and not (whole is not network and stopped == "interrupted"):
         (load_weights if keep.only is None else load_adapter)(network, best)

@@ -256,8 +256,8 @@ class Settings:
             if not isinstance(getattr(self, name), str):
                 with problems.gathered():
                     object.__setattr__(self, name, _numbers(getattr(self, name), name))
-        for found in (self._wrong_numbers(), self._wrong_together(), self._wrong_words()):
-            for problem in found:
+        for group in (self._wrong_numbers(), self._wrong_together(), self._wrong_words()):
+            for problem in group:
                 problems.add(problem)
         problems.raise_if_any()
 
@@ -269,10 +269,10 @@ class Settings:
             yield Problem(what, help="--replace-head 12 --keep")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
         known["channel_order"] = ORDERS
-        found = [(name, getattr(self, name), words) for name, words in known.items()]
-        found += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
-        found += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]
-        for name, value, words in found:
+        choices = [(name, getattr(self, name), words) for name, words in known.items()]
+        choices += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
+        choices += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]
+        for name, value, words in choices:
             if value not in words:
                 yield Problem(f"{name} must be one of {', '.join(words)}, not {value!r}")
         if self.workers != "auto" and (not isinstance(self.workers, int) or self.workers < 0):
@@ -364,18 +364,18 @@ class Settings:
 
 
 def _numbers(weights: Mapping[str, Any], name: str) -> dict[str, float]:
-    found, least, problems = {}, "" if name == "const" else "at least 0 and ", Problems()
+    numbers, least, problems = {}, "" if name == "const" else "at least 0 and ", Problems()
     for key, value in weights.items():
         what = f"{name}: the {'weight' if least else 'value'} of {key}"
         try:
-            found[str(key)] = float(value)
+            numbers[str(key)] = float(value)
         except (TypeError, ValueError):
             problems.add(f"{what} must be a number, not {value!r}")
             continue
-        if not math.isfinite(found[str(key)]) or (least and found[str(key)] < 0):
+        if not math.isfinite(numbers[str(key)]) or (least and numbers[str(key)] < 0):
             problems.add(f"{what} must be {least}finite, not {value}")
     problems.raise_if_any()
-    return found
+    return numbers
 
 
 def _names(classes: Iterable[str]) -> tuple[str, ...]:
@@ -383,14 +383,14 @@ def _names(classes: Iterable[str]) -> tuple[str, ...]:
         raise OnnxgenError(
             f"classes must be a list of names, not the text {classes!r}", help="give it like classes=('cat', 'dog')"
         )
-    found, problems = tuple(map(str, classes)), Problems()
-    if "" in found:  # white space is a name: characters of texts are
-        problems.add(f"classes has an empty name at place {found.index('') + 1} of {len(found)}")
-    for name, count in Counter(found).items():
+    names, problems = tuple(map(str, classes)), Problems()
+    if "" in names:  # white space is a name: characters of texts are
+        problems.add(f"classes has an empty name at place {names.index('') + 1} of {len(names)}")
+    for name, count in Counter(names).items():
         if count > 1 and name:
             problems.add(f"classes has {name!r} twice")
     problems.raise_if_any()
-    return found
+    return names
 
 
 SETTINGS = options_of(Settings)

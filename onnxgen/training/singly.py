@@ -48,32 +48,34 @@ class Singly:
         )
         self.signature = replace(own, inputs=inputs, outputs=outputs)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        inputs = self.__signature__.bind(*given, **named).args
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        inputs = self.__signature__.bind(*arguments, **named).args
         places = [place for place, mode in enumerate(self.modes) if mode is not None]
         whole = [place for place in places if self.modes[place]]
         forward = type(self.model).forward
         if whole and all(inputs[place].ndim == self.ranks[place] for place in whole):
             return forward(self.model, *inputs)
-        made = [forward(self.model, *self._sample(inputs, n)) for n in range(len(inputs[places[0]]))]
+        results = [forward(self.model, *self._sample(inputs, n)) for n in range(len(inputs[places[0]]))]
         rank = max(self.ranks[place] for place in places)
-        steps = [*self.steps, *[False] * len(made[0])]  # outputs may have been added by hand
-        if isinstance(made[0], tuple):
-            return tuple(self._joined(values, rank, own) for values, own in zip(zip(*made, strict=True), steps))
-        return self._joined(made, rank, steps[0])
+        steps = [*self.steps, *[False] * len(results[0])]  # outputs may have been added by hand
+        if isinstance(results[0], tuple):
+            return tuple(self._joined(values, rank, own) for values, own in zip(zip(*results, strict=True), steps))
+        return self._joined(results, rank, steps[0])
 
     def _sample(self, inputs: Sequence[Any], n: int) -> list[Any]:
         cut = {None: slice(None), False: slice(n, n + 1), True: n}
         return [x if mode is None else x[cut[mode]] for x, mode in zip(inputs, [*self.modes, *[None] * len(inputs)])]
 
-    def _joined(self, made: Sequence[Any], rank: int, steps: bool) -> Any:
-        if not isinstance(made[0], Tensor):  # text, or a list of maps
-            return np.concatenate(made) if isinstance(made[0], np.ndarray) else [x for part in made for x in part]
+    def _joined(self, outputs: Sequence[Any], rank: int, steps: bool) -> Any:
+        if not isinstance(outputs[0], Tensor):  # text, or a list of maps
+            return (
+                np.concatenate(outputs) if isinstance(outputs[0], np.ndarray) else [x for part in outputs for x in part]
+            )
         if steps:
-            return torch.cat(list(made), 1)
-        if self._is_row(made[0].shape, rank):
-            return torch.cat(list(made)) if len(made) > 1 else made[0]
-        return torch.stack(list(made))
+            return torch.cat(list(outputs), 1)
+        if self._is_row(outputs[0].shape, rank):
+            return torch.cat(list(outputs)) if len(outputs) > 1 else outputs[0]
+        return torch.stack(list(outputs))
 
     def _has_steps_first(self, signature: Signature, port: Port) -> bool:
         """Return True for scores [steps, 1, classes] of a network that may read lines, as recurrent ones make."""
@@ -98,12 +100,12 @@ def is_singly(model: nn.Module) -> bool:
 
 def alone_of(model: nn.Module) -> tuple[set[str], set[int]]:
     """Return the names of the inputs, and the numbers of the outputs, that have no axis for the samples of a batch."""
-    given: Any = vars(model).get("forward")
-    if not isinstance(given, Singly):
+    forward: Any = vars(model).get("forward")
+    if not isinstance(forward, Singly):
         return set(), set()
     own = signature_of(model)
-    inputs = {port.name for port, mode in zip(own.inputs, given.modes) if mode}
-    pairs = enumerate(zip(own.outputs, given.signature.outputs))
+    inputs = {port.name for port, mode in zip(own.inputs, forward.modes) if mode}
+    pairs = enumerate(zip(own.outputs, forward.signature.outputs))
     return inputs, {n for n, (one, several) in pairs if len(one.dims or ()) != len(several.dims or ())}
 
 
@@ -161,11 +163,11 @@ def _is_whole(port: Port, field: Field, alone: bool, picture: bool) -> bool:
         alone: see `_is_alone`.
         picture: True for files of images, which an input with three or four channels takes as one.
     """
-    dims, given = port.dims or (), field.shape
-    if len(given) == len(dims) and all(d == g for d, g in zip(dims, given) if isinstance(d, int)):
+    dims, sizes = port.dims or (), field.shape
+    if len(sizes) == len(dims) and all(d == g for d, g in zip(dims, sizes) if isinstance(d, int)):
         return True
     colours = len(dims) == 3 and bool({dims[0], dims[2]} & _COLOURS)
-    if colours and (picture or (len(given) == 3 and {given[0], given[2]} & _COLOURS)):
+    if colours and (picture or (len(sizes) == 3 and {sizes[0], sizes[2]} & _COLOURS)):
         return True
-    image = picture or (field.dtype == torch.uint8 and len(given) in (2, 3))
-    return alone and (image and len(dims) in (2, 3) or len(given) == len(dims) == 1)
+    image = picture or (field.dtype == torch.uint8 and len(sizes) in (2, 3))
+    return alone and (image and len(dims) in (2, 3) or len(sizes) == len(dims) == 1)

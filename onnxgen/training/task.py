@@ -99,18 +99,18 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        made = self.model(*self.feeding.arguments(batch))
-        return made if isinstance(made, tuple) else (made,)
+        outputs = self.model(*self.feeding.arguments(batch))
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""
-        made = self._made(self(batch), batch)
-        return self._total(made, self._weights), made
+        computed = self._made(self(batch), batch)
+        return self._total(computed, self._weights), computed
 
-    def _total(self, made: Sequence[Made], weights: Sequence[float]) -> Tensor:
+    def _total(self, computed: Sequence[Made], weights: Sequence[float]) -> Tensor:
         """Return the sum of the objectives' losses, each with its factor and the weight of its batch in the step."""
         factors = [goal.factor * weight for goal, weight in zip(self.objectives, weights, strict=True)]
-        losses = [loss if by == 1 else loss * by for (loss, _, _), by in zip(made, factors, strict=True)]
+        losses = [loss if by == 1 else loss * by for (loss, _, _), by in zip(computed, factors, strict=True)]
         return functools.reduce(torch.add, losses)
 
     def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
@@ -120,8 +120,8 @@ class Task(lightning.LightningModule):
         self.rate = float(self.trainer.optimizers[0].param_groups[0]["lr"])  # a schedule may change it after the step
         self._weights = self._weights_of_step()
         if self._together:
-            loss, made = self.compute(batch)
-            self._meters["train"].add(made)
+            loss, computed = self.compute(batch)
+            self._meters["train"].add(computed)
             return loss
         return self.micro.forward(self._trained, batch, self._share)
 
@@ -135,8 +135,8 @@ class Task(lightning.LightningModule):
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         first = self.trainer.accumulate_grad_batches == 1  # first and only batch of its step
         scaled = scaler is not None or not first
-        for made in self.micro.backward(self._trained, loss, self._share, scaled=scaled, first=first):
-            self._meters["train"].add(made)
+        for computed in self.micro.backward(self._trained, loss, self._share, scaled=scaled, first=first):
+            self._meters["train"].add(computed)
 
     @property
     def _trained(self) -> nn.Module:
@@ -161,12 +161,12 @@ class Task(lightning.LightningModule):
 
     def _counts(self, batch: Batch) -> list[float]:
         """Return the number of things in the mean of each objective."""
-        found = []
+        counts = []
         for goal in self.objectives:
             place = self.device if isinstance(goal, nn.Module) else CPU  # its buffers are there
             names = {next(iter(batch)), *goal.columns}
-            found.append(float(goal.weight({name: batch[name].to(place) for name in batch if name in names})))
-        return found
+            counts.append(float(goal.weight({name: batch[name].to(place) for name in batch if name in names})))
+        return counts
 
     @property
     def _together(self) -> bool:
@@ -176,14 +176,14 @@ class Task(lightning.LightningModule):
     def _share(self, part: Batch, whole: Batch) -> tuple[Tensor, list[Made]]:
         """Return a part's share of the whole batch's loss, and the results of `compute` for it."""
         with self.trainer.precision_plugin.train_step_context():
-            total, made = self.compute(part)
+            total, computed = self.compute(part)
             if part is not whole:
                 if not all(objective.splits for objective in self.objectives):
                     what = "out of memory, and this loss compares all samples of a batch: it can't be computed in parts"
                     raise OnnxgenError(what, help=f"--batch-size {len(next(iter(part.values())))}")
                 pairs = zip(self.objectives, self._weights, strict=True)
-                total = self._total(made, [goal.share(part, whole) * weight for goal, weight in pairs])
-        return total, [(loss.detach(), output.detach(), target) for loss, output, target in made]
+                total = self._total(computed, [goal.share(part, whole) * weight for goal, weight in pairs])
+        return total, [(loss.detach(), output.detach(), target) for loss, output, target in computed]
 
     def validation_step(self, batch: Batch, index: int) -> None:
         self._evaluate("val", batch)
@@ -196,11 +196,11 @@ class Task(lightning.LightningModule):
 
         def compute(piece: Batch) -> tuple[list[Made], Outputs, Batch]:
             outputs = self(piece)
-            made = self._made(outputs, piece)
-            return made, tuple(y.cpu() for y in outputs) if meter.scored else (), piece
+            computed = self._made(outputs, piece)
+            return computed, tuple(y.cpu() for y in outputs) if meter.scored else (), piece
 
-        for made, outputs, piece in self.micro.each(batch, compute):
-            meter.add(made)
+        for computed, outputs, piece in self.micro.each(batch, compute):
+            meter.add(computed)
             if meter.scored:
                 meter.score(outputs, {name: column.cpu() for name, column in piece.items()})
 
@@ -235,9 +235,9 @@ class Task(lightning.LightningModule):
         """Sum values over all processes, so that they log the same numbers."""
         if self.trainer.world_size == 1:
             return values
-        found = self.trainer.strategy.reduce(values.to(self.device), None, reduce_op="sum")
-        assert isinstance(found, Tensor)
-        return found.cpu()
+        total = self.trainer.strategy.reduce(values.to(self.device), None, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total.cpu()
 
     def configure_optimizers(self) -> Any:
         return self._configure(self.model, int(self.trainer.estimated_stepping_batches))
@@ -303,9 +303,9 @@ class Meter:
         for scores in filter(None, self._scores):
             scores.update(outputs, batch)
 
-    def add(self, made: Sequence[Made]) -> None:
+    def add(self, computed: Sequence[Made]) -> None:
         """Add a batch."""
-        for held, (loss, output, target) in zip(self._held, made, strict=True):
+        for held, (loss, output, target) in zip(self._held, computed, strict=True):
             held.append((loss.detach(), output.detach(), target))
             self._held_elements += output.numel()
         if len(self._held[0]) + len(self._pending[0]) >= FLUSH:
@@ -357,19 +357,19 @@ class Meter:
         self.flush()
         sums = reduce(self.sums)
         losses = (sums[:, 0] / sums[:, 1].clamp_min(1)).tolist()
-        found = {f"{part}_loss": sum(goal.factor * loss for goal, loss in zip(self.objectives, losses, strict=True))}
+        means = {f"{part}_loss": sum(goal.factor * loss for goal, loss in zip(self.objectives, losses, strict=True))}
         right = [(o, (sums[i, 2] / sums[i, 3].clamp_min(1)).item()) for i, o in enumerate(self.objectives) if o.classes]
         if right:
-            found[f"{part}_accuracy"] = sum(value for _, value in right) / len(right)
+            means[f"{part}_accuracy"] = sum(value for _, value in right) / len(right)
         if len(self.objectives) > 1:
-            found |= {f"{part}_loss_{o.name}": value for o, value in zip(self.objectives, losses, strict=True)}
-            found |= {f"{part}_accuracy_{o.name}": value for o, value in right} if len(right) > 1 else {}
+            means |= {f"{part}_loss_{o.name}": value for o, value in zip(self.objectives, losses, strict=True)}
+            means |= {f"{part}_accuracy_{o.name}": value for o, value in right} if len(right) > 1 else {}
         if self._matrix is not None:
             self._matrix.confmat = reduce(self._matrix.confmat)
         for goal, scores in zip(self.objectives, self._scores, strict=True):
-            made = scores.compute(device) if scores is not None else {}
-            found |= {f"{part}_{suffixed(self.objectives, goal, name)}": value for name, value in made.items()}
-        return found
+            scored = scores.compute(device) if scores is not None else {}
+            means |= {f"{part}_{suffixed(self.objectives, goal, name)}": value for name, value in scored.items()}
+        return means
 
 
 def _fetched(values: Sequence[Tensor | int]) -> list[float]:

@@ -72,15 +72,15 @@ class ModuleNetwork:
     def run(self, inputs: Sequence[Tensor]) -> Made:
         self.model.to(inputs[0].device)
         with torch.no_grad():
-            made = _tuple(self.model(*inputs))
-        return dict(zip(self.outputs, made)) | {name: seen.taken() for name, seen in self.seen.items()}
+            outputs = _tuple(self.model(*inputs))
+        return dict(zip(self.outputs, outputs)) | {name: seen.taken() for name, seen in self.seen.items()}
 
     def endings(self, inputs: Sequence[Tensor]) -> dict[str, str]:
-        given = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+        tracked = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
         with torch.enable_grad():
-            made = _tuple(self.model(*given))
+            outputs = _tuple(self.model(*tracked))
         self.model.requires_grad_(False)
-        return {name: ending_of(output).kind for name, output in zip(self.outputs, made)}
+        return {name: ending_of(output).kind for name, output in zip(self.outputs, outputs)}
 
 
 class Seen:
@@ -96,9 +96,9 @@ class Seen:
             self.found = next(iter(_tuple(output)))
 
     def taken(self) -> Tensor:
-        found, self.found = self.found, None
-        assert found is not None, "the module was not called"
-        return found
+        output, self.found = self.found, None
+        assert output is not None, "the module was not called"
+        return output
 
 
 @dataclass
@@ -153,35 +153,35 @@ def _file(path: Path, features: Sequence[str]) -> Network:
     return OnnxNetwork(path, features)
 
 
-def kinds_of(teacher: Teacher, batch: Batch, made: Made) -> dict[str, str]:
+def kinds_of(teacher: Teacher, batch: Batch, outputs: Made) -> dict[str, str]:
     """Return what each output ends in. Numbers that are not negative and sum to 1 come from a softmax."""
     pairs = zip(teacher.network.inputs, teacher.columns)
-    found = teacher.network.endings([_as_taken(batch[column], port) for port, column in pairs])
-    for name, kind in found.items():
-        values = made[name]
+    kinds = teacher.network.endings([_as_taken(batch[column], port) for port, column in pairs])
+    for name, kind in kinds.items():
+        values = outputs[name]
         if not kind and values.ndim == 2 and values.shape[1] > 1 and values.is_floating_point():
             sums = values.double().sum(1)
             if bool((values >= 0).all()) and bool((sums - 1).abs().max() < _SUM):
-                found[name] = "softmax"
-    return found
+                kinds[name] = "softmax"
+    return kinds
 
 
 def module_called(model: nn.Module, path: str, owner: str) -> nn.Module:
     """Return the module with a path. `owner` names the model in the error, `OnnxgenError`, if there is none."""
-    found: dict[str, nn.Module] = dict(model.named_modules())
-    if path not in found or not path:
-        raise OnnxgenError(f"the {owner} has no module {path!r}", help=did_you_mean(path, [*filter(None, found)]))
-    return found[path]
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if path not in modules or not path:
+        raise OnnxgenError(f"the {owner} has no module {path!r}", help=did_you_mean(path, [*filter(None, modules)]))
+    return modules[path]
 
 
-def _check(path: Path, port: Port, column: str, given: Tensor) -> None:
+def _check(path: Path, port: Port, column: str, values: Tensor) -> None:
     """Check that an input takes a column, as `_as_taken` makes it."""
     what = f"the teacher {path} takes {port.name} {shown(port)}"
-    has = f"column {column!r} gives {['n', *given.shape[1:]]}".replace("'n'", "n")
-    wanted = given.dtype if port.dtype is None else getattr(torch, port.dtype, torch.bool)
-    both = given.is_floating_point() and wanted.is_floating_point
-    if not both and torch.promote_types(given.dtype, wanted) != wanted:
-        kind = str(given.dtype).removeprefix("torch.")
+    has = f"column {column!r} gives {['n', *values.shape[1:]]}".replace("'n'", "n")
+    wanted = values.dtype if port.dtype is None else getattr(torch, port.dtype, torch.bool)
+    both = values.is_floating_point() and wanted.is_floating_point
+    if not both and torch.promote_types(values.dtype, wanted) != wanted:
+        kind = str(values.dtype).removeprefix("torch.")
         raise OnnxgenError(f"{what} as {port.dtype}, but column {column!r} holds {kind}", help=f"give {port.dtype}")
     dims = port.dims
     if dims is None:
@@ -189,8 +189,8 @@ def _check(path: Path, port: Port, column: str, given: Tensor) -> None:
     if dims and isinstance(dims[0], int):
         way = "give it as a module: `onnxgen teacher.onnx --dynamic-batch`"
         raise OnnxgenError(f"{what}: batches of {dims[0]} only", help=way)
-    fits = [not isinstance(dim, int) or dim == size for dim, size in zip(dims, given.shape)]
-    if len(dims) != given.ndim or not all(fits[:2] if _is_image(given) else fits):
+    fits = [not isinstance(dim, int) or dim == size for dim, size in zip(dims, values.shape)]
+    if len(dims) != values.ndim or not all(fits[:2] if _is_image(values) else fits):
         way = "give a teacher for these shapes, or a student for the teacher's (--input-shape of `onnxgen`)"
         raise OnnxgenError(f"{what}, but {has}", help=way)
 
@@ -208,5 +208,5 @@ def _as_taken(x: Tensor, port: Port) -> Tensor:
     return x if port.dtype is None else x.to(getattr(torch, port.dtype))
 
 
-def _tuple(made: Any) -> tuple[Tensor, ...]:
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+def _tuple(output: Any) -> tuple[Tensor, ...]:
+    return tuple(output) if isinstance(output, (tuple, list)) else (output,)

@@ -101,8 +101,8 @@ class Checkpoints(lightning.Callback):
             OnnxgenError: there is no run to resume, its model, data or settings differ, it has more epochs already, it
                 is sharded and this one is not, or all checkpoints are damaged.
         """
-        found = self.store.read() if resume else None
-        if found is None:
+        checkpoint = self.store.read() if resume else None
+        if checkpoint is None:
             if resume:
                 need_run(self.out)
                 self.say(f"the run in {self.out} has no checkpoint yet: it starts again")
@@ -110,14 +110,14 @@ class Checkpoints(lightning.Callback):
                 way = "to keep a run, give the next one another --out FOLDER"
                 rank_zero_only(self.say)(f"the earlier run in {self.out} is replaced; {way}")
             self.store.clear()
-            for path in (found for name in (BEST, LAST, GOAL) for found in files_there(self.out / name)):
+            for path in (file for name in (BEST, LAST, GOAL) for file in files_there(self.out / name)):
                 path.unlink(missing_ok=True)
             return None
-        compare(own_part(found)["identity"], self.identity)
+        compare(own_part(checkpoint)["identity"], self.identity)
         if self.store.found is not None and self.store.found.is_dir() and strategy != "fsdp":
             what = f"the run in {self.out} is sharded, and --strategy is {strategy}"
             raise OnnxgenError(what, help="--strategy fsdp, also with one process")
-        done = found["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+        done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
         if epochs is not None and done > epochs:
             what = f"the run in {self.out} has {done} whole epochs already, and --epochs is {epochs}"
             raise OnnxgenError(what, help=f"leave --epochs out, or give {done} or more")
@@ -139,10 +139,10 @@ class Checkpoints(lightning.Callback):
         self._tied_names = tied_names(task.model)
 
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
-        found = metrics(trainer)
-        good = goodness(found, self.monitor)
+        values = metrics(trainer)
+        good = goodness(values, self.monitor)
         if self.keeps_start and good is not None:
-            self.best, self._goodness = found[self.monitor], good
+            self.best, self._goodness = values[self.monitor], good
             if is_sharded(trainer):
                 self._write_rows(trainer, BEST)
             else:
@@ -244,13 +244,13 @@ class Checkpoints(lightning.Callback):
 
     def _save_epoch(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)
-        found = self._monitored(trainer)
-        good = goodness(found, self.monitor)
+        values = self._monitored(trainer)
+        good = goodness(values, self.monitor)
         better = self._is_better(good)
         if better:
             self.best_epoch = trainer.current_epoch - 1
         if better and good is not None:
-            self.best, self._goodness = found[self.monitor], good
+            self.best, self._goodness = values[self.monitor], good
         if is_sharded(trainer):
             self._write_rows(trainer, LAST, *([BEST] if better else []))
         else:
@@ -297,24 +297,24 @@ class Checkpoints(lightning.Callback):
 
     def _monitored(self, trainer: lightning.Trainer) -> dict[str, float]:
         """Return the logged metrics. Raises `OnnxgenError` if `monitor` is missing or the validation loss is NaN."""
-        found = metrics(trainer)
-        if math.isnan(found.get("val_loss", 0.0)):
+        values = metrics(trainer)
+        if math.isnan(values.get("val_loss", 0.0)):
             self._refuse(f"the validation loss is NaN after step {trainer.global_step}")
-        if self.monitor not in found:
-            there = ", ".join(sorted(found))
+        if self.monitor not in values:
+            there = ", ".join(sorted(values))
             raise OnnxgenError(f"no logged value is called {self.monitor!r}", help=f"--monitor takes one of {there}")
-        return found
+        return values
 
     def _save(self, trainer: lightning.Trainer, task: Task) -> None:
         self._check_finite(trainer, task)
         trainer.save_checkpoint(self.store.last)
         self._saved, self._trained = time.monotonic(), False
 
-    def _write(self, found: dict[str, Tensor], name: str, constants: Mapping[str, Tensor] | None = None) -> None:
+    def _write(self, tensors: dict[str, Tensor], name: str, constants: Mapping[str, Tensor] | None = None) -> None:
         self._failed = None
         constants = self.constants if constants is None else constants
         try:
-            write({**found, **constants}, self.out / name, self.metadata)
+            write({**tensors, **constants}, self.out / name, self.metadata)
         except OSError as error:
             self._not_written(name, error)
 
@@ -377,18 +377,18 @@ def _most(trainer: lightning.Trainer, value: int) -> int:
     """Return the largest value of all processes."""
     if trainer.world_size == 1:
         return int(value)
-    found = torch.tensor(int(value), device=trainer.strategy.root_device)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
+    largest = torch.tensor(int(value), device=trainer.strategy.root_device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def _gathered(trainer: lightning.Trainer, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the values of all processes, by rank."""
     if trainer.world_size == 1:
         return [own]
-    found: list[Any] = [None] * trainer.world_size
-    dist.all_gather_object(found, own)
-    return found
+    gathered: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(gathered, own)
+    return gathered
 
 
 Counters = dict[str, Any]

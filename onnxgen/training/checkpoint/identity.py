@@ -53,19 +53,19 @@ def identity(model: nn.Module, samples: Samples, settings: Settings, teacher: st
     """
     long = settings.schedule or 0 < (settings.warmup or 0) < 1 or 0 < settings.head_first < 1
     free = FREE_SETTINGS + (() if long else LENGTH_SETTINGS)
-    found = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
-    found["batch_size"] = f"{settings.batch * settings.processes} of all processes together"
-    found["data"] = f"{len(samples):,} samples ({probe(samples)})"
-    found |= {"teacher": teacher} if teacher else {}
-    return found | _of_model(model)
+    facts = {name: _shown(getattr(settings, name)) for name in SETTINGS if name not in free}
+    facts["batch_size"] = f"{settings.batch * settings.processes} of all processes together"
+    facts["data"] = f"{len(samples):,} samples ({probe(samples)})"
+    facts |= {"teacher": teacher} if teacher else {}
+    return facts | _of_model(model)
 
 
 def _of_model(model: nn.Module) -> Identity:
     count = sum(parameter.numel() for parameter in model.parameters())
-    found = {MODEL: f"{type(model).__name__} of {count:,} parameters"}
+    facts = {MODEL: f"{type(model).__name__} of {count:,} parameters"}
     for name, tensor in model.state_dict().items():
-        found[f"{TENSOR}{name.replace(COMPILED, '')}"] = "x".join(map(str, tensor.shape)) or "a number"
-    return found
+        facts[f"{TENSOR}{name.replace(COMPILED, '')}"] = "x".join(map(str, tensor.shape)) or "a number"
+    return facts
 
 
 def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -75,7 +75,7 @@ def compare(then: Mapping[str, str], now: Mapping[str, str]) -> None:
     """
     default = Settings()
     then = {**{name: _shown(getattr(default, name)) for name in SETTINGS if name in now}, **then}
-    then, now = ({**found, "task": "outputs"} if found.get("task") == "auto" else found for found in (then, now))
+    then, now = ({**facts, "task": "outputs"} if facts.get("task") == "auto" else facts for facts in (then, now))
     differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     tensors = [name for name in differing if name.startswith(TENSOR)]
     others = [name for name in differing if name not in (MODEL, *tensors)]  # the class's name may differ
@@ -124,9 +124,9 @@ LAST = CHECKPOINT_FILES[0]
 KEY = "onnxgen"  # the key of onnxgen's part in a checkpoint
 
 
-def own_part(found: dict[str, Any]) -> dict[str, Any]:
+def own_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return onnxgen's part of a checkpoint. Raise `OnnxgenError` if another program wrote it."""
-    state = found.get(KEY)
+    state = checkpoint.get(KEY)
     if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
         what = f"the checkpoint was not written by onnxgen: it has no {KEY!r}"
         raise OnnxgenError(what, help="start a new run without --resume")
@@ -142,8 +142,8 @@ def peek(folder: Path) -> dict[str, Any]:
             from onnxgen.training.checkpoint.store import REST  # it loads torch's distributed checkpoints
 
             last = last / REST
-        found: dict[str, Any] = torch.load(last, map_location="cpu", weights_only=True, mmap=True)
-        return own_part(found)
+        checkpoint: dict[str, Any] = torch.load(last, map_location="cpu", weights_only=True, mmap=True)
+        return own_part(checkpoint)
     return {}
 
 

@@ -64,14 +64,14 @@ class Store(CheckpointIO):
             if not path.exists():
                 continue
             try:
-                found = _load(path)
+                checkpoint = _load(path)
             except Exception as error:  # for a damaged file torch raises any exception
                 damaged.append(f"{path} is damaged ({one_line(error, 120)})")
                 continue
             if damaged:
                 self.say(f"{damaged[0]}; continuing from {path.name}")
-            self._read, self.found = found, path
-            return found
+            self._read, self.found = checkpoint, path
+            return checkpoint
         if damaged:
             raise OnnxgenError("; ".join(damaged), help="start a new run without --resume")
         return None
@@ -101,10 +101,10 @@ class Store(CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Return the checkpoint of `read`, on the CPU. The path is ignored."""
-        found, self._read = self._read or self.read(), None
-        if found is None:
+        checkpoint, self._read = self._read or self.read(), None
+        if checkpoint is None:
             raise OnnxgenError(f"there is no checkpoint in {self.folder}")
-        return found
+        return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
         """Do nothing: `save_checkpoint` replaces the two files."""
@@ -121,10 +121,10 @@ def _load(path: Path) -> dict[str, Any]:
     """Return a checkpoint; of a folder what is not sharded."""
     if path.is_dir():
         return read_rest(path)
-    found = load_checked(path)
-    if not isinstance(found, dict):
+    checkpoint = load_checked(path)
+    if not isinstance(checkpoint, dict):
         raise ValueError("the file is not a checkpoint")
-    return found
+    return checkpoint
 
 
 REST = "meta.pt"  # what is not sharded: Lightning's name
@@ -155,10 +155,10 @@ class _Unpickler(pickle.Unpickler):
 
 class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        found = contents(Path(self.path))
-        found.storage_meta = found.storage_meta or StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+        metadata = contents(Path(self.path))
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
 
 
 class _Planner(DefaultLoadPlanner):
@@ -170,10 +170,10 @@ class _Planner(DefaultLoadPlanner):
 
 def contents(folder: Path) -> Metadata:
     """Return the table of contents of a checkpoint. Raises `pickle.UnpicklingError` if it has anything else."""
-    found = _Unpickler(io.BytesIO((folder / CONTENTS).read_bytes())).load()
-    if not isinstance(found, Metadata):
+    metadata = _Unpickler(io.BytesIO((folder / CONTENTS).read_bytes())).load()
+    if not isinstance(metadata, Metadata):
         raise pickle.UnpicklingError("it is no table of contents")
-    return found
+    return metadata
 
 
 def read_rest(folder: Path) -> dict[str, Any]:
@@ -191,10 +191,10 @@ def read_rest(folder: Path) -> dict[str, Any]:
     for name, end in sorted(ends.items()):
         if not (folder / name).is_file() or (folder / name).stat().st_size < end:
             raise ValueError(f"its shard {name} is {'cut short' if (folder / name).is_file() else 'missing'}")
-    found = torch.load(folder / REST, map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
+    rest = torch.load(folder / REST, map_location="cpu", weights_only=True)
+    if not isinstance(rest, dict):
         raise ValueError(f"{REST} is not the rest of a checkpoint")
-    return found
+    return rest
 
 
 def check(folder: Path, rank: int, processes: int) -> None:

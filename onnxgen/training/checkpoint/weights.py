@@ -63,26 +63,26 @@ def load_weights(model: nn.Module, path: Path | str) -> None:
     """
     try:
         own = {key.replace(COMPILED, ""): value for key, value in model.state_dict().items()}
-        found = read_rows(own, Path(path))
+        names = read_rows(own, Path(path))
     except (RuntimeError, safetensors.SafetensorError) as error:
         raise OnnxgenError(f"{path} does not fit the model: {one_line(error)}") from error
-    wrong = {key for key in found - own.keys() if not is_constant(key, own)} | (own.keys() - found - tied_names(model))
+    wrong = {key for key in names - own.keys() if not is_constant(key, own)} | (own.keys() - names - tied_names(model))
     if wrong:
         raise OnnxgenError(f"{path} does not fit the model: {min(wrong)}")
 
 
 def plain(state: Mapping[str, Tensor], left_out: Collection[str] = ()) -> dict[str, Tensor]:
     """Return the tensors of a `state_dict` on the CPU, contiguous, without shared memory and torch.compile's prefix."""
-    found = {name.replace(COMPILED, ""): tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    tensors = {name.replace(COMPILED, ""): tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     places: set[int] = set()
     for name in left_out:
-        found.pop(name, None)
-    for name, tensor in found.items():
+        tensors.pop(name, None)
+    for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         if storage.nbytes() != tensor.nbytes or storage.data_ptr() in places:  # safetensors refuses shared memory
-            found[name] = tensor.clone()
+            tensors[name] = tensor.clone()
         places.add(storage.data_ptr())
-    return found
+    return tensors
 
 
 def tied_names(model: nn.Module) -> frozenset[str]:
@@ -107,11 +107,11 @@ def _stored(model: nn.Module) -> frozenset[str]:
         return frozenset()
 
 
-def write(found: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors as safetensors, as `save_weights` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing([path.parent]) as files, files.file(path) as file:
-        file.write(safetensors.torch.save(dict(found), metadata={**(metadata or {}), "format": "pt"}))
+        file.write(safetensors.torch.save(dict(tensors), metadata={**(metadata or {}), "format": "pt"}))
 
 
 def finite(model: nn.Module) -> bool:
@@ -121,7 +121,7 @@ def finite(model: nn.Module) -> bool:
         if parameter.requires_grad:
             mine: Tensor = getattr(parameter, "to_local", lambda p=parameter: p)()
             by_device[mine.device].append(mine.detach().isfinite().all())
-    return all(bool(torch.stack(found).all()) for found in by_device.values())
+    return all(bool(torch.stack(checks).all()) for checks in by_device.values())
 
 
 Made = TypeVar("Made")
@@ -165,16 +165,16 @@ def block_of(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
 
 def agreed(action: Callable[[], Made]) -> Made:
     """Return what the action returns in this process. If it raises `OSError` in any process, all raise that."""
-    made, failed = None, None
+    result, failed = None, None
     try:
-        made = action()
+        result = action()
     except OSError as error:
         failed = (error.errno, error.strerror or str(error), error.filename)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, failed)
-    if (first := next(filter(None, found), None)) is not None:
+    failures: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failed)
+    if (first := next(filter(None, failures), None)) is not None:
         raise OSError(*first)
-    return made  # type: ignore[return-value]
+    return result  # type: ignore[return-value]
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -217,29 +217,29 @@ def _begun(
     most = min(shard_size, total - 1) if shard_size else total
     planned = plan(path, shaped, {STAMP: secrets.token_hex(8), **metadata}, most)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files, found = stack.enter_context(replacing([path.parent])), []
-    for made in planned:
-        starts, end = {}, len(made.header)
-        for key in made.keys:
+    files, begun = stack.enter_context(replacing([path.parent])), []
+    for part in planned:
+        starts, end = {}, len(part.header)
+        for key in part.keys:
             starts[key], end = end, end + stored_size(shaped[key])
-        with files.file(made.path) as file:
-            file.write(made.header)
+        with files.file(part.path) as file:
+            file.write(part.header)
             file.truncate(end)
-        found.append(_File(Path(file.name), starts))
+        begun.append(_File(Path(file.name), starts))
     if len(planned) > 1:
         files.withdraw(planned[-1].path)
-    for stale in {*files_there(path)} - {made.path for made in planned}:
+    for stale in {*files_there(path)} - {part.path for part in planned}:
         files.remove(stale)
-    return found
+    return begun
 
 
 def _written(
     state: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], files: Sequence[_File], first: bool
 ) -> None:
     """Write the rows of this process into files that the first one began."""
-    for made in files:
-        with open(made.path, "r+b") as file:
-            for key, start in made.starts.items():
+    for target in files:
+        with open(target.path, "r+b") as file:
+            for key, start in target.starts.items():
                 if not first and not sharded(state[key]):
                     continue
                 offsets, mine = block_of(state[key])
@@ -263,10 +263,10 @@ def read_rows(state: Mapping[str, Tensor], path: Path) -> set[str]:
         safetensors.SafetensorError: a file is missing or damaged.
         RuntimeError: a tensor has another shape.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for file in sidecar_files(path):
         with safe_open(file, "pt") as opened:
-            found |= {*opened.keys()}
+            names |= {*opened.keys()}
             for key in state.keys() & {*opened.keys()}:
                 offsets, mine = block_of(state[key])
                 there = opened.get_slice(key)
@@ -275,7 +275,7 @@ def read_rows(state: Mapping[str, Tensor], path: Path) -> set[str]:
                 if mine.numel():
                     part = tuple(slice(a, a + n) for a, n in zip(offsets, mine.shape, strict=True))
                     mine.detach().copy_(there[part] if mine.ndim else opened.get_tensor(key))
-    return found
+    return names
 
 
 def map_rows(model: nn.Module, path: Path) -> None:

@@ -31,8 +31,8 @@ def devices(imports: Sequence[str] = (), *, test: bool = False) -> list[Device]:
     """
     probe.import_plugins(imports)
     probe.load_plugins()
-    found = list(probe.found())
-    return [tested(device, imports) for device in found] if test else found
+    available = list(probe.found())
+    return [tested(device, imports) for device in available] if test else available
 
 
 callable_module(__name__, devices)

@@ -130,9 +130,9 @@ def _run(text: str, imports: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         return f"no process could be started to test it: {error}", ()
     for line in reversed(done.stdout.splitlines()):
         with suppress(ValueError):
-            said = json.loads(line)
-            if isinstance(said, dict) and "verdict" in said:
-                return str(said["verdict"]), tuple(said["works"])
+            answer = json.loads(line)
+            if isinstance(answer, dict) and "verdict" in answer:
+                return str(answer["verdict"]), tuple(answer["works"])
     return f"the test {_ended(done.returncode)}: {' '.join(done.stderr.split())[-300:] or 'no message'}", ()
 
 

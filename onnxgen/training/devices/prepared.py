@@ -107,10 +107,10 @@ class _Unrolled(nn.RNNBase):
         single, parts = input.dim() == 2, 2 if self.mode == "LSTM" else 1
         axis = 1 if self.batch_first else 0
         x = input.unsqueeze(1) if single else input.transpose(0, axis)
-        given = None if hx is None else hx if self.mode == "LSTM" else (hx,)
-        if given is not None and single:
-            given = tuple(h.unsqueeze(1) for h in given)
-        states = given if given is not None else self._zeros(x, parts)
+        initial = None if hx is None else hx if self.mode == "LSTM" else (hx,)
+        if initial is not None and single:
+            initial = tuple(h.unsqueeze(1) for h in initial)
+        states = initial if initial is not None else self._zeros(x, parts)
         checked = states if parts == 2 else states[0]
         self.check_forward_args(x.transpose(0, axis), checked, None)  # type: ignore[arg-type]
         output, last = self._layers(x, states)

@@ -170,8 +170,8 @@ def _directml_answers() -> bool:
     if quietly(lambda: importlib.util.find_spec("torch_directml")) is None:
         return False
     question = "import torch_directml as d; print('answers', d.is_available() and d.device_count())"
-    said = quietly(lambda: python("-c", question, timeout=120.0).stdout, "")
-    return "answers" in said
+    output = quietly(lambda: python("-c", question, timeout=120.0).stdout, "")
+    return "answers" in output
 
 
 def _ask(module: Any, function: str, *arguments: Any) -> Any:

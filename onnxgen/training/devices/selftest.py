@@ -65,13 +65,13 @@ def run(device: Device) -> tuple[str, tuple[str, ...]]:
 def _compared(model: nn.Module, x: Tensor, target: Tensor, device: Device, expected: dict[str, Tensor]) -> str | None:
     """Return what is wrong on the device; None if nothing is."""
     try:
-        found = _trained(model, x, target, device.torch_device)
+        results = _trained(model, x, target, device.torch_device)
     except Exception as error:
         return typed(error)
     for name, want in expected.items():
-        if name not in found:
+        if name not in results:
             return f"{name} is missing"
-        difference = (found[name] - want).abs().max().item()
+        difference = (results[name] - want).abs().max().item()
         if not difference <= TOLERANCE * max(want.abs().max().item(), 1e-3):  # also true for NaN
             return f"{name} differs from the CPU's by {difference:.3g}"
     return None
@@ -83,15 +83,15 @@ def _trained(model: nn.Module, x: Tensor, target: Tensor, device: torch.device) 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     loss = nn.functional.cross_entropy(model(x), target)
     loss.backward()  # type: ignore[no-untyped-call]
-    found = {"the loss": loss.detach().cpu()}
+    results = {"the loss": loss.detach().cpu()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            found[f"the gradient of {name}"] = parameter.grad.detach().cpu().clone()
+            results[f"the gradient of {name}"] = parameter.grad.detach().cpu().clone()
     optimizer.step()
-    found |= {f"{name} after a step": tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    results |= {f"{name} after a step": tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
-        found["the output in eval mode"] = model.eval()(x).cpu()
-    return found
+        results["the output in eval mode"] = model.eval()(x).cpu()
+    return results
 
 
 def _autocast(dtype: torch.dtype) -> Callable[[torch.device], bool]:

@@ -61,8 +61,8 @@ class Adapter:
     @classmethod
     def from_json(cls, text: str) -> Adapter:
         """Raises `ValueError` or `TypeError` for anything that `to_json` did not write."""
-        found: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in json_object(text).items()}
-        return cls(**found)
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in json_object(text).items()}
+        return cls(**values)
 
 
 def add_adapter(
@@ -92,21 +92,21 @@ def add_adapter(
     """
     need(["peft"])
     check_patterns(model, targets)
-    found = [path for path in _layers(model, targets) if not is_below(path, whole)]
+    paths = [path for path in _layers(model, targets) if not is_below(path, whole)]
     if dora:
-        found = [path for path in found if not isinstance(model.get_submodule(path), nn.MultiheadAttention)]
-    _need_some(model, targets, found)
-    base, given = digest(model, whole), example_for(model, example)
-    found = _faithful(model, found, given)
-    if not found:
+        paths = [path for path in paths if not isinstance(model.get_submodule(path), nn.MultiheadAttention)]
+    _need_some(model, targets, paths)
+    base, inputs = digest(model, whole), example_for(model, example)
+    paths = _faithful(model, paths, inputs)
+    if not paths:
         raise OnnxgenError("each of these weights is also used outside its layer", help="name other layers")
-    made = Adapter(rank, dora, *_sorted_out(model, found), tuple(whole), base)
-    inject(model, made)
+    adapter = Adapter(rank, dora, *_sorted_out(model, paths), tuple(whole), base)
+    inject(model, adapter)
     trained = trained_names(model)  # peft does not train the adapters of frozen parameters
     freeze(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained or is_below(name, whole))
-    return made
+    return adapter
 
 
 def _layers(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
@@ -150,9 +150,9 @@ def _shared(model: nn.Module) -> set[int]:
     return {number for number, count in names.items() if count > 1}
 
 
-def _need_some(model: nn.Module, targets: Sequence[str], found: Sequence[str]) -> None:
+def _need_some(model: nn.Module, targets: Sequence[str], paths: Sequence[str]) -> None:
     for pattern in targets or ("**",):
-        if not any(is_below(path, [pattern]) for path in found):
+        if not any(is_below(path, [pattern]) for path in paths):
             what = f"{pattern!r} matches no layer that can be adapted" if targets else "no layer can be adapted"
             raise OnnxgenError(what, help=_way(model, pattern))
 
@@ -281,15 +281,15 @@ def attach(model: nn.Module, path: Path) -> None:
 
 def digest(model: nn.Module, without: Sequence[str] = ()) -> str:
     """Return a digest of names, shapes and some values of all tensors, without those of some modules."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     state: dict[str, Tensor | Packed] = {f"{path}.weight": layer for path, layer in packed_layers(model)}
     for name, value in sorted({**model.state_dict(), **state}.items(), key=lambda item: item[0]):
         if not is_below(name, without):
             tensor = value.floats() if isinstance(value, Packed) else value.detach()
             flat = tensor.flatten()
             some = flat[:: max(1, len(flat) // SAMPLED)][:SAMPLED].double().cpu()
-            found.update(f"{name} {list(tensor.shape)}".encode() + some.numpy().tobytes())
-    return found.hexdigest()[:16]
+            hasher.update(f"{name} {list(tensor.shape)}".encode() + some.numpy().tobytes())
+    return hasher.hexdigest()[:16]
 
 
 # Layers that compute the same with the adapter and with it merged.
@@ -349,24 +349,24 @@ def _same(model: nn.Module, adapted: Mapping[str, Any], paths: Sequence[str], ex
         inner = layer.get_base_layer()
         weight = getattr(inner, _weight_of(inner)).data
         weights.append((weight, weight.clone(), weight + layer.get_delta_weight(NAME)))
-    given = outputs(call(model, example))
+    with_adapters = outputs(call(model, example))
     for path in paths:
         _clear(adapted[path])
     try:
         for weight, _, merged in weights:
             weight.copy_(merged)
-        found = outputs(call(model, example))
+        with_merged = outputs(call(model, example))
     finally:
         for weight, before, _ in weights:
             weight.copy_(before)
-    return all(map(_near, found, given, base))
+    return all(map(_near, with_merged, with_adapters, base))
 
 
-def _near(found: Tensor, given: Tensor, base: Tensor) -> bool:
-    if not found.is_floating_point():
+def _near(merged: Tensor, adapted: Tensor, base: Tensor) -> bool:
+    if not merged.is_floating_point():
         return True
-    changed = max(_largest(given - base), _largest(found - base))
-    return _largest(found - given) <= SAME * changed + 1e-6 * _largest(base)
+    changed = max(_largest(adapted - base), _largest(merged - base))
+    return _largest(merged - adapted) <= SAME * changed + 1e-6 * _largest(base)
 
 
 def _largest(values: Tensor) -> float:

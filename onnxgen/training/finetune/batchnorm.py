@@ -112,9 +112,9 @@ def held_if_singly(model: nn.Module) -> list[str]:
         return []
     left = [path for path, module in model.named_modules() if has_statistics(module)]
     held(map(model.get_submodule, left))
-    said = "the network takes one sample: each of a batch is run by itself, and their gradients add up"
-    said += "" if alone_of(model)[0] else " (faster if --dynamic-batch can free the batch of the file)"
-    return [said + (f"; {_listed(left)} use the statistics that they have, since one sample has none" if left else "")]
+    note = "the network takes one sample: each of a batch is run by itself, and their gradients add up"
+    note += "" if alone_of(model)[0] else " (faster if --dynamic-batch can free the batch of the file)"
+    return [note + (f"; {_listed(left)} use the statistics that they have, since one sample has none" if left else "")]
 
 
 def _listed(norms: Sequence[str]) -> str:
@@ -206,8 +206,8 @@ def _run(model: nn.Module, batch: Tensor | Sequence[Tensor] | Mapping[str, Tenso
         if isinstance(batch, Mapping):
             model(**{name: batch[name].to(device) for name in names if name in batch})
         else:
-            given = [batch] if isinstance(batch, Tensor) else batch[: len(names)]
-            model(*[x.to(device) for x in given])
+            arguments = [batch] if isinstance(batch, Tensor) else batch[: len(names)]
+            model(*[x.to(device) for x in arguments])
     except Exception as error:  # the model's code may raise anything
         what = f"the model fails on batch {number}: {typed(error, 200)}"
         raise OnnxgenError(what, help=f"forward takes {', '.join(names)}") from error

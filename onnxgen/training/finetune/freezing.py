@@ -67,11 +67,11 @@ def unfreeze_next(model: nn.Module) -> list[str]:
 
 def held(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Keep norms with running statistics in evaluation mode. Return those that were not kept so before."""
-    found = [norm for norm in modules if has_statistics(norm) and "train" not in vars(norm)]
-    for norm in found:
+    norms = [norm for norm in modules if has_statistics(norm) and "train" not in vars(norm)]
+    for norm in norms:
         norm.train = partial(_stay, norm)  # type: ignore[method-assign]
         norm.training = False
-    return found
+    return norms
 
 
 def release(norms: Iterable[nn.Module], training: bool = True) -> None:
@@ -118,13 +118,13 @@ def blocks(model: nn.Module) -> list[str]:
 
 def _below(module: nn.Module, path: str) -> list[str]:
     children = [(n, m) for n, m in module.named_children() if any(True for _ in m.parameters())]
-    found = []
+    paths = []
     for name, child in children:
         inner = f"{path}.{name}" if path else name
         listed = isinstance(child, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) or len(children) == 1
         below = _below(child, inner) if listed and next(child.parameters(recurse=False), None) is None else []
-        found += below or [inner]
-    return found
+        paths += below or [inner]
+    return paths
 
 
 def param_groups(
@@ -190,7 +190,7 @@ def _head(model: nn.Module, head: str | Sequence[str] | None, example: Example |
 
 def _without_decay(model: nn.Module) -> set[str]:
     """Return the names of norms' parameters, of biases, and of parameters with at most one dim longer than 1."""
-    found = set()
+    names = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             matrix = name.startswith("weight") and isinstance(
@@ -198,8 +198,8 @@ def _without_decay(model: nn.Module) -> set[str]:
             )
             flat = parameter.numel() == max(parameter.shape, default=1) and not matrix
             if isinstance(module, NORMS) or "bias" in name or parameter.ndim < 2 or flat:
-                found.add(f"{path}.{name}" if path else name)
-    return found
+                names.add(f"{path}.{name}" if path else name)
+    return names
 
 
 def reset(model: nn.Module) -> nn.Module:

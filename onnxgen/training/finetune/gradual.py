@@ -63,8 +63,8 @@ class GradualUnfreeze(Callback):
             raise OnnxgenError(what, help="give the optimizer all parameters, also frozen ones (as param_groups does)")
 
     def _model(self, module: LightningModule) -> nn.Module:
-        found = getattr(module, self.attribute, module)
-        return found if isinstance(found, nn.Module) else module
+        network = getattr(module, self.attribute, module)
+        return network if isinstance(network, nn.Module) else module
 
 
 def _list(patterns: str | Sequence[str]) -> list[str]:

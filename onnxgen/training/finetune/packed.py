@@ -59,10 +59,10 @@ class Integers(nn.Module):
             zero = stored(how.zero).numpy()
             zero = how.unpacked_zero(zero) if how.form == BITS and zero.dtype == np.uint8 else zero
         self.per_byte = 8 // bits if bits < 8 else 1
-        given = {"numbers": torch.frombuffer(bytearray(tensor.tobytes()), dtype=wide)}
-        given |= {"scale": _hidden(scale), "zero": _hidden(zero)}
-        given |= {"meaning": _hidden(_meaning(bits, signed, how))} if bits < 8 else {}
-        for name, values in given.items():
+        buffers = {"numbers": torch.frombuffer(bytearray(tensor.tobytes()), dtype=wide)}
+        buffers |= {"scale": _hidden(scale), "zero": _hidden(zero)}
+        buffers |= {"meaning": _hidden(_meaning(bits, signed, how))} if bits < 8 else {}
+        for name, values in buffers.items():
             self.register_buffer(name, values, persistent=False)
 
     @property
@@ -116,10 +116,10 @@ def _hidden(values: Any) -> Tensor:
 def _meaning(bits: int, signed: bool, how: Dequantised) -> Any:
     """Return the numbers in each byte, [256, 8 / bits]. The lowest bits come first, but last in a table's codes."""
     places = [4, 0] if how.form == TABLE else range(0, 8, bits)
-    found = np.stack([np.arange(256) >> place & (2**bits - 1) for place in places], -1)
+    codes = np.stack([np.arange(256) >> place & (2**bits - 1) for place in places], -1)
     if how.form == TABLE:
-        return table(how.kind)[found]
-    return np.where(found >> (bits - 1), found - 2**bits, found) if signed else found
+        return table(how.kind)[codes]
+    return np.where(codes >> (bits - 1), codes - 2**bits, codes) if signed else codes
 
 
 class Block(NamedTuple):
@@ -160,24 +160,24 @@ class Packed(nn.Module):
 
     def floats(self) -> Tensor:
         """Return the weight in the model's type."""
-        found: Any = None
+        weight: Any = None
         for block in self.blocks:
             whole = self.integers[block.source]().flatten().to(self.like.dtype)
             part: Tensor = whole.as_strided(block.size, block.stride, block.offset)
             if block.at is None:
                 return part.reshape(self.form)
-            found = whole.new_empty(self.form) if found is None else found
-            target = found[block.at]
+            weight = whole.new_empty(self.form) if weight is None else weight
+            target = weight[block.at]
             target.copy_(part.reshape(target.shape))
-        return torch.as_tensor(found)
+        return torch.as_tensor(weight)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def forward(self, *args: Any) -> Any:
         kind = self.like.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.like.dtype
         with torch.no_grad():
-            made = self.opened = self.floats().to(dtype)
-        place = made.untyped_storage().data_ptr()
+            weight = self.opened = self.floats().to(dtype)
+        place = weight.untyped_storage().data_ptr()
 
         def keep(saved: Tensor) -> tuple[Tensor | None, Any]:
             if saved.untyped_storage().data_ptr() == place:
@@ -279,13 +279,13 @@ class _Packing:
                 sources[part["key"]].append((name, part))
         names = {id(p): n for n, p in self.model.named_parameters()}
         shared = {names[id(p)] for n, p in self.model.named_parameters(remove_duplicate=False) if names[id(p)] != n}
-        for key, found in sources.items():
+        for key, pieces in sources.items():
             path, _, member = key.rpartition(".")
-            shapes = [self.record.quantised[name]["shape"] for name, _ in found if name in self.record.quantised]
+            shapes = [self.record.quantised[name]["shape"] for name, _ in pieces if name in self.record.quantised]
             if any(len(shape) > 1 for shape in shapes) and not is_below(path, self.without):
                 module = self._module(path)
                 own = module is not None and member == "weight" and key not in shared
-                if module is None or not own or not self._pack(module, key, found):
+                if module is None or not own or not self._pack(module, key, pieces):
                     self.left.append(key)
 
     def _module(self, path: str) -> nn.Module | None:
@@ -294,13 +294,13 @@ class _Packing:
         except AttributeError:
             return None
 
-    def _pack(self, module: nn.Module, key: str, found: list[tuple[str, Any]]) -> bool:
+    def _pack(self, module: nn.Module, key: str, pieces: list[tuple[str, Any]]) -> bool:
         """Replace a layer's weight if it is exactly what the file's integers stand for."""
         weight, kind = module._parameters.get("weight"), KINDS.get(type(module))
-        sources = [self._integers(name) for name, _ in found]
+        sources = [self._integers(name) for name, _ in pieces]
         if weight is None or kind is None or any(source is None for source in sources):
             return False
-        blocks = [_block(part, number) for number, (_, part) in enumerate(found)]
+        blocks = [_block(part, number) for number, (_, part) in enumerate(pieces)]
         if any(block is None for block in blocks) or sum(math.prod(b.size) for b in blocks if b) != weight.numel():
             return False
         before = type(module)
@@ -331,16 +331,16 @@ class _Packing:
         return Integers(how, lambda name: self.stored[name].read(self.folder)) if dtype in TYPES and whole else None
 
     def notes(self) -> list[str]:
-        found = []
+        notes = []
         if self.packed:
             integers = {id(i): i.nbytes for layer in self.packed for i in layer.integers if isinstance(i, Integers)}
             size, floats = sum(integers.values()), sum(math.prod(p.form) * p.like.element_size() for p in self.packed)
             what = f"{counted(len(self.packed), 'weight')} stay integers of {self.onnx.name}"
-            found.append(f"{what}: {size / 1e6:,.1f} MB, as floats {floats / 1e6:,.1f} MB")
+            notes.append(f"{what}: {size / 1e6:,.1f} MB, as floats {floats / 1e6:,.1f} MB")
         if self.left:
             shown = ", ".join(self.left[:3]) + (", ..." if self.left[3:] else "")
-            found.append(f"{counted(len(self.left), 'quantised tensor')} are kept as floats: {shown}")
-        return found
+            notes.append(f"{counted(len(self.left), 'quantised tensor')} are kept as floats: {shown}")
+        return notes
 
 
 def _values(space: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
@@ -354,10 +354,10 @@ def _values(space: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
             return None
         file, entry = where[key]
         dtype = BY_NAME[entry.dtype].numpy()
-        found: Tensor = to_torch(
+        tensor: Tensor = to_torch(
             np.fromfile(file, dtype, math.prod(entry.shape), offset=entry.start).reshape(entry.shape)
         )
-        return found
+        return tensor
 
     return value
 

@@ -109,8 +109,8 @@ class Average(lightning.Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         self._parameters = {name: p for name, p in pl_module.model.named_parameters() if p.is_floating_point()}
         self._averaged = {**self._parameters, **dict(_statistics(pl_module.model))}
-        found = {name: mean for name, mean in self._averages.items() if name in self._averaged}
-        self._averages = {name: mean.to(self._averaged[name].device) for name, mean in found.items()}
+        resumed = {name: mean for name, mean in self._averages.items() if name in self._averaged}
+        self._averages = {name: mean.to(self._averaged[name].device) for name, mean in resumed.items()}
 
     @torch.no_grad()
     def on_train_batch_end(
@@ -217,12 +217,12 @@ class Mixing(lightning.Callback):
         left = []  # of each input
         for column, axes in self.inputs.items():
             x = batch[column]
-            given = x[partner.to(x.device)]
+            partners = x[partner.to(x.device)]
             if by_box:
-                batch[column], part = _pasted(x, given, axes, share, box)
+                batch[column], part = _pasted(x, partners, axes, share, box)
                 left.append(part)
             else:
-                batch[column] = x * share + given * (1 - share)
+                batch[column] = x * share + partners * (1 - share)
         share = sum(left) / len(left) if left else share
         for target in self.targets:
             y = batch[target]
@@ -231,20 +231,20 @@ class Mixing(lightning.Callback):
         batch[SHARE] = torch.full((count,), max(share, 1 - share), device=batch[self.targets[0]].device)
 
 
-def _pasted(x: Tensor, given: Tensor, axes: tuple[int, int], share: float, center: np.ndarray) -> tuple[Tensor, float]:
-    """Return `x` with a box of `given`, and the share of `x` that is left of it.
+def _pasted(x: Tensor, source: Tensor, axes: tuple[int, int], share: float, center: np.ndarray) -> tuple[Tensor, float]:
+    """Return `x` with a box of `source`, and the share of `x` that is left of it.
 
     The box has the share 1 - `share` of the image, and its center is uniformly distributed; what is outside is cut off.
     """
-    found, area, pixels = x.clone(), 1, 1
+    pasted, area, pixels = x.clone(), 1, 1
     place = [slice(None)] * x.ndim
     for axis, at in zip(axes, center, strict=True):
         size = x.shape[axis]
         middle, half = int(at * size), int(size * (1 - share) ** 0.5) // 2
         place[axis] = slice(max(middle - half, 0), min(middle + half, size))
         area, pixels = area * (place[axis].stop - place[axis].start), pixels * size
-    found[tuple(place)] = given[tuple(place)]
-    return found, 1 - area / pixels
+    pasted[tuple(place)] = source[tuple(place)]
+    return pasted, 1 - area / pixels
 
 
 class MixedTask(Task):
@@ -255,12 +255,12 @@ class MixedTask(Task):
     """
 
     def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
-        made = super()._made(outputs, batch)
+        computed = super()._made(outputs, batch)
         if SHARE not in batch:
-            return made
+            return computed
         share = batch[SHARE][0]
         mixed: list[Made] = []
-        for objective, (loss, output, target) in zip(self.objectives, made, strict=True):
+        for objective, (loss, output, target) in zip(self.objectives, computed, strict=True):
             assert isinstance(objective, Objective)  # `mixing` refuses others
             second = objective(output, batch[other(objective.column)], self.training)
             mixed.append((loss * share + second * (1 - share), output, target))
@@ -278,14 +278,14 @@ def mixing(plan: Plan) -> Mixing | None:
         return None
     assert samples is not None
     asked = "--mixup" if settings.mixup else "--cutmix"
-    classifiers = [made for made in plan.objectives if isinstance(made, Objective)]
+    classifiers = [goal for goal in plan.objectives if isinstance(goal, Objective)]
     if len(classifiers) < len(plan.objectives):
         raise OnnxgenError(f"{asked} does not go with --task {settings.task}", help=f"leave out {asked}")
-    for made in classifiers:
-        if not made.classes or samples.fields[made.column].shape not in ((), (1,)):
-            name = f"output {made.name}" if made.name else "the model"
-            what = f"{asked} needs a class for each sample, but {name} is trained with {made.loss}"
-            raise OnnxgenError(f"{what} on {list(samples.fields[made.column].shape)}", help=f"leave out {asked}")
+    for goal in classifiers:
+        if not goal.classes or samples.fields[goal.column].shape not in ((), (1,)):
+            name = f"output {goal.name}" if goal.name else "the model"
+            what = f"{asked} needs a class for each sample, but {name} is trained with {goal.loss}"
+            raise OnnxgenError(f"{what} on {list(samples.fields[goal.column].shape)}", help=f"leave out {asked}")
     inputs = {}
     for column in plan.feeding.inputs:
         if not samples.fields[column].dtype.is_floating_point:
@@ -296,7 +296,7 @@ def mixing(plan: Plan) -> Mixing | None:
             shape = list(samples.fields[column].shape)
             raise OnnxgenError(f"--cutmix needs images, but input {column!r} is {shape}", help="--mixup 0.2")
         inputs[column] = axes or (0, 0)
-    targets = tuple(made.column for made in classifiers)
+    targets = tuple(goal.column for goal in classifiers)
     return Mixing(settings.seed, settings.mixup, settings.cutmix, inputs, targets)
 
 

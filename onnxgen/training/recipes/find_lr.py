@@ -151,12 +151,12 @@ def with_rate(
     )
     trainer.fit(task, datamodule=make_data(tried))
     identity.restore(state, plan.device.torch_device)
-    found = Found(test.rates, test.losses, suggested(test.rates, test.losses))
+    tested = Found(test.rates, test.losses, suggested(test.rates, test.losses))
     most = _most(settings.optimizer)
-    rate = None if found.rate is None else float(f"{min(found.rate, most):.3g}")
+    rate = None if tested.rate is None else float(f"{min(tested.rate, most):.3g}")
     low = low_rate(settings.optimizer)  # the weights fit already, or the steps were too few: a low rate harms neither
     settings = replace(settings, lr=low if rate is None else rate, find_lr=False)
-    return replace(plan, settings=settings, notes=[*plan.notes, _note(rate, most, low)]), replace(found, rate=rate)
+    return replace(plan, settings=settings, notes=[*plan.notes, _note(rate, most, low)]), replace(tested, rate=rate)
 
 
 def _note(rate: float | None, most: float, low: float) -> str:

@@ -60,13 +60,13 @@ def callbacks(settings: Settings, facts: Facts, show: str = "auto") -> tuple[Met
 
 
 @rank_zero_only
-def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
+def begin(settings: Settings, facts: Facts, named: Mapping[str, str]) -> None:
     """Make the run's folder and write `config.toml`.
 
     Unless the run is resumed, the files of an older run in the folder are removed.
 
     Args:
-        given: the `model` and `data` of the run, if they are files or names.
+        named: the `model` and `data` of the run, if they are files or names.
 
     Raises:
         OSError: the folder can't be made or written.
@@ -83,7 +83,7 @@ def begin(settings: Settings, facts: Facts, given: Mapping[str, str]) -> None:
     for path in [] if settings.resume else stale:
         path.unlink(missing_ok=True)
     versions = f"onnxgen {__version__}, torch {torch.__version__}, lightning {lightning.__version__}"
-    write_config(out / CONFIG, settings, given, (facts.line(out), versions))
+    write_config(out / CONFIG, settings, named, (facts.line(out), versions))
 
 
 @rank_zero_only

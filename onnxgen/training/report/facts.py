@@ -123,9 +123,9 @@ def _steps(plan: Plan) -> str:
 
 def file_of(model: nn.Module) -> Path | None:
     """Return the file of the model's class, relative to the current folder if it is in there."""
-    if (found := space_of(model).get("__file__")) is None:
+    if (file := space_of(model).get("__file__")) is None:
         return None
-    path, here = Path(found), Path.cwd()
+    path, here = Path(file), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
@@ -145,7 +145,7 @@ def _gentler(plan: Plan) -> str:
     settings = plan.settings
     if settings.replace_head is not None:
         return ""
-    if head := max((made.new_head for made in plan.objectives), default=0):
+    if head := max((goal.new_head for goal in plan.objectives), default=0):
         return f" -> --replace-head {head}: nothing says which characters the model's classes were trained for"
     assert plan.data.train is not None
     rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr

@@ -95,10 +95,10 @@ class Metrics(lightning.Callback):
     @property
     def fell(self) -> str:
         """A sentence if the first validation is far worse than that before training; else ""."""
-        found = [row.get(self.monitor, math.nan) for row in (self.before, *self.rows[:1])]
-        if len(found) < 2 or not self.gentler or not (found[0] > 0 and math.isfinite(found[1])):
+        values = [row.get(self.monitor, math.nan) for row in (self.before, *self.rows[:1])]
+        if len(values) < 2 or not self.gentler or not (values[0] > 0 and math.isfinite(values[1])):
             return ""
-        before, now = found
+        before, now = values
         worse = now > FAR * before if lower_is_better(self.monitor) else now * FAR < before
         return f"after these steps the model is far worse than before training{self.gentler}" if worse else ""
 
@@ -124,9 +124,9 @@ class Metrics(lightning.Callback):
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
         assert isinstance(task, Task)
-        found = dict(sorted(metrics(trainer).items(), key=lambda item: not item[0].startswith("train_")))
-        found["lr"] = task.rate  # the logged value is a float32
-        row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **found}
+        values = dict(sorted(metrics(trainer).items(), key=lambda item: not item[0].startswith("train_")))
+        values["lr"] = task.rate  # the logged value is a float32
+        row: Row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **values}
         row["seconds"] = round(time.monotonic() - self._begun, 3)
         self.rows = [r for r in self.rows if r["step"] < row["step"]] + [row]
         if self.best_row() in (row, None):

@@ -65,13 +65,13 @@ def by_class(counts: Tensor, names: Sequence[str]) -> list[tuple[str, int, str, 
         counts: the confusion matrix [classes, classes], whose rows are the true classes.
     """
     known = names if len(names) == len(counts) else list(map(str, range(len(counts))))
-    right, true, said = (x.tolist() for x in (counts.diagonal(), counts.sum(1), counts.sum(0)))
-    found = []
-    for name, hits, of, answers in zip(known, right, true, said):
+    right, true, predicted = (x.tolist() for x in (counts.diagonal(), counts.sum(1), counts.sum(0)))
+    ranked = []
+    for name, hits, of, answers in zip(known, right, true, predicted):
         shares = [hits / whole if whole else 0.0 for whole in (answers, of, (of + answers) / 2)]
         if of or answers:
-            found.append((shares[2], (name, int(of), *(f"{share:.1%}" for share in shares))))
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]  # type: ignore[misc]
+            ranked.append((shares[2], (name, int(of), *(f"{share:.1%}" for share in shares))))
+    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]  # type: ignore[misc]
 
 
 @cache

@@ -45,12 +45,12 @@ def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
 
     The epoch that is best by `monitor` is marked.
     """
-    found = {part: [row for row in rows if f"{part}_{metric}" in row] for part in PART_LABELS}
-    if not any(found.values()):
+    by_part = {part: [row for row in rows if f"{part}_{metric}" in row] for part in PART_LABELS}
+    if not any(by_part.values()):
         return None
     figure, axes = _figure(WIDTH, 4.0)
     percent = 100.0 if metric == "accuracy" else 1.0
-    for part, of_part in found.items():
+    for part, of_part in by_part.items():
         if of_part:
             xs, ys = [r["epoch"] for r in of_part], [percent * r[f"{part}_{metric}"] for r in of_part]
             marker = "o" if len(xs) <= 30 else ""
@@ -64,11 +64,11 @@ def curves(rows: Sequence[Row], metric: str, monitor: str) -> bytes | None:
 
 def overlaid(runs: Mapping[str, Sequence[Row]], metric: str) -> bytes | None:
     """Draw one metric of several runs over the epochs; None if no run has it."""
-    found = {name: [row for row in rows if metric in row] for name, rows in runs.items()}
-    if not any(found.values()):
+    by_run = {name: [row for row in rows if metric in row] for name, rows in runs.items()}
+    if not any(by_run.values()):
         return None
     figure, axes = _figure(WIDTH, 4.0)
-    for name, rows in found.items():
+    for name, rows in by_run.items():
         if rows:
             axes.plot([row["epoch"] for row in rows], [row[metric] for row in rows], marker=".", label=name)
     _label(axes, metric.replace("_", " "))
@@ -93,10 +93,10 @@ def rates_tried(rates: Sequence[float], losses: Sequence[float], chosen: float |
 def _mark(axes: Any, best: Row, metric: str, monitor: str, percent: float) -> None:
     part = monitor.partition("_")[0]
     value = best.get(f"{part}_{metric}")
-    said = "" if value is None else f": {percent * value:.2f} %" if percent > 1 else f": {value:.4g}"
+    text = "" if value is None else f": {percent * value:.2f} %" if percent > 1 else f": {value:.4g}"
     axes.axvline(best["epoch"], color="0.6", linestyle=":", linewidth=1.2, zorder=0)
     if value is not None:
-        label = f"best epoch ({best['epoch']:.0f}){said}"
+        label = f"best epoch ({best['epoch']:.0f}){text}"
         axes.plot([best["epoch"]], [percent * value], "*", color="#c44e52", markersize=13, label=label, zorder=5)
 
 
@@ -188,14 +188,14 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     column = next((c for c in plan.feeding.inputs if isinstance(_step(samples, c), ToInput)), None)
     if column is None:
         return None
-    found = list(_asked(plan, model, samples, column))
-    if len(found) <= 1 or all(one.loss == found[0].loss for one in found):  # there is no order among them
-        return _grid([("", [_tile(one.image, one.shown) for one in _few(found, MOST)])]) if found else None
-    ordered = sorted(found, key=lambda one: -one.loss)
+    asked = list(_asked(plan, model, samples, column))
+    if len(asked) <= 1 or all(one.loss == asked[0].loss for one in asked):  # there is no order among them
+        return _grid([("", [_tile(one.image, one.shown) for one in _few(asked, MOST)])]) if asked else None
+    ordered = sorted(asked, key=lambda one: -one.loss)
     half = min(MOST // 2, len(ordered) // 2)
     rest = ordered[half:][::-1]
     right = [one for one in rest if one.shown.right]
-    groups = {f"the largest losses of {len(found)} samples": ordered[:half]}
+    groups = {f"the largest losses of {len(asked)} samples": ordered[:half]}
     groups["right ones" if right else "others"] = _few(right or rest, MOST - half)
     return _grid([(title, [_tile(one.image, one.shown) for one in some]) for title, some in groups.items()])
 
@@ -220,8 +220,8 @@ def _asked(plan: Plan, model: nn.Module, samples: Samples, column: str) -> Itera
             return
         batch = samples.take(indices[start : start + count], plan.settings.seed)
         with evaluating(model), torch.inference_mode():
-            made = model(*plan.feeding.arguments(batch))
-            outputs = made if isinstance(made, tuple) else (made,)
+            output = model(*plan.feeding.arguments(batch))
+            outputs = output if isinstance(output, tuple) else (output,)
             for place, image in enumerate(pixels(batch[column], _step(samples, column))):
                 shown = goal.shown(outputs, batch, place, names)
                 if shown is None:
@@ -242,9 +242,9 @@ def _loss(goal: Goal, outputs: Sequence[Any], batch: Batch, place: int) -> float
     return loss if math.isfinite(loss) else 0.0
 
 
-def _few(found: Sequence[_Asked], most: int) -> list[_Asked]:
+def _few(samples: Sequence[_Asked], most: int) -> list[_Asked]:
     """Return at most so many, spread over all."""
-    return [found[n] for n in np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int)]
+    return [samples[n] for n in np.linspace(0, len(samples) - 1, min(most, len(samples))).round().astype(int)]
 
 
 def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
@@ -263,16 +263,16 @@ def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
 
     samples, decode = plan.data.test or plan.data.val or plan.data.train, text.tokenizing.tokenizer.decode
     assert samples is not None and plan.settings.tokenizer is not None
-    batch, found = samples.take(spread(samples, TEXTS), plan.settings.seed), []
+    batch, rows = samples.take(spread(samples, TEXTS), plan.settings.seed), []
     with evaluating(model):
         lm = causal_lm(model, plan.settings.tokenizer)
         for ids, labels in zip(batch[text.ids], batch[LABELS]):
             whole = ids[labels != IGNORED_CLASS].tolist()
             half = (len(whole) + 1) // 2
             if new := min(len(whole) - half, NEW):
-                made = generated(lm, [whole[:half]], new)[0]
-                found.append((decode(whole[:half]), decode(whole[half : half + new]), decode(made)))
-    return found
+                written = generated(lm, [whole[:half]], new)[0]
+                rows.append((decode(whole[:half]), decode(whole[half : half + new]), decode(written)))
+    return rows
 
 
 def _step(samples: Samples | None, column: str) -> Any:
@@ -280,7 +280,7 @@ def _step(samples: Samples | None, column: str) -> Any:
 
 
 def _classes(samples: Samples, plan: Plan) -> tuple[str, ...]:
-    return next((found for c in plan.objectives[0].columns if (found := samples.fields[c].classes)), ())
+    return next((names for c in plan.objectives[0].columns if (names := samples.fields[c].classes)), ())
 
 
 def pixels(x: Tensor, step: ToInput) -> np.ndarray:
@@ -350,9 +350,9 @@ def coloured(classes: Tensor) -> Any:
 
     steps = torch.arange(int(classes.max().clamp_min(0)) + 1).tolist()  # class 0, mostly the background, is dark
     palette = np.array([colorsys.hsv_to_rgb(0.618 * n % 1, 0.7, 0.2 if n == 0 else 0.95) for n in steps])
-    found = np.asarray(classes)
-    picture = (palette[found.clip(0)] * 255).astype(np.uint8)
-    picture[found == IGNORED_CLASS] = 128
+    indices = np.asarray(classes)
+    picture = (palette[indices.clip(0)] * 255).astype(np.uint8)
+    picture[indices == IGNORED_CLASS] = 128
     return Image.fromarray(picture)
 
 

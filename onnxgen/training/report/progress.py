@@ -110,8 +110,8 @@ class Progress(lightning.Callback):
         self.validated = index + 1
 
     def on_sanity_check_end(self, trainer: lightning.Trainer, task: Any) -> None:
-        if trainer.is_global_zero and (found := scores(values_of(trainer))):
-            self.say(f"epoch 0, before training: {found}")
+        if trainer.is_global_zero and (shown := scores(values_of(trainer))):
+            self.say(f"epoch 0, before training: {shown}")
 
     def on_fit_start(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero:
@@ -167,18 +167,18 @@ class Progress(lightning.Callback):
             return
         self.tell_epoch(trainer)
         self.ended = True
-        if len(self.metrics.rows) == 1 and (found := self.metrics.fell):
-            self.say(f"note: {found}")
+        if len(self.metrics.rows) == 1 and (warning := self.metrics.fell):
+            self.say(f"note: {warning}")
         if time.monotonic() >= self._due:  # epochs may be shorter than `every`
             self._show()
 
     def on_fit_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero and not self._begun:
             self.say("nothing is left to train: all epochs or steps are done; raise --epochs or --max-steps for more")
-        if trainer.is_global_zero and (found := self.metrics.brought_nothing):
-            self.say(f"note: {found}")
-        if trainer.is_global_zero and self._begun and (found := self.metrics.finds_nothing):
-            self.say(f"note: {found}")
+        if trainer.is_global_zero and (warning := self.metrics.brought_nothing):
+            self.say(f"note: {warning}")
+        if trainer.is_global_zero and self._begun and (warning := self.metrics.finds_nothing):
+            self.say(f"note: {warning}")
         self.close()
 
     def on_exception(self, trainer: lightning.Trainer, task: Any, exception: BaseException) -> None:
@@ -224,8 +224,8 @@ def epoch_line(row: Row, of: str, best: bool, rate: float, worse: bool = False) 
 
     `worse`: also the best epoch is worse than the model before training.
     """
-    found = scores(row) + (f" (best{', but worse than before training' if worse else ''})" if best else "")
-    return f"epoch {row['epoch']:.0f} of {of}: {found}; {duration(row['seconds'])}{f'; {speed(rate)}' if rate else ''}"
+    text = scores(row) + (f" (best{', but worse than before training' if worse else ''})" if best else "")
+    return f"epoch {row['epoch']:.0f} of {of}: {text}; {duration(row['seconds'])}{f'; {speed(rate)}' if rate else ''}"
 
 
 def speed(rate: float) -> str:

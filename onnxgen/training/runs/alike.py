@@ -93,7 +93,7 @@ def _order(source: DataSource, record: Record) -> None:
 
 def _whites(source: DataSource, record: Record) -> dict[str, float]:
     """Return the value of white in each column of images. Bytes have 255, other numbers that of the run's data."""
-    samples, found = next(iter(source.parts.values())), {}
+    samples, whites = next(iter(source.parts.values())), {}
     for entry in record.inputs:
         column = entry.column if entry.column in samples.fields else _only_images(samples.fields, source.target)
         if entry.image is None or not column or column in source.whites:
@@ -104,14 +104,14 @@ def _whites(source: DataSource, record: Record) -> dict[str, float]:
         if highest > white or (white > 1 and 0 < highest <= 1 and field.dtype.is_floating_point):
             what = f"images have values up to {highest:g}, but white was {white:g} in training"
             raise OnnxgenError(what, help=f"scale them from 0 to {white:g}, or give bytes from 0 to 255 (uint8)")
-        found[column] = white
-    return found
+        whites[column] = white
+    return whites
 
 
 def _only_images(fields: Mapping[str, Field], target: str) -> str:
     """Return the only column besides the target that has two axes or more for each sample; "" if there is none."""
-    found = [name for name, field in fields.items() if len(field.shape) >= 2 and name != target]
-    return found[0] if len(found) == 1 else ""
+    columns = [name for name, field in fields.items() if len(field.shape) >= 2 and name != target]
+    return columns[0] if len(columns) == 1 else ""
 
 
 def finished(data: Data, feeding: Feeding, record: Record) -> list[str]:
@@ -296,5 +296,5 @@ def told_seen(run: Path, data: Data, part: str, inputs: Sequence[str]) -> list[s
     return [f"{what}: the numbers say little about new ones"] if seen else []
 
 
-def _each(found: bytes) -> Iterator[bytes]:
-    return (found[start : start + _LENGTH] for start in range(0, len(found), _LENGTH))
+def _each(content: bytes) -> Iterator[bytes]:
+    return (content[start : start + _LENGTH] for start in range(0, len(content), _LENGTH))

@@ -137,8 +137,8 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
     label = names[int(output[0].argmax())]
     if target.loss == "multi_margin_loss":  # scores, which are no probabilities
         return Answer(label, {}, value)
-    found = _probabilities(output, target)[0].tolist()
-    return Answer(label, dict(zip(names, found, strict=True)), value)
+    probabilities = _probabilities(output, target)[0].tolist()
+    return Answer(label, dict(zip(names, probabilities, strict=True)), value)
 
 
 def compared(names: Sequence[str], outputs: Mapping[str, Tensor], target: object) -> Iterator[Prediction]:
@@ -176,15 +176,15 @@ def _probabilities(output: Tensor, target: Target) -> Tensor:
 
 def _labels(output: Tensor, target: Target) -> Answer:
     """Return the answer of one number for two classes, of one number for each label, or of a map of such numbers."""
-    found, value = _probabilities(output, target)[0].flatten(), output[0].numpy()
-    if found.numel() == 1:
+    probabilities, value = _probabilities(output, target)[0].flatten(), output[0].numpy()
+    if probabilities.numel() == 1:
         names = target.names if len(target.names) == 2 else ("0", "1")
-        second = found.item()
+        second = probabilities.item()
         return Answer(names[second > LIKELY], {names[0]: 1 - second, names[1]: second}, value)
     if output.ndim > 2:
         return Answer(None, {}, (_probabilities(output, target)[0] > LIKELY).numpy().astype(np.int64))
-    many = target.names if len(target.names) == found.numel() else tuple(map(str, range(found.numel())))
-    likely = dict(zip(many, found.tolist(), strict=True))
+    many = target.names if len(target.names) == probabilities.numel() else tuple(map(str, range(probabilities.numel())))
+    likely = dict(zip(many, probabilities.tolist(), strict=True))
     return Answer(tuple(name for name, p in likely.items() if p > LIKELY), likely, value)
 
 

@@ -76,8 +76,8 @@ def fed_images(text: str) -> tuple[str, dict[str, Any]]:
         first = json_object(text)["inputs"][0]
         scale = (tuple(map(float, first["mean"])), tuple(map(float, first["std"])))
         placed = {"middle": "letterbox"}.get(first["at"], first["at"]) if first["beside"] else "stretch"
-        said = {"channel_order": str(first["order"]).lower(), "resize": str(placed)}
-        return "none" if scale == plain_scale(first["channels"], _WHITE) else scale_text(scale), said
+        settings = {"channel_order": str(first["order"]).lower(), "resize": str(placed)}
+        return "none" if scale == plain_scale(first["channels"], _WHITE) else scale_text(scale), settings
     except (KeyError, TypeError, ValueError, IndexError):
         return "", {}
 
@@ -130,8 +130,8 @@ def _output(target: Target) -> dict[str, Any]:
     """Return what an output says. Axes count the batch's."""
     axes = {"batch": None if target.alone else target.batch, "axis": target.axis}
     if target.loss == BOXES:
-        found = target.head.get("found", {})
-        return {"name": target.name, "kind": "boxes", "names": target.all_names, **(found and {**found, **CHOSEN})}
+        rules = target.head.get("found", {})
+        return {"name": target.name, "kind": "boxes", "names": target.all_names, **(rules and {**rules, **CHOSEN})}
     if target.loss == "ctc_loss":
         return {"name": target.name, "kind": "text", **axes, "blank": target.blank, "characters": target.names}
     if target.loss == "heatmaps":
@@ -150,5 +150,5 @@ def _output(target: Target) -> dict[str, Any]:
 
 def onnx_beside_origin(run: Path, record: Record) -> Path | None:
     """Return the ONNX file of a run, which is beside the module that was trained; None if it is not there."""
-    found = record.place_of_origin(run).with_name(record.onnx) if record.onnx else None
-    return found if found is not None and found.is_file() else None
+    file = record.place_of_origin(run).with_name(record.onnx) if record.onnx else None
+    return file if file is not None and file.is_file() else None

@@ -40,16 +40,16 @@ def need_run(out: Path) -> None:
 
 def best_of(run: Path) -> Path:
     """Return the best weights of a run. Raise `OnnxgenError` if it has none yet."""
-    if (found := there(run / BEST)) is None:
+    if (weights := there(run / BEST)) is None:
         way = f"continue it: onnxgen train --resume --out {run}"
         raise OnnxgenError(f"{run} has no {BEST}: it was stopped before the end of its first epoch", help=way)
-    return found
+    return weights
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder and below it, the oldest first. The folder itself may be one."""
-    found = {path.parent for path in folder.rglob(CONFIG)} if folder.is_dir() else set()
-    return sorted(found, key=lambda run: ((run / CONFIG).stat().st_mtime_ns, run))
+    folders = {path.parent for path in folder.rglob(CONFIG)} if folder.is_dir() else set()
+    return sorted(folders, key=lambda run: ((run / CONFIG).stat().st_mtime_ns, run))
 
 
 def numbered(name: str, runs: Path = RUNS) -> Path:
@@ -61,11 +61,11 @@ def numbered(name: str, runs: Path = RUNS) -> Path:
     number = max(_numbers(name, runs), default=0) + 1
     while True:
         try:
-            (made := runs / f"{name}-{number}").mkdir(parents=True)
+            (folder := runs / f"{name}-{number}").mkdir(parents=True)
         except FileExistsError:  # another process made it at this moment
             number += 1
         else:
-            return made
+            return folder
 
 
 def latest(name: str, runs: Path = RUNS) -> Path:
@@ -74,11 +74,11 @@ def latest(name: str, runs: Path = RUNS) -> Path:
     Raises:
         OnnxgenError: there is none.
     """
-    found = [run for run in runs_in(runs) if not name or re.fullmatch(rf"{re.escape(name)}-\d+", run.name)]
-    if not found:
+    matching = [run for run in runs_in(runs) if not name or re.fullmatch(rf"{re.escape(name)}-\d+", run.name)]
+    if not matching:
         what = f"there is no run {name or ''}".rstrip() + f" in {runs}"
         raise OnnxgenError(what, help="name the run's folder with --out, or start a run without --resume")
-    return found[-1]
+    return matching[-1]
 
 
 def newest(runs: Path = RUNS) -> Path:
@@ -87,10 +87,10 @@ def newest(runs: Path = RUNS) -> Path:
     Raises:
         OnnxgenError: there is none.
     """
-    found = runs_in(runs)
-    if not found:
+    known = runs_in(runs)
+    if not known:
         raise OnnxgenError(f"there is no run in {runs}", help="name the folder of one; onnxgen train makes them")
-    run = next((run for run in reversed(found) if there(run / BEST) is not None), found[-1])
+    run = next((run for run in reversed(known) if there(run / BEST) is not None), known[-1])
     best_of(run)  # it raises if no run has weights
     return run
 
@@ -127,8 +127,8 @@ def is_run(path: Path) -> bool:
 
 def _numbers(name: str, runs: Path) -> Iterator[int]:
     for path in runs.glob(f"{name}-*"):  # `name` has no wildcards: see `slug`
-        if found := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name):
-            yield int(found[1])
+        if match := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name):
+            yield int(match[1])
 
 
 def slug(text: str) -> str:

@@ -165,35 +165,35 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     outputs = _outputs(plan)
     own = signature_of(plan.model)
     ports = tuple(  # text and maps have no sizes that the record would tell
-        _resized(port, tuple(made.shape)) if isinstance(made, Tensor) else port
-        for port, made in zip(own.outputs, outputs)
+        _resized(port, tuple(output.shape)) if isinstance(output, Tensor) else port
+        for port, output in zip(own.outputs, outputs)
     )
     signature = replace(own, outputs=ports) if own.outputs else own
     if plan.settings.replace_head is not None or ports != own.outputs:
         signature = replace(signature, purpose=None)  # with another head it may be for something else
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
-    found = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
+    keep = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
     if first_process():
-        found.samples = digests(plan.data.train, plan.feeding.inputs, plan.data.text)
-        found.held_back = held_back(plan.data.parts)
+        keep.samples = digests(plan.data.train, plan.feeding.inputs, plan.data.text)
+        keep.held_back = held_back(plan.data.parts)
     if plan.adapter is not None:
-        found.record = replace(record, module="", note=ADAPTED)
-        found.metadata = {KEY: as_json(plan.adapter), SIGNATURE: as_json(signature)}
+        keep.record = replace(record, module="", note=ADAPTED)
+        keep.metadata = {KEY: as_json(plan.adapter), SIGNATURE: as_json(signature)}
         base = file_of(plan.model)  # a copy of its code tells it from other modules: see `is_same_code`
-        found.source = base.read_text(encoding="utf-8") if base is not None else ""
-        return found
+        keep.source = base.read_text(encoding="utf-8") if base is not None else ""
+        return keep
     try:
-        found.source, metadata, found.constants = _module(plan, list(zip(own.outputs, ports)))
+        keep.source, metadata, keep.constants = _module(plan, list(zip(own.outputs, ports)))
     except OnnxgenError as error:
-        found.record = replace(record, module="", note=str(error))
-        return found
+        keep.record = replace(record, module="", note=str(error))
+        return keep
     if plan.settings.strategy == "fsdp":
-        found.shard_size = _shard_size(space_of(plan.model))
-    found.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: as_json(signature)}
-    found.metadata["fingerprint"] = fingerprint(found.source) or ""
-    found.record = replace(record, own_code=code_digest(found.source))
-    return found
+        keep.shard_size = _shard_size(space_of(plan.model))
+    keep.metadata = {**metadata, **facts_of(record), "format": "pt", SIGNATURE: as_json(signature)}
+    keep.metadata["fingerprint"] = fingerprint(keep.source) or ""
+    keep.record = replace(record, own_code=code_digest(keep.source))
+    return keep
 
 
 def _outputs(plan: Plan) -> list[Any]:
@@ -202,9 +202,9 @@ def _outputs(plan: Plan) -> list[Any]:
     batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
     if not is_singly(plan.model):
         return [*trial(plan.model, batch, plan.feeding)]
-    made = trial(plan.model, {name: column[:1] for name, column in batch.items()}, plan.feeding)
+    outputs = trial(plan.model, {name: column[:1] for name, column in batch.items()}, plan.feeding)
     alone = alone_of(plan.model)[1]
-    return [y[0] if n in alone else y for n, y in enumerate(made)]
+    return [y[0] if n in alone else y for n, y in enumerate(outputs)]
 
 
 def _module(plan: Plan, ports: list[tuple[Port, Port]]) -> tuple[str, Mapping[str, str], dict[str, Tensor]]:
@@ -220,12 +220,12 @@ def _module(plan: Plan, ports: list[tuple[Port, Port]]) -> tuple[str, Mapping[st
     try:
         text = path.read_text(encoding="utf-8")
         divided = plan.settings.strategy == "fsdp" and _shard_size(vars(space)) > 0
-        found = source_of(text, space, plan.model, ports, divided=divided)
+        source = source_of(text, space, plan.model, ports, divided=divided)
     except OnnxgenError:
         raise
     except Exception as error:  # the module's code may raise anything
         raise OnnxgenError(f"{path} can't be copied: {one_line(error)}") from error
-    return found, metadata_of(vars(space)), _constants(vars(space), plan.model.state_dict())
+    return source, metadata_of(vars(space)), _constants(vars(space), plan.model.state_dict())
 
 
 def _shard_size(space: Mapping[str, Any]) -> int:
@@ -254,7 +254,7 @@ def _resized(port: Port, shape: tuple[int, ...]) -> Port:
 def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
     out, train, origin = plan.settings.out, plan.data.train, file_of(plan.model)
     assert train is not None
-    teacher = next((made.teacher for made in plan.objectives if isinstance(made, DistilGoal)), None)
+    teacher = next((goal.teacher for goal in plan.objectives if isinstance(goal, DistilGoal)), None)
     if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
         origin = read_record(origin.parent).origin_for(origin.parent)
     arranged = plan.feeding.arrangement
@@ -289,7 +289,7 @@ def part(samples: Samples) -> Part:
 def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
     samples, joined, image = plan.data.train, plan.data.joined.get(column, ()), None
     assert samples is not None
-    made = samples.fields[column]
+    field = samples.fields[column]
     step = samples.steps[column] if isinstance(samples, Prepared) else None
     if isinstance(step, ToInput):
         mean, std = step.scale or (None, None)
@@ -302,32 +302,32 @@ def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
     text, role, pad = plan.data.text, "", 0
     if text is not None and text.tokenizing is not None:
         role, pad = text.roles.get(name, ""), text.tokenizing.pad
-    dtype = str(made.dtype).removeprefix("torch.")
+    dtype = str(field.dtype).removeprefix("torch.")
     alone = name in alone_of(plan.model)[0]
-    return Input(name, column, dtype, tuple(made.shape), image, tuple(joined), rate, role, pad, batch, alone)
+    return Input(name, column, dtype, tuple(field.shape), image, tuple(joined), rate, role, pad, batch, alone)
 
 
 def _targets(plan: Plan, signature: Signature, train: Samples) -> tuple[Target, ...]:
     """Return the outputs that were trained: towards a target of the data, else towards the teacher."""
-    own = [_target(made, signature, train, plan) for made in plan.objectives]
-    found = [target for target in own if target is not None]
-    taught = [pair for made in plan.objectives if isinstance(made, DistilGoal) for pair in made.pairs]
+    own = [_target(goal, signature, train, plan) for goal in plan.objectives]
+    targets = [target for target in own if target is not None]
+    taught = [pair for goal in plan.objectives if isinstance(goal, DistilGoal) for pair in goal.pairs]
     for pair in taught:
-        if pair.output not in {target.output for target in found}:
+        if pair.output not in {target.output for target in targets}:
             names = plan.settings.classes if pair.count else ()
             facts = (pair.output, pair.name, "", pair.as_loss, pair.student, pair.count, pair.axis, names)
-            found.append(Target(*facts))
+            targets.append(Target(*facts))
     alone = alone_of(plan.model)[1]
-    return tuple(replace(target, alone=target.output in alone) for target in found)
+    return tuple(replace(target, alone=target.output in alone) for target in targets)
 
 
-def _target(made: Goal, signature: Signature, train: Samples, plan: Plan) -> Target | None:
-    if not isinstance(made, Objective):
-        return made.target()
-    ports, field = signature.outputs, train.fields[made.column]
-    name = ports[made.output].name if made.output < len(ports) else f"output{made.output}"
-    names = (plan.settings.classes or field.classes) if made.classes else ()
-    return Target(made.output, name, made.column, made.loss, made.ending.kind, made.classes, made.axis, names)
+def _target(goal: Goal, signature: Signature, train: Samples, plan: Plan) -> Target | None:
+    if not isinstance(goal, Objective):
+        return goal.target()
+    ports, field = signature.outputs, train.fields[goal.column]
+    name = ports[goal.output].name if goal.output < len(ports) else f"output{goal.output}"
+    names = (plan.settings.classes or field.classes) if goal.classes else ()
+    return Target(goal.output, name, goal.column, goal.loss, goal.ending.kind, goal.classes, goal.axis, names)
 
 
 def held_back(parts: Mapping[str, Samples]) -> str:
@@ -449,12 +449,12 @@ def _renumbered(text: str, space: ModuleType, has: Shapes, wanted: Shapes, ports
             changed = {key for key in has if alone.get(key) != has[key]}
             if changed and alone.keys() == has.keys() and all(alone[key] == wanted[key] for key in changed & differing):
                 chosen |= {place: new} if changed <= differing else {}
-    made = _replaced(text, chosen)
-    if not chosen or _shapes_in(made, space) != wanted:
+    renumbered = _replaced(text, chosen)
+    if not chosen or _shapes_in(renumbered, space) != wanted:
         raise OnnxgenError(reason)
     statistics = ("running_mean", "running_var")
     more = sum(prod(wanted[key]) - prod(has[key]) for key in differing if not key.endswith(statistics))
-    return _described(made, {old for old, _ in pairs}, more, ports)
+    return _described(renumbered, {old for old, _ in pairs}, more, ports)
 
 
 def _numbers(text: str, value: int) -> Iterator[Place]:

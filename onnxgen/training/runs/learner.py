@@ -161,7 +161,7 @@ class Learner:
             if self.record.writes:
                 return self._continued(data, max_new_tokens, temperature)
             opened = self._opened(data, skip)
-            return [one for made, names in opened for one in self._each(made, names, min_score, soft)]
+            return [one for fitted, names in opened for one in self._each(fitted, names, min_score, soft)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics; `measured` says of which samples.
@@ -175,25 +175,25 @@ class Learner:
             OnnxgenError: the run has no part that it was not trained on, its data has changed, or data does not fit.
         """
         own = self.record.data_for(self.run)
-        given = {*self.named, *([] if data is None else ["data"])}
-        refuse_code({"data": own, "task": self.settings.task, "teacher": self.settings.teacher}, given, self.run)
+        named = {*self.named, *([] if data is None else ["data"])}
+        refuse_code({"data": own, "task": self.settings.task, "teacher": self.settings.teacher}, named, self.run)
         with run_words(self._takes):
             if data is None or is_same(data, own) or self._is_copy(data):
                 held = self._held(own if data is None else data, part)
                 self.scored = self._part(part)
                 self.notes += squeezed(held.parts[self.scored])
-                found = measure(self.model, held, part=self.scored, settings=self.settings)
-                self.measured = replace(found, skipped=0, whole=found.samples)
-                return found.metrics
+                measured = measure(self.model, held, part=self.scored, settings=self.settings)
+                self.measured = replace(measured, skipped=0, whole=measured.samples)
+                return measured.metrics
             settings = replace(self.settings, val=0.0, test=0.0)
             source = open_source(data, settings, texts=self.texts)
             settings = with_its_target(source, settings)
-            made = self._fitted(source, settings)
-            part = part or next((name for name in PREFERRED_PARTS if name in made.parts), "")
-            self.scored = part if len(made.parts) > 1 else ""
-            self.notes += squeezed(made.parts[part]) if part in made.parts else []
-            self.notes += told_seen(self.run, made, part, feed(made, self.model, settings).inputs)
-            self.measured = measure(self.model, made, part=part or None, settings=settings)
+            fitted = self._fitted(source, settings)
+            part = part or next((name for name in PREFERRED_PARTS if name in fitted.parts), "")
+            self.scored = part if len(fitted.parts) > 1 else ""
+            self.notes += squeezed(fitted.parts[part]) if part in fitted.parts else []
+            self.notes += told_seen(self.run, fitted, part, feed(fitted, self.model, settings).inputs)
+            self.measured = measure(self.model, fitted, part=part or None, settings=settings)
             return self.measured.metrics
 
     @property
@@ -225,19 +225,19 @@ class Learner:
 
     def _part(self, part: str | None) -> str:
         """Return the part of the run's own data to evaluate: never the training part, unless asked for."""
-        found = part or self.held_back
-        if not found:
+        chosen = part or self.held_back
+        if not chosen:
             what = f"{self.record.name} was trained on all of its data, so none of it can tell how good the model is"
             raise OnnxgenError(what, help="give other data with --data, or ask for the training samples: --part train")
-        return found
+        return chosen
 
     def _is_copy(self, data: Any) -> bool:
         """Return True if data, split as that of the run, has the same parts: a copy, or the same in another place."""
         try:
-            found = open_data(data, self.model, self.settings)
+            opened = open_data(data, self.model, self.settings)
         except OnnxgenError:  # other data may have no such column, or be too small for these parts
             return False
-        return parts_of(found) == self.record.parts
+        return parts_of(opened) == self.record.parts
 
     def _held(self, own: Any, part: str | None) -> Data:
         """Return the data of the run, split as it was. Raises `OnnxgenError` if it is not the same any more."""
@@ -246,10 +246,10 @@ class Learner:
         if isinstance(own, str) and is_path(own) and not is_there(own):
             what = f"the data of {self.run} is gone: there is no {own}"
             raise OnnxgenError(what, help="say where it is now, with --data; in Python: evaluate(data)")
-        found = open_data(own, self.model, self.settings)
-        with_widths_of_training(found, feed(found, self.model, self.settings), self.record)
+        opened = open_data(own, self.model, self.settings)
+        with_widths_of_training(opened, feed(opened, self.model, self.settings), self.record)
         name = self._part(part)
-        samples, then = found.parts.get(name), self.record.parts.get(name)
+        samples, then = opened.parts.get(name), self.record.parts.get(name)
         if samples is None or then is None:
             raise OnnxgenError(f"the data of the run has no part {name}", help=f"it has {', '.join(self.record.parts)}")
         from onnxgen.training.runs.keep import part as described  # it imports Lightning, which takes seconds
@@ -257,17 +257,17 @@ class Learner:
         if described(samples) != then:
             what = f"{own} has changed since the run: its {name} part is not the same"
             raise OnnxgenError(what, help="evaluate other data by naming it")
-        return found
+        return opened
 
     def _each(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> list[Prediction]:
         """Return what is predicted for each sample, in order. Lines of one width are fed together."""
         part, samples = next(iter(data.parts.items()))
         self.notes += squeezed(samples)
-        found: list[tuple[int, Prediction]] = []
+        predictions: list[tuple[int, Prediction]] = []
         for rows, some in by_width(samples):
             setattr(of_width := replace(data), part, some)
-            found += zip(rows, self._predicted(of_width, [names[row] for row in rows], min_score, soft))
-        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+            predictions += zip(rows, self._predicted(of_width, [names[row] for row in rows], min_score, soft))
+        return [one for _, one in sorted(predictions, key=lambda pair: pair[0])]
 
     def _predicted(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> Iterator[Prediction]:
         outputs = predict(self.model, data, settings=self.settings)
@@ -297,14 +297,14 @@ class Learner:
         """Return the continuations of texts."""
         from onnxgen.training.generation.continuing import TEXT, continued
 
-        found = list(self._texts(data))
+        samples = list(self._texts(data))
         settings, device = self.settings, choose(self.settings.device, self.settings.imports)
         assert settings.tokenizer is not None
         model = prepare_for(self.model, device).to(device.torch_device)
-        given: dict[str, Any] = {"seed": settings.seed, "batch_size": fixed_batch(model) or settings.batch}
-        texts = [text for _, text in found]
-        answers = continued(model, settings.tokenizer, texts, new=new, temperature=temperature, **given)
-        return [Prediction(name, {TEXT: answer}) for (name, _), answer in zip(found, answers)]
+        options: dict[str, Any] = {"seed": settings.seed, "batch_size": fixed_batch(model) or settings.batch}
+        texts = [text for _, text in samples]
+        answers = continued(model, settings.tokenizer, texts, new=new, temperature=temperature, **options)
+        return [Prediction(name, {TEXT: answer}) for (name, _), answer in zip(samples, answers)]
 
     # Opening data.
 
@@ -347,11 +347,11 @@ class Learner:
             if path in images:
                 yield self._fitted(open_images([path])), [str(path)]
             else:
-                found = self._fitted(self._read(path))
-                samples = next(iter(found.parts.values()))
+                fitted = self._fitted(self._read(path))
+                samples = next(iter(fitted.parts.values()))
                 files = files_of_each(samples)
                 rows = range(len(samples)) if files is None else [file for file, *_ in files]
-                yield found, [str(row) if isinstance(row, Path) else f"{path}:{row}" for row in rows]
+                yield fitted, [str(row) if isinstance(row, Path) else f"{path}:{row}" for row in rows]
 
     def _read(self, path: Path) -> DataSource | Data:
         return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)
@@ -369,8 +369,8 @@ class Learner:
         if isinstance(data, Mapping):
             columns = {entry.name: entry.column for entry in self.record.inputs}
             data = {columns.get(str(name), str(name)): values for name, values in data.items()}
-        found = self._fitted(from_object(data, "data"))
-        return found, list(map(str, range(len(next(iter(found.parts.values()))))))
+        fitted = self._fitted(from_object(data, "data"))
+        return fitted, list(map(str, range(len(next(iter(fitted.parts.values()))))))
 
     def _fitted(self, source: DataSource | Data, with_targets: Settings | None = None) -> Data:
         """Make data fit the model, as in training. `with_targets` are the settings to evaluate; without, to predict."""
@@ -388,9 +388,9 @@ class Learner:
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
         settings = with_its_images(source, self.record, settings)
         run_singly(self.model, source, settings)
-        found = fit_to_model(source, self.model, settings, targets=targets)
-        self.fed = finished(found, feed(found, self.model, settings, targets=False), self.record)
-        return found
+        fitted = fit_to_model(source, self.model, settings, targets=targets)
+        self.fed = finished(fitted, feed(fitted, self.model, settings, targets=False), self.record)
+        return fitted
 
 
 def going_on_with(run: Path, data: Any) -> dict[str, Any]:
@@ -422,8 +422,8 @@ def readable(paths: Sequence[Path], skipped: list[str]) -> list[Path]:
     seen |= looked(Path(), sounds, look_at_sound, "sounds") if sounds else {}
     bad: dict[Path, str] = dict.fromkeys(others if seen else (), "it is neither an image nor a sound")
     bad |= {path: why for path, why in seen.items() if isinstance(why, str)}
-    found = [f"{path} can't be read: {why}" for path, why in bad.items()]
+    faults = [f"{path} can't be read: {why}" for path, why in bad.items()]
     if paths and not (left := [path for path in paths if path not in bad]):
-        raise OnnxgenError(*found)
-    skipped += found
+        raise OnnxgenError(*faults)
+    skipped += faults
     return left

@@ -96,8 +96,8 @@ def read_rows(path: Path) -> list[Row]:
 
 def best_row(rows: Sequence[Row], monitor: str) -> Row | None:
     """Return the first row that is best by a metric (see `goodness`); None if no row has a finite value of it."""
-    found = [(good, row) for row in rows if (good := goodness(row, monitor)) is not None]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    ranked = [(good, row) for row in rows if (good := goodness(row, monitor)) is not None]
+    return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def number(name: str, value: float) -> str:
@@ -145,21 +145,21 @@ class Run:
         return float(self.record.result.get("seconds") or sum(row.get("seconds", 0.0) for row in self.rows))
 
     def as_json(self) -> dict[str, Any]:
-        found = {"run": str(self.path), "model": self.record.model, "data": self.record.data, "state": self.state}
-        return {**found, "settings": dict(self.record.settings), "metrics": self.metrics, "seconds": self.seconds}
+        facts = {"run": str(self.path), "model": self.record.model, "data": self.record.data, "state": self.state}
+        return {**facts, "settings": dict(self.record.settings), "metrics": self.metrics, "seconds": self.seconds}
 
 
 def listed(folder: Path) -> tuple[list[Run], list[str]]:
     """Return the runs in a folder and below it, the oldest first, and why others are left out: they are damaged."""
-    found, damaged = [], []
+    runs, damaged = [], []
     for path in runs_in(folder):
         if not (path / RECORD).exists():  # a folder of settings, or of a version that wrote no record
             continue
         try:
-            found.append(Run(path, read_record(path), read_rows(path / METRICS)))
+            runs.append(Run(path, read_record(path), read_rows(path / METRICS)))
         except OnnxgenError as error:
             damaged.append(str(error))
-    return found, damaged
+    return runs, damaged
 
 
 def compared(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:

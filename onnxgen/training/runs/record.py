@@ -213,19 +213,19 @@ class Record:
         return next((target.names for target in self.targets if target.classes or target.names), ())
 
     def to_json(self) -> str:
-        found = asdict(replace(self, versions=dict(self.versions), result=dict(self.result)))
-        return json.dumps({"format": found.pop("format"), **found}, indent=1) + "\n"
+        values = asdict(replace(self, versions=dict(self.versions), result=dict(self.result)))
+        return json.dumps({"format": values.pop("format"), **values}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Record:
         """Raises `ValueError` for anything that `to_json` did not write."""
-        found = json_object(text)
-        if found.get("format") != FORMAT:
-            raise ValueError(f"its format is {found.get('format')!r}, and this version reads {FORMAT}")
-        if found.get("module") not in ("", MODULE):  # it is code that runs: no other file may be named
-            raise ValueError(f"its module is {str(found.get('module'))[:60]!r}, not {MODULE}")
-        made: Record = built(cls, found)
-        return made
+        values = json_object(text)
+        if values.get("format") != FORMAT:
+            raise ValueError(f"its format is {values.get('format')!r}, and this version reads {FORMAT}")
+        if values.get("module") not in ("", MODULE):  # it is code that runs: no other file may be named
+            raise ValueError(f"its module is {str(values.get('module'))[:60]!r}, not {MODULE}")
+        record: Record = built(cls, values)
+        return record
 
     @property
     def writes(self) -> bool:
@@ -262,8 +262,8 @@ class Record:
         """Return the module that was trained, as it is named from the current folder; the run's own if that is gone,
         was changed since, or is another than the run's own.
         """
-        found = self.place_of_origin(run)
-        return found if has_code(found, self.code) and is_same_code(found, run) else run / self.module
+        module = self.place_of_origin(run)
+        return module if has_code(module, self.code) and is_same_code(module, run) else run / self.module
 
     def place_of_origin(self, run: Path) -> Path:
         """Return where the module that was trained was, as it is named from the current folder."""
@@ -308,13 +308,13 @@ def whole_weights(run: Path, record: Record) -> Path:
     Raises:
         OnnxgenError: there are none yet, or they were changed since, or damaged.
     """
-    found = best_of(run)
+    weights = best_of(run)
     for name, wanted in record.result.get("weights", {}).items():
         file = run / Path(name).name
         if not file.is_file() or file_sha256(file) != wanted:
             what = f"{file} was changed or damaged since the run ended: it has another SHA-256 than {RECORD} says"
             raise OnnxgenError(what, help="restore it, or name other weights with --weights")
-    return found
+    return weights
 
 
 def need_own_code(run: Path, record: Record) -> None:
@@ -333,8 +333,8 @@ def write_record(run: Path, record: Record) -> None:
 def noted(settings: Settings) -> dict[str, Any]:
     """Return the settings that differ from the defaults, without paths of the run itself and Python objects."""
     default = Settings()
-    found = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in _PLACES}
-    plain = {name: value for name, value in found.items() if value != getattr(default, name) and _is_plain(value)}
+    values = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name not in _PLACES}
+    plain = {name: value for name, value in values.items() if value != getattr(default, name) and _is_plain(value)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
 
@@ -355,12 +355,12 @@ def going_on(run: Path, data: Any) -> dict[str, Any]:
         return kept
     reads = any(target.loss == "ctc_loss" for target in record.targets)  # its weights have their characters
     names = ("name", "size", *(() if reads else ("classes",)), "tokenizer", "max_length")
-    found: dict[str, Any] = {name: kept[name] for name in names if name in kept}
+    settings: dict[str, Any] = {name: kept[name] for name in names if name in kept}
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in (".csv", ".tsv", ".parquet"):
         joined = {entry.name: "+".join(entry.columns) for entry in record.inputs if entry.columns}
         joined = {} if "tokenizer" in kept else joined
-        found |= {"inputs": joined} if joined and "table" not in kept else {}
-    return found
+        settings |= {"inputs": joined} if joined and "table" not in kept else {}
+    return settings
 
 
 def is_same(data: Any, own: str) -> bool:
@@ -431,22 +431,22 @@ _BASE64 = ast.dump(ast.parse("import base64").body[0])
 _OWN_PATHS = [ast.dump(ast.parse(form, mode="eval").body) for form in _FORMS]
 
 
-def refuse_code(values: Mapping[str, Any], given: Collection[str], run: Path) -> None:
+def refuse_code(values: Mapping[str, Any], by_user: Collection[str], run: Path) -> None:
     """Refuse the code that the record of a run names outside of its folder, unless the user named it, too.
 
     Args:
         values: `data` and settings, as the record has them.
-        given: the names of those that the user gave.
+        by_user: the names of those that the user gave.
 
     Raises:
         OnnxgenError: the data or the task is a function, the teacher a module, or a module is to be imported.
     """
-    found = {name: value for name, value in values.items() if name not in given and _is_code(name, value)}
-    if not found:
+    code = {name: value for name, value in values.items() if name not in by_user and _is_code(name, value)}
+    if not code:
         return
-    said = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in found.items()}
-    named = " and ".join(f"{name} {value}" for name, value in said.items())
-    options = " ".join(f"--{_OPTIONS.get(name, name)} {value}" for name, value in said.items())
+    texts = {name: " ".join(value) if isinstance(value, tuple) else str(value) for name, value in code.items()}
+    named = " and ".join(f"{name} {value}" for name, value in texts.items())
+    options = " ".join(f"--{_OPTIONS.get(name, name)} {value}" for name, value in texts.items())
     what = f"{run} names code outside of its folder, which is not run unasked: {named}"
     raise OnnxgenError(what, help=f"if you trust it, name it yourself: {options}")
 

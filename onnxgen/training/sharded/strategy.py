@@ -80,7 +80,7 @@ class Sharded(ModelParallelStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint. If any process can't, the old one stays, and training goes on."""
         state = {"state_dict": checkpoint.pop("state_dict")}
-        state |= {f"optimizer_{n}": found for n, found in enumerate(checkpoint.pop("optimizer_states", []))}
+        state |= {f"optimizer_{n}": optimizer for n, optimizer in enumerate(checkpoint.pop("optimizer_states", []))}
         self.finish()
         store, first = self._store, self.global_rank == 0
         new = store.folder / f".{store.last.name}.new"
@@ -148,13 +148,13 @@ class Sharded(ModelParallelStrategy):
         """Return the checkpoint at a path, or the one before it if any process finds it damaged."""
         previous, damaged = self._store.folder / PREVIOUS, list[str]()
         for one in dict.fromkeys((path, previous) if previous.is_dir() else (path,)):
-            found: list[str] = [""] * self.world_size
-            dist.all_gather_object(found, _damage(one, self.global_rank, self.world_size))
-            if not any(found):
+            faults: list[str] = [""] * self.world_size
+            dist.all_gather_object(faults, _damage(one, self.global_rank, self.world_size))
+            if not any(faults):
                 if damaged and self.global_rank == 0:
                     self._store.say(f"{damaged[0]}; continuing from {one.name}")
                 return one
-            damaged.append(next(filter(None, found)))
+            damaged.append(next(filter(None, faults)))
         raise OnnxgenError("; ".join(damaged), help="start a new run without --resume")
 
     def teardown(self) -> None:
@@ -191,12 +191,12 @@ def _as_system(action: Callable[[], Any]) -> None:
     try:
         action()
     except CheckpointException as error:
-        found = _first(error)
-        if isinstance(found, OSError):
-            raise found from None
-        if isinstance(found, RuntimeError) and isinstance(found.__context__, OSError):
-            raise found.__context__ from None  # torch's writer hides the error of a full disk
-        raise RuntimeError(f"the checkpoint was not written: {typed(found)}") from error
+        failure = _first(error)
+        if isinstance(failure, OSError):
+            raise failure from None
+        if isinstance(failure, RuntimeError) and isinstance(failure.__context__, OSError):
+            raise failure.__context__ from None  # torch's writer hides the error of a full disk
+        raise RuntimeError(f"the checkpoint was not written: {typed(failure)}") from error
 
 
 def _first(error: CheckpointException) -> BaseException:
@@ -222,10 +222,10 @@ def units(model: nn.Module) -> list[str]:
     """
     own = type(model).__module__
     counts = Counter(type(module) for module in model.modules() if type(module).__module__ == own)
-    found = [*_repeated(model, "", {kind for kind, count in counts.items() if count > 1}, own, inside=False)]
-    found = [*found, *_rest(model, "", found)]
-    found = sorted(dict.fromkeys(found), key=lambda path: -path.count("."))
-    return [path for path in found if path not in _sharing(model, found)]
+    paths = [*_repeated(model, "", {kind for kind, count in counts.items() if count > 1}, own, inside=False)]
+    paths = [*paths, *_rest(model, "", paths)]
+    paths = sorted(dict.fromkeys(paths), key=lambda path: -path.count("."))
+    return [path for path in paths if path not in _sharing(model, paths)]
 
 
 def _repeated(module: nn.Module, path: str, kinds: set[type], own: str, inside: bool) -> Iterator[str]:
@@ -240,23 +240,23 @@ def _repeated(module: nn.Module, path: str, kinds: set[type], own: str, inside: 
         yield from _repeated(child, inner, kinds, own, inside or unit)
 
 
-def _rest(module: nn.Module, path: str, found: list[str]) -> Iterator[str]:
+def _rest(module: nn.Module, path: str, units: list[str]) -> Iterator[str]:
     """Yield the largest modules that are no units, are in none and contain none."""
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
-        if inner in found or not any(True for _ in child.parameters()):
+        if inner in units or not any(True for _ in child.parameters()):
             continue
-        if isinstance(child, LISTS) or any(unit.startswith(f"{inner}.") for unit in found):
-            yield from _rest(child, inner, found)
+        if isinstance(child, LISTS) or any(unit.startswith(f"{inner}.") for unit in units):
+            yield from _rest(child, inner, units)
         else:
             yield inner
 
 
-def _sharing(model: nn.Module, found: list[str]) -> set[str]:
+def _sharing(model: nn.Module, modules: list[str]) -> set[str]:
     """Return the units that share a parameter with another one, or with the network itself."""
     owners: dict[int, set[str]] = defaultdict(set)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)].add(next((path for path in found if name.startswith(f"{path}.")), ""))
+        owners[id(parameter)].add(next((path for path in modules if name.startswith(f"{path}.")), ""))
     return {path for paths in owners.values() if len(paths) > 1 for path in paths}
 
 
@@ -301,9 +301,9 @@ def refuse_unshardable(model: nn.Module, processes: int, cast: bool = False) -> 
         if parameter.ndim == 0 and parameter.requires_grad:
             what = f"{name} is a single number, which --strategy fsdp can't divide among processes"
             raise OnnxgenError(what, help=f"--freeze {name}, or {_DDP}")
-    found, types = units(model), dict[str, torch.dtype]()
+    paths, types = units(model), dict[str, torch.dtype]()
     for name, parameter in model.named_parameters():
-        unit = next((path for path in found if name.startswith(f"{path}.")), "")
+        unit = next((path for path in paths if name.startswith(f"{path}.")), "")
         if parameter.requires_grad and not cast and types.setdefault(unit, parameter.dtype) != parameter.dtype:
             what = f"{unit or 'the network'} has parameters of the types {types[unit]} and {parameter.dtype} ({name})"
             raise OnnxgenError(f"{what}, which --strategy fsdp gathers together", help=_DDP)
