@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -128,38 +128,30 @@ def _wording(kind: Any) -> str:
 
 def seen_here(name: str, value: Any, folder: Path) -> Any:
     """Return the value of a setting in a file of `folder`. A relative path becomes one from the current folder."""
-    return _moved(name, value, folder, _as_seen_here)
+    if not _is_relative(name, value, folder):
+        return value
+    absolute, here = Path(os.path.normpath(os.path.realpath(folder) + os.sep + str(value))), Path.cwd()
+    return type(value)(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def seen_from(name: str, value: Any, folder: Path) -> Any:
     """Return the value of a setting for a file in `folder`: the inverse of `seen_here`."""
-    return _moved(name, value, folder, _as_seen_from)
-
-
-def _moved(name: str, value: Any, folder: Path, move: Callable[[str, Path], str]) -> Any:
-    """Return `move(value, folder)` if the value is a relative path, else the value.
-
-    The data sources `digits` and `module:function` are not paths.
-    """
-    if name not in PATHS or value is None or os.path.isabs(text := str(value)):
+    if not _is_relative(name, value, folder):
         return value
-    function = FUNCTION.fullmatch(text) and not Path(text).exists() and not (folder / text).exists()
-    return value if name == "data" and (text == DIGITS or function) else type(value)(move(text, folder))
-
-
-def _as_seen_here(path: str, folder: Path) -> str:
-    """Return a path that is relative to `folder` as one that is relative to the current folder."""
-    absolute, here = Path(os.path.normpath(os.path.realpath(folder) + os.sep + path)), Path.cwd()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-
-
-def _as_seen_from(path: str, folder: Path) -> str:
-    """Return a path that is relative to the current folder as one that is relative to `folder`."""
-    place, name = os.path.split(os.path.abspath(path))
+    place, file = os.path.split(os.path.abspath(value))
     try:
-        return Path(os.path.relpath(os.path.join(os.path.realpath(place), name), os.path.realpath(folder))).as_posix()
+        relative = os.path.relpath(os.path.join(os.path.realpath(place), file), os.path.realpath(folder))
     except ValueError:  # Windows: the two are on different drives
-        return os.path.abspath(path)
+        return type(value)(os.path.abspath(value))
+    return type(value)(Path(relative).as_posix())
+
+
+def _is_relative(name: str, value: Any, folder: Path) -> bool:
+    """Return True for a setting that is a relative path. The data `digits` and `module:function` are none."""
+    if name not in PATHS or value is None or os.path.isabs(text := str(value)):
+        return False
+    function = FUNCTION.fullmatch(text) and not Path(text).exists() and not (folder / text).exists()
+    return name != "data" or not (text == DIGITS or function)
 
 
 def write_config(path: Path, settings: Settings, besides: Mapping[str, str], comments: Sequence[str] = ()) -> None:
@@ -187,13 +179,6 @@ def _comment(text: str) -> str:
     return f"# {visible(' '.join(text.split()))}"
 
 
-def _toml_letter(letter: str) -> str:
-    """Return a character for use in a TOML string; one that is not printable is escaped."""
-    if letter.isprintable():
-        return letter
-    return f"\\u{ord(letter):04x}" if ord(letter) < 1 << 16 else f"\\U{ord(letter):08x}"
-
-
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -202,12 +187,17 @@ def _toml(value: Any) -> str:
     if isinstance(value, (str, Path)):
         if any("\ud800" <= c <= "\udfff" for c in str(value)):  # a lone surrogate, as in a file name that is not UTF-8
             raise TypeError("text that UTF-8 can't hold")
-        return "".join(map(_toml_letter, json.dumps(str(value), ensure_ascii=False)))
+        letters = json.dumps(str(value), ensure_ascii=False)
+        return re.sub(r"[^ -~]", lambda c: c[0] if c[0].isprintable() else _escaped(ord(c[0])), letters)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     raise TypeError(type(value).__name__)
+
+
+def _escaped(letter: int) -> str:
+    return f"\\u{letter:04x}" if letter < 1 << 16 else f"\\U{letter:08x}"
 
 
 # Howard & Ruder 1801.06146: the head first, lower rates for earlier layers, a warm-up, and a rate that falls.
@@ -237,16 +227,11 @@ def resolved(settings: Settings | None, overrides: Mapping[str, Any]) -> tuple[S
         raise OnnxgenError(what, help="the recipe keeps what the weights have learned: leave one of them out")
     default = Settings()
     changed = {f.name for f in fields(Settings) if settings and getattr(settings, f.name) != getattr(default, f.name)}
-    chosen = {name: value for name, value in FINE_TUNE.items() if name not in changed | overrides.keys()}
-    several = launched(merged).devices * launched(merged).nodes > 1
-    for name, unfit in (
-        ("find_lr", merged.lr is not None or several),
-        ("head_first", merged.lora or several),
-        ("warmup", merged.schedule is not None),  # it may begin low itself
-    ):
-        if unfit:
-            chosen.pop(name, None)
+    several = launched(merged).processes > 1
+    unfit = {"find_lr": merged.lr is not None or several, "head_first": merged.lora or several}
+    unfit["warmup"] = merged.schedule is not None  # it may begin low itself
+    left_open = FINE_TUNE.keys() - changed - overrides.keys()
+    chosen = {name: value for name, value in FINE_TUNE.items() if name in left_open and not unfit.get(name)}
     choices = ", ".join(SETTINGS[n].option + ("" if v is True else f" {v}") for n, v in chosen.items())
-    return replace(merged, recipe=None, **chosen), [
-        f"recipe {merged.recipe} chose {choices or 'nothing: all is given'}"
-    ]
+    note = f"recipe {merged.recipe} chose {choices or 'nothing: all is given'}"
+    return replace(merged, recipe=None, **chosen), [note]

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.streaming.stream import leading, stream_of
-from onnxgen.training.model import fixed_batch
+from onnxgen.training.model import as_tuple, fixed_batch
 
 if TYPE_CHECKING:
     from onnxgen.training.data.samples import Batch, Feeding, Samples
@@ -55,10 +55,11 @@ def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
         return Ending()
     name = step.name()
     before = [inner for inner, _ in step.next_functions if inner is not None]
-    if name == "LogBackward0" and before and before[0].name() == "SoftmaxBackward0":
-        return Ending("log_softmax", None if moved else _axis(before[0], output))
-    if name in _ENDINGS:
-        return Ending(_ENDINGS[name], None if moved or name == "SigmoidBackward0" else _axis(step, output))
+    kind, softmax = _ENDINGS.get(name), step
+    if name == "LogBackward0" and [inner.name() for inner in before] == ["SoftmaxBackward0"]:
+        kind, softmax = "log_softmax", before[0]
+    if kind is not None:
+        return Ending(kind, None if moved or kind == "sigmoid" else _axis(softmax, output))
     short = name.rpartition("Backward")[0]
     if not before or short not in VIEWS | _BOUNDED:
         return Ending()
@@ -87,12 +88,10 @@ def summed(values: Sequence[Tensor], axes: Iterable[int] | None = None) -> Endin
     places = [axis for axis in (range(1, first.ndim) if axes is None else axes) if first.shape[axis] > 1]
     kinds: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda x: x, "log_softmax": torch.exp}
     for kind, probabilities in kinds.items():
-        matching = [
-            axis for axis in places if all(_add_up(probabilities(x.detach().double()), x, axis) for x in values)
-        ]
-        if matching:
+        fits = [axis for axis in places if all(_add_up(probabilities(x.detach().double()), x, axis) for x in values)]
+        if fits:
             seen = "they add up to 1" if kind == "softmax" else "their exponentials add up to 1"
-            return Ending(kind, matching[0] if len(matching) == 1 else None, seen)
+            return Ending(kind, fits[0] if len(fits) == 1 else None, seen)
     return Ending()
 
 
@@ -144,16 +143,19 @@ class Look:
             return recorded
         if summed([output]).kind and (added := summed([outputs[index] for _, outputs in self.seen])).kind:
             return added
-        least = _rounding(output) if output.is_floating_point() else 0.0
-        if recorded.kind or not output.is_floating_point() or not within(output, least):
+        if recorded.kind or not self._bounded(index, output):
             return recorded
-        if not all(within(outputs[index], least) for _, outputs in self.seen):
-            return recorded
-        if self._always(index, least):
+        if self._always(index, _rounding(output)):
             return Ending("sigmoid", None, "they lie between 0 and 1, whatever the weights are")
         if yes_or_no and self._informed(index, column):
             return Ending("sigmoid", None, "they lie between 0 and 1, and fit the targets as such")
         return recorded
+
+    def _bounded(self, index: int, output: Tensor) -> bool:
+        """Return True if an output lies between 0 and 1 with the weights that it has."""
+        if not output.is_floating_point() or not within(output, least := _rounding(output)):
+            return False
+        return all(within(outputs[index], least) for _, outputs in self.seen)
 
     @property
     def seen(self) -> list[tuple[Batch, tuple[Tensor, ...]]]:
@@ -172,8 +174,7 @@ class Look:
         device = next(self.model.parameters()).device
         inputs = tuple(self.feeding.arguments(batch, device))
         with evaluating(self.model), torch.no_grad():
-            outputs = self.model(*inputs) if weights is None else functional_call(self.model, weights, inputs)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
+            return as_tuple(self.model(*inputs) if weights is None else functional_call(self.model, weights, inputs))
 
     def _always(self, index: int, least: float) -> bool:
         """Return True if an output lies between 0 and 1 also with random weights: its operations bound it."""
@@ -195,11 +196,9 @@ class Look:
 
     def _informed(self, index: int, column: str) -> bool:
         """Return True if an output fits its targets better as probabilities than as logits, and than a constant."""
-        probabilities = torch.cat([outputs[index].double().flatten().cpu() for _, outputs in self.seen]).clamp(
-            1e-6, 1 - 1e-6
-        )
+        output = torch.cat([outputs[index].double().flatten().cpu() for _, outputs in self.seen]).clamp(1e-6, 1 - 1e-6)
         target = torch.cat([batch[column].double().flatten() for batch, _ in self.seen])
         entropy = nn.functional.binary_cross_entropy
         prior = target.mean().clamp(1e-6, 1 - 1e-6).expand_as(target)
-        losses = [float(entropy(values, target)) for values in (probabilities, probabilities.sigmoid(), prior)]
+        losses = [float(entropy(values, target)) for values in (output, output.sigmoid(), prior)]
         return all(math.isfinite(loss) for loss in losses) and losses[0] < min(losses[1:])

@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,9 +32,10 @@ from onnxgen.training.goals.goal import Goal, restore
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import fixed_batch, open_model, table_of
+from onnxgen.training.model import as_tuple, fixed_batch, open_model, table_of
 from onnxgen.training.prepare import objectives_of, quiet, refuse_outside
 from onnxgen.training.settings import Settings, python_words
+from onnxgen.training.singly import joined_rows
 from onnxgen.training.tasks import with_task
 
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
@@ -151,10 +151,8 @@ def predict(
     micro = Micro()
 
     def compute(part: Batch) -> tuple[int, tuple[Tensor, ...]]:
-        output = network(*feeding.arguments(part, device.torch_device))
-        count = len(part[feeding.inputs[0]])
-        outputs = output if isinstance(output, tuple) else (output,)
-        return count, tuple(y.cpu() if isinstance(y, Tensor) else y for y in outputs)
+        outputs = as_tuple(network(*feeding.arguments(part, device.torch_device)))
+        return len(part[feeding.inputs[0]]), tuple(y.cpu() if isinstance(y, Tensor) else y for y in outputs)
 
     workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
     with (
@@ -190,14 +188,13 @@ def _joined(network: nn.Module, index: int, parts: Sequence[Any], counts: Sequen
 
     `counts` has the number of samples in each batch. Raises `OnnxgenError` if the output has no batch axis.
     """
-    if not isinstance(parts[0], Tensor):  # text, or a list of maps
-        whole: Any = np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [x for part in parts for x in part]
-        return cast(Tensor, whole)
+    if not isinstance(parts[0], Tensor):
+        return cast(Tensor, joined_rows(parts))
     ports = fed(network)
     batch = {port.dims[0] for port in ports.inputs if port.dims}
     dims = (ports.outputs[index].dims if index < len(ports.outputs) else None) or ()
     named = [axis for axis, dim in enumerate(dims) if isinstance(dim, str) and dim in batch]
-    for axis in (*named, *range(parts[0].ndim)):
+    for axis in (*named, *range(parts[0].ndim)):  # the axis that the file names, else the first one of this size
         if all(part.ndim > axis and part.shape[axis] == count for part, count in zip(parts, counts, strict=True)):
             return torch.cat(list(parts), axis)
     shapes = ", ".join(str(list(part.shape)) for part in parts[:2])

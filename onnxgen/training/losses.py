@@ -22,6 +22,8 @@ from onnxgen.training.goals.goal import IGNORED_CLASS, OF_A_MAP, OF_LABELS, Goal
 from onnxgen.training.goals.names import BINARY_LOSSES, CLASS_LOSSES, loss_name
 from onnxgen.training.settings import Settings
 
+_OF_PROBABILITIES = {"log_softmax": "kl_div", "sigmoid": "binary_cross_entropy"}  # losses of outputs that end in these
+
 
 @dataclass(frozen=True)
 class Objective(Goal):
@@ -159,14 +161,17 @@ class Objective(Goal):
         chosen = self.chosen(output)[0]
         target = target.reshape(chosen.shape).long()
         if output.ndim == 4:
-            maps = [x if x.ndim == 2 else x[0] for x in (target, chosen)]
-            return Shown(maps=(maps[0], maps[1]))
+            truth_map, predicted_map = (x if x.ndim == 2 else x[0] for x in (target, chosen))
+            return Shown(maps=(truth_map, predicted_map))
         if chosen.numel() > 1 and not self.is_binary:
             return None  # a class at each position of a sequence
-        several = [x.flatten().nonzero().flatten() if self.labels > 1 else x.flatten() for x in (target, chosen)]
-        words = [[names[i] if i < len(names) else str(i) for i in x.tolist()] for x in several]
-        truth, predicted = (", ".join(labels) or "none" for labels in words)
+        truth, predicted = (self._words(x.flatten(), names) for x in (target, chosen))
         return Shown(truth, predicted, truth == predicted)
+
+    def _words(self, classes: Tensor, names: Sequence[str]) -> str:
+        """Return the names of classes, or of the labels that hold."""
+        indices = classes.nonzero().flatten() if self.labels > 1 else classes
+        return ", ".join(names[i] if i < len(names) else str(i) for i in indices.tolist()) or "none"
 
     def chosen(self, output: Tensor) -> Tensor:
         """Return the class index that a classifier predicts for each target."""
@@ -205,29 +210,35 @@ def objective(
     else:
         loss = loss_name(asked)
         _refuse_wrong(loss, ending, name)
+    chosen = Objective(index, name, column, loss, ending, of_map=output.ndim == 4)
     if loss in CLASS_LOSSES:
-        if output.shape == target.shape and output.ndim == 2 and loss == "cross_entropy":
-            return Objective(index, name, column, loss, ending)  # the target holds probabilities
-        if not _holds_classes(target):
-            raise OnnxgenError(f"{loss} needs class indices, but column {column!r} holds {target.dtype}")
-        axis = _class_axis(output, target, ending, name)
-        maps = OF_A_MAP if output.ndim == 4 else ()
-        return Objective(
-            index, name, column, loss, ending, output.shape[axis], axis, metrics=maps, several=target.ndim > 1,
-            of_map=output.ndim == 4,
-        )  # fmt: skip
-    # Apart from flattened axes and axes of size 1, the target's elements must be in the output's order.
-    target_sizes, output_sizes = ([size for size in x.shape if size != 1] for x in (target, output))
-    if output.numel() != target.numel() or (target_sizes != output_sizes and len(target_sizes) == len(output_sizes)):
+        return _of_classes(chosen, output, target)
+    if not _is_in_order(output, target):
         what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
         raise OnnxgenError(what, help=way if target.is_floating_point() else "")
-    binary = loss in BINARY_LOSSES and (not target.is_floating_point() or len(field.classes) == 2)
     labels = output.numel() // len(output) if output.ndim == 2 else 1
-    metrics = () if not binary else OF_LABELS if labels > 1 else OF_A_MAP if output.ndim == 4 else ()
-    return Objective(
-        index, name, column, loss, ending, 2 if binary else 0, labels=labels, metrics=metrics, of_map=output.ndim == 4
-    )
+    if loss not in BINARY_LOSSES or (target.is_floating_point() and len(field.classes) != 2):
+        return replace(chosen, labels=labels)
+    metrics = OF_LABELS if labels > 1 else OF_A_MAP if chosen.of_map else ()
+    return replace(chosen, classes=2, labels=labels, metrics=metrics)
+
+
+def _is_in_order(output: Tensor, target: Tensor) -> bool:
+    """Return True if the elements are in one order, apart from flattened axes and axes of size 1."""
+    sizes, wanted = ([size for size in x.shape if size != 1] for x in (target, output))
+    return output.numel() == target.numel() and (sizes == wanted or len(sizes) != len(wanted))
+
+
+def _of_classes(chosen: Objective, output: Tensor, target: Tensor) -> Objective:
+    """Complete the objective of an output whose loss is one of classes."""
+    if output.shape == target.shape and output.ndim == 2 and chosen.loss == "cross_entropy":
+        return chosen  # the target holds probabilities
+    if not _holds_classes(target):
+        raise OnnxgenError(f"{chosen.loss} needs class indices, but column {chosen.column!r} holds {target.dtype}")
+    axis = _class_axis(output, target, chosen.ending, chosen.name)
+    metrics = OF_A_MAP if chosen.of_map else ()
+    return replace(chosen, classes=output.shape[axis], axis=axis, metrics=metrics, several=target.ndim > 1)
 
 
 def _refuse_untrainable(output: Any, name: str) -> None:
@@ -244,7 +255,7 @@ def _refuse_untrainable(output: Any, name: str) -> None:
 def _ending(index: int, output: Tensor, column: str, field: Field, target: Tensor, look: Look | None) -> Ending:
     """Return what an output is. Numbers with a target of numbers are numbers, whatever their range is."""
     alike = output.numel() == target.numel()
-    yes_or_no = alike and (target.dtype == torch.bool or len(field.classes) == 2)
+    yes_or_no = alike and _is_binary(target, field)
     if look is None or not (yes_or_no or (_holds_classes(target) and not alike)):
         return ending_of(output)
     return look.ending(index, output, column, yes_or_no)
@@ -254,26 +265,28 @@ def _holds_classes(target: Tensor) -> bool:
     return not target.is_floating_point() and target.dtype != torch.bool
 
 
+def _is_binary(target: Tensor, field: Field) -> bool:
+    return target.dtype == torch.bool or len(field.classes) == 2
+
+
 def _fitting(ending: Ending, output: Tensor, target: Tensor, field: Field, name: str) -> str:
     """Return the name of the loss that fits a model's ending and its target."""
     if _holds_classes(target) and output.numel() != target.numel():
         if ending.kind == "sigmoid":
-            ends = ending.seen and f"holds {ending}, each for itself," or "ends in a sigmoid"
+            ends = f"holds {ending}, each for itself," if ending.seen else "ends in a sigmoid"
             what = f"output {name or 0} {ends} of {list(output.shape)}, but its target holds class indices"
             way = "name the loss with --loss" + (" (cross_entropy if these are scores)" if ending.seen else "")
             raise OnnxgenError(what, help=way)
         return "nll_loss" if ending.kind else "cross_entropy"
-    if ending.kind == "log_softmax":
-        return "kl_div"
-    if ending.kind == "sigmoid":
-        return "binary_cross_entropy"
-    if not (target.dtype == torch.bool or len(field.classes) == 2):
-        if _holds_classes(target) and output.ndim == 4 and target.ndim > 2:
-            what = f"output {name or 0} is one number for each pixel, but its target holds whole numbers: classes"
-            way = "--replace-head N for N classes; two classes as bool; or numbers as floats (or --loss mse)"
-            raise OnnxgenError(what, help=way)
-        return "mse_loss"
-    return "binary_cross_entropy" if ending.kind == "softmax" else "binary_cross_entropy_with_logits"
+    if ending.kind in _OF_PROBABILITIES:
+        return _OF_PROBABILITIES[ending.kind]
+    if _is_binary(target, field):
+        return "binary_cross_entropy" if ending.kind == "softmax" else "binary_cross_entropy_with_logits"
+    if _holds_classes(target) and output.ndim == 4 and target.ndim > 2:
+        what = f"output {name or 0} is one number for each pixel, but its target holds whole numbers: classes"
+        way = "--replace-head N for N classes; two classes as bool; or numbers as floats (or --loss mse)"
+        raise OnnxgenError(what, help=way)
+    return "mse_loss"
 
 
 def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:

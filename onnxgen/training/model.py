@@ -131,8 +131,8 @@ def open_model(
     Raises:
         OnnxgenError: the file can't be imported, has no `Model`, or the weights don't fit it.
     """
-    checkpoint = None if weights is None else Path(weights)
-    model, warning = load_model(Path(path), checkpoint, from_scratch, strict, ignore_mismatched_sizes)
+    weights = None if weights is None else Path(weights)
+    model, warning = load_model(Path(path), weights, from_scratch, strict, ignore_mismatched_sizes)
     if warning:
         warnings.warn(warning, stacklevel=2)
     return model
@@ -258,6 +258,11 @@ def fixed_batch(model: nn.Module) -> int | None:
     dims = {port.dims[0] for port in fed(model).inputs if port.dims}
     numbers = {dim for dim in dims if isinstance(dim, int)}
     return numbers.pop() if len(numbers) == len(dims) == 1 else None
+
+
+def as_tuple(output: Any) -> tuple[Any, ...]:
+    """Return what a model returned as a tuple of its outputs."""
+    return output if isinstance(output, tuple) else (output,)
 
 
 def trial_batch(model: nn.Module, samples: Samples, seed: int) -> Batch:

@@ -85,12 +85,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         arguments.update(dict.fromkeys({"foreach", "fused"} & set(takes), False))
         chosen = without_lerp(chosen) if chosen is not torch.optim.LBFGS else chosen
     elif not {"foreach", "fused", "differentiable"} & arguments.keys():
-        parameters = [p for group in groups for p in group["params"]]
-        fused = _FUSED_SHARDED if settings.strategy == "fsdp" else _FUSED
-        if device.kind == "cpu" and chosen in _EXACT_FOREACH:
-            arguments["foreach"] = sum(p.numel() for p in parameters) <= _MAX_FOREACH_ELEMENTS
-        elif device.type == "cuda" and chosen in fused and settings.precision != "16-mixed":
-            arguments["fused"] = all(p.is_floating_point() for p in parameters)
+        arguments |= _kernels(chosen, [p for group in groups for p in group["params"]], settings, device)
     groups = _accepted(chosen, groups)
     try:
         return chosen(groups, **arguments)
@@ -98,6 +93,18 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
         raise OnnxgenError(
             f"{chosen.__name__}: {one_line(error)}", help="use another optimizer or other arguments"
         ) from None
+
+
+def _kernels(
+    chosen: type[torch.optim.Optimizer], parameters: list[Tensor], settings: Settings, device: Device
+) -> dict[str, bool]:
+    """Return the argument that chooses the fastest of an optimizer's implementations with the same result, if any."""
+    if device.kind == "cpu" and chosen in _EXACT_FOREACH:
+        return {"foreach": sum(p.numel() for p in parameters) <= _MAX_FOREACH_ELEMENTS}
+    fused = _FUSED_SHARDED if settings.strategy == "fsdp" else _FUSED
+    if device.type == "cuda" and chosen in fused and settings.precision != "16-mixed":
+        return {"fused": all(p.is_floating_point() for p in parameters)}
+    return {}
 
 
 def check_half(settings: Settings, device: Device, own: bool) -> None:

@@ -44,7 +44,7 @@ from onnxgen.training.goals.outputs import output_names
 from onnxgen.training.launch import launched
 from onnxgen.training.loader import classes_of
 from onnxgen.training.losses import Objective, objective, stressed
-from onnxgen.training.model import as_trained, begun, fixed_batch, has_learned, set_known, trial_batch
+from onnxgen.training.model import as_trained, as_tuple, begun, fixed_batch, has_learned, set_known, trial_batch
 from onnxgen.training.optimizers import optimizer_class, schedule_class, settled
 from onnxgen.training.runs.alike import files_of_each
 from onnxgen.training.runs.folder import CHECKPOINTS
@@ -341,8 +341,7 @@ def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...
     inputs = feeding.arguments(batch, device)
     inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
     with evaluating(model), torch.enable_grad():
-        outputs = model(*inputs)
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+        return as_tuple(model(*inputs))
 
 
 def _untrained(model: nn.Module, feeding: Feeding) -> list[str]:

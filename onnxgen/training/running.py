@@ -408,21 +408,28 @@ def give_back(
     """
     keep_all(network)
     note_learned(whole)
-    if stopped != "interrupted":
+    interrupted, sharded = stopped == "interrupted", whole is not network
+    if not interrupted:
         trainer.strategy.barrier()
-    elif whole is network and trainer.is_global_zero:  # a sharded run has done it
+    elif not sharded and trainer.is_global_zero:  # a sharded run has done it
         keep.save_last(whole)
     best, last = there(keep.out / BEST), there(keep.out / LAST)
-    if whole is not network and (weights := best or last) is not None:
+    if sharded and (weights := best or last) is not None:
         map_rows(whole, weights)
-    early = stopped == "interrupted" and keep.best_epoch is None  # then the latest weights go on
-    if best is not None and not early and not (whole is not network and stopped == "interrupted"):
+    goes_on = interrupted and (sharded or keep.best_epoch is None)  # with the latest weights, which it has
+    if best is not None and not goes_on:
         (load_weights if keep.only is None else load_adapter)(network, best)
     if keep.only is not None and not any(packed_layers(network)):
         merge(network)
-    own = keep.out / GOAL
-    for model in dict.fromkeys((network, whole)) if own.is_file() else ():
-        keep_state(model, load_file(own))
-    task = trainer.lightning_module
-    if isinstance(task, Task) and own.is_file() and stopped != "interrupted":
-        restore(whole, task.objectives)
+    _give_goals_back((network, whole), keep.out / GOAL, None if interrupted else trainer.lightning_module)
+
+
+def _give_goals_back(models: Sequence[nn.Module], file: Path, task: Any) -> None:
+    """Keep the goals' own parameters, if there are any, with the models, and give them to a task that has ended."""
+    if not file.is_file():
+        return
+    state = load_file(file)
+    for model in models:
+        keep_state(model, state)
+    if isinstance(task, Task):
+        restore(models[-1], task.objectives)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,23 @@ _finetuning = partial(declared, group="Fine-tuning")
 DEVICES = "Devices and speed"
 _devices = partial(declared, group=DEVICES)
 _run = partial(declared, group="The run and its files")
+
+# Settings, what their numbers must be, and what says that one is not.
+_LIMITS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    (
+        "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora max_length sample_rate "
+        "shuffle_window",
+        "at least 1",
+        lambda x: x < 1,
+    ),
+    ("warmup label_smoothing blank head_first mixup cutmix", "at least 0", lambda x: x < 0),
+    ("lr max_hours layer_decay temperature noise largest_score", "more than 0", lambda x: not x > 0),
+    ("label_smoothing", "less than 1", lambda x: not x < 1),
+    ("ema", "between 0 and 1", lambda x: not 0 < x < 1),
+    ("warmup head_first", "a whole number or a share below 1", lambda x: x > 1 and x != int(x)),
+    ("beside", "a byte from 0 to 255", lambda x: not 0 <= x <= 255),
+    ("teacher_weight", "from 0 to 1", lambda x: not 0 <= x <= 1),
+)
 
 
 @dataclass(frozen=True)
@@ -242,23 +260,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         problems = Problems()
+        put = partial(object.__setattr__, self)
         for name in ("weights", "out", "tokenizer", "teacher"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, Path(getattr(self, name)))
+                put(name, Path(getattr(self, name)))
             if "\0" in str(getattr(self, name)):
                 problems.add(f"{name} is no path: it has a zero byte")
         for name in ("freeze", "imports", "lora_target", "metric", "loggers"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            put(name, (value,) if isinstance(value, str) else tuple(value))
         with problems.gathered():
-            object.__setattr__(self, "classes", _names(self.classes))
+            put("classes", _names(self.classes))
         for name in ("loss_weights", "const", "class_weights"):
             if not isinstance(getattr(self, name), str):
                 with problems.gathered():
-                    object.__setattr__(self, name, _numbers(getattr(self, name), name))
-        for group in (self._wrong_numbers(), self._wrong_together(), self._wrong_words()):
-            for problem in group:
-                problems.add(problem)
+                    put(name, _numbers(getattr(self, name), name))
+        for problem in chain(self._wrong_numbers(), self._wrong_together(), self._wrong_words()):
+            problems.add(problem)
         problems.raise_if_any()
 
     def _wrong_words(self) -> Iterator[Problem]:
@@ -282,70 +300,47 @@ class Settings:
             yield Problem(what, help="give it like cat=1,dog=2.5")
 
     def _wrong_numbers(self) -> Iterator[Problem]:
-        limits = {
-            "at least 1": "epochs batch_size accumulate devices nodes max_steps replace_head early_stop"
-            " lora max_length sample_rate shuffle_window",
-            "at least 0": "warmup label_smoothing blank head_first mixup cutmix",
-        }
-        for words, names in limits.items():
-            least = int(words[-1])
+        for names, words, is_wrong in _LIMITS:
             for name in names.split():
                 value = getattr(self, name)
-                if value is not None and value < least:
-                    yield Problem(f"{name} must be {words}, not {value}")
-        for name in ("lr", "max_hours", "layer_decay", "temperature", "noise", "largest_score"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                yield Problem(f"{name} must be more than 0, not {value}")
-        if not self.label_smoothing < 1:
-            yield Problem(f"label_smoothing must be less than 1, not {self.label_smoothing}")
-        if self.ema is not None and not 0 < self.ema < 1:
-            yield Problem(f"ema must be between 0 and 1, not {self.ema}", help="--ema 0.999")
-        for name in ("warmup", "head_first"):
-            value = getattr(self, name)
-            if value is not None and value > 1 and value != int(value):
-                yield Problem(f"{name} must be a whole number or a share below 1, not {value}")
-        if self.beside is not None and not 0 <= self.beside <= 255:
-            yield Problem(f"beside must be a byte from 0 to 255, not {self.beside}")
-        if not 0 <= self.teacher_weight <= 1:
-            yield Problem(f"teacher_weight must be from 0 to 1, not {self.teacher_weight}")
+                if value is not None and is_wrong(value):
+                    yield Problem(f"{name} must be {words}, not {value}", help="--ema 0.999" if name == "ema" else "")
         if not (0 <= self.val < 1 and 0 <= self.test < 1 and self.val + self.test < 1):
             yield Problem("val and test must be shares of the data: each at least 0, together less than 1")
 
     def _wrong_together(self) -> Iterator[Problem]:
-        for name in ("weights", "partial") if self.from_scratch else ():
-            if getattr(self, name):
-                yield Problem(f"{name} and from_scratch exclude each other: give one of them")
-        for name in ("freeze", "weights", "partial", "from_scratch") if self.lora else ():
-            if getattr(self, name):
-                yield Problem(f"{name} and lora exclude each other: an adapter belongs to the file's own weights")
+        one, base = "give one of them", "an adapter belongs to the file's own weights"
         several, shards = self.processes > 1, self.strategy == "fsdp"
-        for clash, names, why in (
-            (self.find_lr and self.lr is not None and not self.resume, "lr and find_lr", "the second finds the first"),
-            (self.find_lr and several, "find_lr and several processes", "find --lr with one, then give it to all"),
-            (self.head_first and several, "head_first and several processes", "they agree on what is trained once"),
-            (self.head_first and self.lora, "head_first and lora", "an adapter begins without an effect"),
-            (self.find_lr and shards, "find_lr and fsdp", "find --lr without it, then give it"),
-            (self.head_first and shards, "head_first and fsdp", "units are sharded once, for what is trained then"),
-            (self.ema and shards, "ema and fsdp", "no process has the whole weights"),
-            (self.precision == "16-mixed" and shards, "16-mixed and fsdp", "Lightning scales no sharded gradients"),
-            (
-                self.sampler == self.class_weights == "balanced",
-                "sampler and class_weights",
-                "each alone balances the classes",
-            ),
+        balanced = self.sampler == self.class_weights == "balanced"
+        for clashing, names, why in (
+            ((self.from_scratch, self.weights), "weights and from_scratch", one),
+            ((self.from_scratch, self.partial), "partial and from_scratch", one),
+            ((self.lora, self.freeze), "freeze and lora", base),
+            ((self.lora, self.weights), "weights and lora", base),
+            ((self.lora, self.partial), "partial and lora", base),
+            ((self.lora, self.from_scratch), "from_scratch and lora", base),
+            ((self.find_lr, self.lr is not None, not self.resume), "lr and find_lr", "the second finds the first"),
+            ((self.find_lr, several), "find_lr and several processes", "find --lr with one, then give it to all"),
+            ((self.head_first, several), "head_first and several processes", "they agree on what is trained once"),
+            ((self.head_first, self.lora), "head_first and lora", "an adapter begins without an effect"),
+            ((self.find_lr, shards), "find_lr and fsdp", "find --lr without it, then give it"),
+            ((self.head_first, shards), "head_first and fsdp", "units are sharded once, for what is trained then"),
+            ((self.ema, shards), "ema and fsdp", "no process has the whole weights"),
+            ((self.precision == "16-mixed", shards), "16-mixed and fsdp", "Lightning scales no sharded gradients"),
+            ((balanced,), "sampler and class_weights", "each alone balances the classes"),
         ):
-            if clash:
+            if all(clashing):
                 yield Problem(f"{names} exclude each other: {why}")
         if not self.lora and (self.lora_target or self.dora):
             yield Problem("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
-
-        if self.teacher_features and self.teacher is None:
+        if not self.teacher_features:
+            return
+        if self.teacher is None:
             yield Problem("teacher_features needs a teacher", help="--teacher FILE.onnx")
-        for name in ("compile", "gradient_checkpointing") if self.teacher_features else ():
+        for name in ("compile", "gradient_checkpointing"):
             if getattr(self, name):
-                yield Problem(f"{name} and teacher_features exclude each other: give one of them")
-        if self.teacher_features and self.strategy == "fsdp":
+                yield Problem(f"{name} and teacher_features exclude each other: {one}")
+        if shards:
             yield Problem("strategy fsdp and teacher_features exclude each other", help="--strategy ddp")
 
     @property

@@ -67,10 +67,8 @@ class Singly:
         return [x if mode is None else x[cut[mode]] for x, mode in zip(inputs, [*self.modes, *[None] * len(inputs)])]
 
     def _joined(self, outputs: Sequence[Any], rank: int, steps: bool) -> Any:
-        if not isinstance(outputs[0], Tensor):  # text, or a list of maps
-            return (
-                np.concatenate(outputs) if isinstance(outputs[0], np.ndarray) else [x for part in outputs for x in part]
-            )
+        if not isinstance(outputs[0], Tensor):
+            return joined_rows(outputs)
         if steps:
             return torch.cat(list(outputs), 1)
         if self._is_row(outputs[0].shape, rank):
@@ -91,6 +89,11 @@ class Singly:
         if not sizes or sizes[0] != 1:
             return False
         return not any(self.modes) or len(sizes) > rank or len(sizes) == 2
+
+
+def joined_rows(parts: Sequence[Any]) -> Any:
+    """Return the rows of all parts of an output that is no tensor: text, or a list of maps."""
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [row for part in parts for row in part]
 
 
 def is_singly(model: nn.Module) -> bool:
@@ -114,22 +117,22 @@ def run_singly(model: nn.Module, data: Data | DataSource, settings: Settings) ->
     if is_singly(model) or not data.parts:
         return
     fields = next(iter(data.parts.values())).fields
-    pictures = data.whites if isinstance(data, DataSource) else ()
-    table = isinstance(data, DataSource) and data.table
+    pictures, table = (data.whites, data.table) if isinstance(data, DataSource) else ({}, False)
     ports = [port for port in fed(model, settings.const).inputs if port.name != BRANCH]
-    if not ports or any(port.dims is None or any(map(_says_batch, port.dims)) for port in ports):
+    if not ports or not all(port.dims is not None and _has_no_batch(port.dims) for port in ports):
         return
     alone = _is_alone(ports, signature_of(model).outputs)
-    modes: dict[str, bool] = {}
-    for port in ports:
+
+    def has_whole_samples(port: Port) -> bool:
         column = settings.inputs.get(port.name, port.name)
-        own = [column] if column in fields else [*fields]
-        whole = any(_is_whole(port, fields[name], alone, name in pictures) for name in own)
-        whole |= alone and table and len(port.dims or ()) == 1 and column not in fields
-        if not whole and (port.dims or (0,))[0] != 1:
-            return
-        modes[port.name] = whole
-    model.forward = Singly(model, modes)
+        if column in fields:
+            return _is_whole(port, fields[column], alone, column in pictures)
+        row = alone and table and len(port.dims or ()) == 1
+        return row or any(_is_whole(port, field, alone, name in pictures) for name, field in fields.items())
+
+    modes = {port.name: has_whole_samples(port) for port in ports}
+    if all(modes[port.name] or (port.dims or (0,))[0] == 1 for port in ports):
+        model.forward = Singly(model, modes)
 
 
 def _in_front(port: Port, more: bool) -> Port:
@@ -143,8 +146,8 @@ def _behind_steps(port: Port) -> Port:
     return replace(port, dims=(steps, _BATCH, *rest))
 
 
-def _says_batch(dim: int | str) -> bool:
-    return isinstance(dim, str) and says_batch(dim)
+def _has_no_batch(dims: Sequence[int | str]) -> bool:
+    return not any(isinstance(dim, str) and says_batch(dim) for dim in dims)
 
 
 def _is_alone(ports: Sequence[Port], outputs: Sequence[Port]) -> bool:
@@ -164,10 +167,13 @@ def _is_whole(port: Port, field: Field, alone: bool, picture: bool) -> bool:
         picture: True for files of images, which an input with three or four channels takes as one.
     """
     dims, sizes = port.dims or (), field.shape
-    if len(sizes) == len(dims) and all(d == g for d, g in zip(dims, sizes) if isinstance(d, int)):
+    if len(sizes) == len(dims) and all(dim == size for dim, size in zip(dims, sizes) if isinstance(dim, int)):
         return True
-    colours = len(dims) == 3 and bool({dims[0], dims[2]} & _COLOURS)
-    if colours and (picture or (len(sizes) == 3 and {sizes[0], sizes[2]} & _COLOURS)):
+    if _has_colours(dims) and (picture or _has_colours(sizes)):
         return True
     image = picture or (field.dtype == torch.uint8 and len(sizes) in (2, 3))
     return alone and (image and len(dims) in (2, 3) or len(sizes) == len(dims) == 1)
+
+
+def _has_colours(sizes: Sequence[int | str]) -> bool:
+    return len(sizes) == 3 and bool({sizes[0], sizes[2]} & _COLOURS)

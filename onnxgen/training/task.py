@@ -24,6 +24,7 @@ from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Made, Outputs, suffixed
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
+from onnxgen.training.model import as_tuple
 
 GOALS = "goals."  # the prefix of the goals' tensors in a checkpoint
 
@@ -65,22 +66,13 @@ class Task(lightning.LightningModule):
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning sets this about forty times a step, and `nn.Module.__setattr__` is slow.
+        # Lightning sets this about forty times a step, and `nn.Module.__setattr__` is slow. No public hook leaves it out.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
 
-    # Two private methods of Lightning, which look up three public hooks for each batch. That takes 27 us, as long as a
-    # small layer, also if the module has none of them: only an override of these two leaves it out.
-
-    def _on_before_batch_transfer(self, batch: Batch, dataloader_idx: int = 0) -> Batch:
-        return batch
-
-    def _apply_batch_transfer_handler(
-        self, batch: Batch, device: torch.device | None = None, dataloader_idx: int = 0
-    ) -> Batch:
-        device = device or self.device
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         if all(column.device == device for column in batch.values()):
             return batch
         moved: Batch = move_data_to_device(batch, device)
@@ -99,8 +91,7 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        outputs = self.model(*self.feeding.arguments(batch))
-        return outputs if isinstance(outputs, tuple) else (outputs,)
+        return as_tuple(self.model(*self.feeding.arguments(batch)))
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""

@@ -29,6 +29,7 @@ from onnxgen.training.checkpoint.identity import KEY, Identity, compare, own_par
 from onnxgen.training.checkpoint.store import Store, reason
 from onnxgen.training.checkpoint.weights import COMPILED, finite, plain, save_weights, tied_names, write, write_rows
 from onnxgen.training.launch import Stopped, Stopping
+from onnxgen.training.loader import Loader
 from onnxgen.training.runs.folder import BEST, GOAL, LAST, holds_a_run, need_run
 from onnxgen.training.runs.metrics import goodness
 from onnxgen.training.sharded.strategy import is_sharded
@@ -86,6 +87,7 @@ class Checkpoints(lightning.Callback):
         self._losses: list[tuple[int, Tensor]] = []  # of the latest steps, on the device
         self._resumed: list[dict[str, Any]] | None = None  # the state of each rank
         self._metrics: dict[str, Tensor] = {}
+        self._position: dict[str, int] = {}  # of the loader
         self._failed: OSError | None = None
         self.stopping = Stopping(say)
         self._trained = self._cut = False
@@ -130,6 +132,7 @@ class Checkpoints(lightning.Callback):
         self._resumed = state["ranks"]
         self.best, self.best_epoch, self._goodness = state["best"], state["best_epoch"], state["goodness"]
         self._metrics = state["metrics"]
+        self._position = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
         epochs, patience = state.get("length", (None, None))
         longer = epochs is not None and (trainer.max_epochs or 0) > epochs
         longer |= patience is not None and (self.patience or math.inf) > patience
@@ -156,7 +159,7 @@ class Checkpoints(lightning.Callback):
         if self._resumed is not None:
             _put_sums(trainer, task, [state["sums"] for state in self._resumed])
             trainer.callback_metrics.update(self._metrics)  # monitored by other callbacks
-            if resume_loops(trainer):
+            if resume_loops(trainer, self._position):
                 self._put_generators(trainer, task)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, task: Any) -> None:
@@ -412,16 +415,18 @@ def between_batches(trainer: lightning.Trainer, saved: Counters) -> Counters:
     return saved
 
 
-def resume_loops(trainer: lightning.Trainer) -> bool:
+def resume_loops(trainer: lightning.Trainer, position: dict[str, int]) -> bool:
     """Correct the loops at the start of a resumed training. Return True if it resumes within an epoch.
 
-    No public hook does it: the loader's state is put back within `Trainer.fit` alone, and with `max_steps` the setter
-    of `restarting` makes True of False.
+    `position`: the state of the loader, which Lightning puts back only if the number of steps was not asked for before.
     """
     loop = trainer.fit_loop
-    loop._load_combined_loader_states()  # Lightning skips this if the number of steps was asked for before
     within = loop.epoch_loop.batch_progress.current.ready > 0
-    if not within:
+    if within:
+        assert isinstance(trainer.train_dataloader, Loader)
+        trainer.train_dataloader.load_state_dict(position)
+    else:
         loop.epoch_loop.restarting = False
-    loop._restarting = False  # else schedules that watch a metric miss the end of this epoch
+    # Else schedules that watch a metric miss the end of this epoch. The public setter makes True of it with `max_steps`.
+    loop._restarting = False
     return within

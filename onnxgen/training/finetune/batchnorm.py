@@ -82,28 +82,34 @@ def norms_before(
     network would compute something else than it has learned. A recipe for fine-tuning freezes all norms if the samples
     are too few to measure.
     """
-    notes, frozen = [], []
-    restored = [path for path in _norms(model, False) if _is_restored(model.get_submodule(path))]
-    if restored and not settings.resume:  # a run that is resumed has them in its files
-        size = fixed_batch(model) or settings.batch
-        taken = leading(samples, max(_MEASURED // size, 1) * size)
-        several = [taken[i : i + size] for i in range(0, len(taken) - len(taken) % (fixed_batch(model) or 1), size)]
-        # As positional arguments, like every other pass of a run.
-        batches = ([*feeding.arguments(samples.take(indices, settings.seed))] for indices in several)
-        _calibrated(model, restored, batches)
-        text = counted(len(restored), "BatchNorm")
-        notes.append(f"{text} put back by --restore-batchnorm: measured on {counted(len(taken), 'sample')} at first")
-    if recipe and not settings.lora and len(samples) < FEW and (norms := [*_norms(model, True)]):
-        freeze(model, *(frozen := norms))
-        notes.append(
-            f"the recipe froze {counted(len(norms), 'BatchNorm')}: {len(samples)} samples are too few for them"
-        )
-    left = [path for path in _norms(model, True) if not frozen and not is_below(path, settings.freeze)]
+    # A run that is resumed has the measurements in its files.
+    notes = [] if settings.resume else _measured(model, samples, feeding, settings)
+    norms = [*_norms(model, True)]
+    if recipe and not settings.lora and len(samples) < FEW and norms:
+        freeze(model, *norms)
+        few = f"{len(samples)} samples are too few for them"
+        return [*notes, f"the recipe froze {counted(len(norms), 'BatchNorm')}: {few}"], norms
+    left = [path for path in norms if not is_below(path, settings.freeze)]
     if settings.batch == 1 and left and not is_singly(model):
-        notes.append(
-            f"each sample is a batch, by which {_listed(left)} normalise it; --freeze them to use their statistics"
-        )
-    return notes, frozen
+        way = "--freeze them to use their statistics"
+        notes.append(f"each sample is a batch, by which {_listed(left)} normalise it; {way}")
+    return notes, []
+
+
+def _measured(model: nn.Module, samples: Samples, feeding: Feeding, settings: Settings) -> list[str]:
+    """Measure the norms that `--restore-batchnorm` put back. Returns a note of them."""
+    restored = [path for path in _norms(model, False) if _is_restored(model.get_submodule(path))]
+    if not restored:
+        return []
+    fixed = fixed_batch(model)
+    size = fixed or settings.batch
+    taken = leading(samples, max(_MEASURED // size, 1) * size)
+    several = [taken[i : i + size] for i in range(0, len(taken) - len(taken) % (fixed or 1), size)]
+    # As positional arguments, like every other pass of a run.
+    batches = ([*feeding.arguments(samples.take(indices, settings.seed))] for indices in several)
+    _calibrated(model, restored, batches)
+    text = counted(len(restored), "BatchNorm")
+    return [f"{text} put back by --restore-batchnorm: measured on {counted(len(taken), 'sample')} at first"]
 
 
 def held_if_singly(model: nn.Module) -> list[str]:

@@ -162,19 +162,28 @@ def param_groups(
     top = _head(model, head, example) if head_lr != 1 else ()
     order = blocks(model)
     plain = _without_decay(model)
+
+    def placed(name: str) -> tuple[str, float]:
+        """Return the part of the model that a parameter is in, and its rate as a multiple of `lr`."""
+        if any(f"{name}.".startswith(f"{path}.") for path in top):
+            return "head", head_lr
+        if layer_decay is None:
+            return "body", 1.0
+        for later, block in enumerate(reversed(order)):
+            if f"{name}.".startswith(f"{block}."):
+                return block, layer_decay**later
+        return "root", layer_decay ** len(order)
+
     groups: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        is_head = any(f"{name}.".startswith(f"{path}.") for path in top)
-        block = next((b for b in order if f"{name}.".startswith(f"{b}.")), "")
-        place = "head" if is_head else "body" if layer_decay is None else block or "root"
-        rate = None if lr is None else lr * (head_lr if is_head else 1.0)
-        if rate is not None and layer_decay is not None and not is_head:
-            rate *= layer_decay ** (len(order) - 1 - order.index(block) if block else len(order))
+        part, factor = placed(name)
         decays = name not in plain
-        key = place if decays else f"{place} no decay"
-        said = {"lr": rate, "weight_decay": weight_decay if decays else 0.0}
-        options = {option: value for option, value in said.items() if value is not None}
-        groups.setdefault(key, {"name": key, "params": [], **options})["params"].append(parameter)
+        key = part if decays else f"{part} no decay"
+        group: dict[str, Any] = {"name": key, "params": []}
+        group |= {} if lr is None else {"lr": lr * factor}
+        decay = weight_decay if decays else 0.0
+        group |= {} if decay is None else {"weight_decay": decay}
+        groups.setdefault(key, group)["params"].append(parameter)
     return list(groups.values())
 
 

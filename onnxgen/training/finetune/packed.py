@@ -272,27 +272,24 @@ class _Packing:
         self.left: list[str] = []
 
     def run(self) -> None:
+        quantised = self.record.quantised
         sources: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         for name, entries in self.record.tensors.items():
-            shape = tuple(self.record.quantised.get(name, {}).get("shape", ()))
-            for part in parts(entries, shape):
+            for part in parts(entries, tuple(quantised.get(name, {}).get("shape", ()))):
                 sources[part["key"]].append((name, part))
-        names = {id(p): n for n, p in self.model.named_parameters()}
-        shared = {names[id(p)] for n, p in self.model.named_parameters(remove_duplicate=False) if names[id(p)] != n}
+        modules, shared = dict(self.model.named_modules(remove_duplicate=False)), self._shared()
         for key, pieces in sources.items():
             path, _, member = key.rpartition(".")
-            shapes = [self.record.quantised[name]["shape"] for name, _ in pieces if name in self.record.quantised]
-            if any(len(shape) > 1 for shape in shapes) and not is_below(path, self.without):
-                module = self._module(path)
-                own = module is not None and member == "weight" and key not in shared
-                if module is None or not own or not self._pack(module, key, pieces):
+            matrix = any(len(quantised[name]["shape"]) > 1 for name, _ in pieces if name in quantised)
+            if matrix and not is_below(path, self.without):
+                own = path in modules and member == "weight" and key not in shared
+                if not own or not self._pack(modules[path], key, pieces):
                     self.left.append(key)
 
-    def _module(self, path: str) -> nn.Module | None:
-        try:
-            return self.model.get_submodule(path)
-        except AttributeError:
-            return None
+    def _shared(self) -> set[str]:
+        """Return the names of parameters that have other names, too."""
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        return {names[id(p)] for n, p in self.model.named_parameters(remove_duplicate=False) if names[id(p)] != n}
 
     def _pack(self, module: nn.Module, key: str, pieces: list[tuple[str, Any]]) -> bool:
         """Replace a layer's weight if it is exactly what the file's integers stand for."""

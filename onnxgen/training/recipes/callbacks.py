@@ -278,26 +278,31 @@ def mixing(plan: Plan) -> Mixing | None:
         return None
     assert samples is not None
     asked = "--mixup" if settings.mixup else "--cutmix"
+    targets, inputs = _mixed_targets(plan, samples, asked), {}
+    for column in plan.feeding.inputs:
+        field, axes = samples.fields[column], _image_axes(samples, column)
+        if not field.dtype.is_floating_point:
+            what = f"{asked} mixes numbers, but input {column!r} is {field.dtype}"
+            raise OnnxgenError(what, help=f"leave out {asked}")
+        if settings.cutmix and axes is None:
+            what = f"--cutmix needs images, but input {column!r} is {list(field.shape)}"
+            raise OnnxgenError(what, help="--mixup 0.2")
+        inputs[column] = axes or (0, 0)
+    return Mixing(settings.seed, settings.mixup, settings.cutmix, inputs, targets)
+
+
+def _mixed_targets(plan: Plan, samples: Samples, asked: str) -> tuple[str, ...]:
+    """Return the columns of the targets. Raise `OnnxgenError` if one is not a class for each sample."""
     classifiers = [goal for goal in plan.objectives if isinstance(goal, Objective)]
     if len(classifiers) < len(plan.objectives):
-        raise OnnxgenError(f"{asked} does not go with --task {settings.task}", help=f"leave out {asked}")
+        raise OnnxgenError(f"{asked} does not go with --task {plan.settings.task}", help=f"leave out {asked}")
     for goal in classifiers:
-        if not goal.classes or samples.fields[goal.column].shape not in ((), (1,)):
+        shape = samples.fields[goal.column].shape
+        if not goal.classes or shape not in ((), (1,)):
             name = f"output {goal.name}" if goal.name else "the model"
-            what = f"{asked} needs a class for each sample, but {name} is trained with {goal.loss}"
-            raise OnnxgenError(f"{what} on {list(samples.fields[goal.column].shape)}", help=f"leave out {asked}")
-    inputs = {}
-    for column in plan.feeding.inputs:
-        if not samples.fields[column].dtype.is_floating_point:
-            what = f"{asked} mixes numbers, but input {column!r} is {samples.fields[column].dtype}"
+            what = f"{asked} needs a class for each sample, but {name} is trained with {goal.loss} on {list(shape)}"
             raise OnnxgenError(what, help=f"leave out {asked}")
-        axes = _image_axes(samples, column)
-        if settings.cutmix and axes is None:
-            shape = list(samples.fields[column].shape)
-            raise OnnxgenError(f"--cutmix needs images, but input {column!r} is {shape}", help="--mixup 0.2")
-        inputs[column] = axes or (0, 0)
-    targets = tuple(goal.column for goal in classifiers)
-    return Mixing(settings.seed, settings.mixup, settings.cutmix, inputs, targets)
+    return tuple(goal.column for goal in classifiers)
 
 
 def _image_axes(samples: Samples, column: str) -> tuple[int, int] | None:

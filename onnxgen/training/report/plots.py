@@ -25,7 +25,7 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.samples import Batch, Samples
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Shown
 from onnxgen.training.goals.language import LABELS, Tokens
-from onnxgen.training.model import fixed_batch
+from onnxgen.training.model import as_tuple, fixed_batch
 from onnxgen.training.runs.metrics import Row, best_row
 
 if TYPE_CHECKING:
@@ -189,14 +189,9 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     if column is None:
         return None
     asked = list(_asked(plan, model, samples, column))
-    if len(asked) <= 1 or all(one.loss == asked[0].loss for one in asked):  # there is no order among them
-        return _grid([("", [_tile(one.image, one.shown) for one in _few(asked, MOST)])]) if asked else None
-    ordered = sorted(asked, key=lambda one: -one.loss)
-    half = min(MOST // 2, len(ordered) // 2)
-    rest = ordered[half:][::-1]
-    right = [one for one in rest if one.shown.right]
-    groups = {f"the largest losses of {len(asked)} samples": ordered[:half]}
-    groups["right ones" if right else "others"] = _few(right or rest, MOST - half)
+    if not asked:
+        return None
+    groups = {"": _few(asked, MOST)} if len({one.loss for one in asked}) == 1 else _by_loss(asked)
     return _grid([(title, [_tile(one.image, one.shown) for one in some]) for title, some in groups.items()])
 
 
@@ -207,6 +202,16 @@ class _Asked:
     image: np.ndarray
     shown: Shown
     loss: float
+
+
+def _by_loss(asked: Sequence[_Asked]) -> dict[str, Sequence[_Asked]]:
+    """Return the samples to show, by title."""
+    ordered = sorted(asked, key=lambda one: -one.loss)
+    half = min(MOST // 2, len(ordered) // 2)
+    rest = ordered[half:][::-1]
+    right = [one for one in rest if one.shown.right]
+    largest = f"the largest losses of {len(asked)} samples"
+    return {largest: ordered[:half], "right ones" if right else "others": _few(right or rest, MOST - half)}
 
 
 def _asked(plan: Plan, model: nn.Module, samples: Samples, column: str) -> Iterator[_Asked]:
@@ -220,8 +225,7 @@ def _asked(plan: Plan, model: nn.Module, samples: Samples, column: str) -> Itera
             return
         batch = samples.take(indices[start : start + count], plan.settings.seed)
         with evaluating(model), torch.inference_mode():
-            output = model(*plan.feeding.arguments(batch))
-            outputs = output if isinstance(output, tuple) else (output,)
+            outputs = as_tuple(model(*plan.feeding.arguments(batch)))
             for place, image in enumerate(pixels(batch[column], _step(samples, column))):
                 shown = goal.shown(outputs, batch, place, names)
                 if shown is None:
@@ -299,33 +303,40 @@ def pixels(x: Tensor, step: ToInput) -> np.ndarray:
 
 
 def _tile(image: np.ndarray, shown: Shown) -> Any:
-    """Return a PIL image of one sample: the picture, the target's map and the model's, and two lines of text."""
+    """Return a PIL image of one sample: its panels, and two lines of text."""
+    from PIL import Image, ImageDraw
+
+    panels = _panels(image, shown)
+    width, height = panels[0].size
+    lines = [text for text in (shown.truth, shown.said) if text]
+    tile = Image.new("RGB", (len(panels) * (width + 2), height + LINE * len(lines) + 2), "white")
+    for number, panel in enumerate(panels):
+        tile.paste(panel, (number * (width + 2), 0))
+    verdict = PLAIN if shown.right is None else RIGHT if shown.right else WRONG
+    for number, (text, colour) in enumerate(zip(lines, (PLAIN, verdict))):
+        most = tile.width // 7
+        short = visible(text if len(text) <= most else text[: most - 3] + "...")
+        text = short.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other letters
+        ImageDraw.Draw(tile).text((1, height + 2 + number * LINE), text, fill=colour)
+    return tile
+
+
+def _panels(image: np.ndarray, shown: Shown) -> list[Any]:
+    """Return PIL images of one size: the picture with boxes and points, further ones, the target's map, the model's."""
     from PIL import Image, ImageDraw
 
     height, width = image.shape[:2]
     scale = SIDE / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     filter = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.BILINEAR
-    panels = [_picture(image).resize(size, filter)]
-    panels += [_picture(np.asarray(found)).resize(size, filter) for found in shown.pictures or ()]
-    panels += [coloured(found).resize(size, Image.Resampling.NEAREST) for found in shown.maps or ()]
-    for found, colour in zip(shown.boxes or (), (TRUTH, WRONG)):
-        for x1, y1, x2, y2 in (found.clamp(0, 1) * torch.tensor([*size, *size])).tolist():
-            _outlined(panels[0], (x1, y1, x2, y2), colour)
-    for found, colour in zip(shown.points or (), (TRUTH, WRONG)):
-        for x, y in (found.clamp(0, 1) * torch.tensor(size)).tolist():
-            ImageDraw.Draw(panels[0]).ellipse((x - 3, y - 3, x + 3, y + 3), outline=colour, width=2)
-    lines = [text for text in (shown.truth, shown.said) if text]
-    tile = Image.new("RGB", (len(panels) * (size[0] + 2), size[1] + LINE * len(lines) + 2), "white")
-    for number, panel in enumerate(panels):
-        tile.paste(panel, (number * (size[0] + 2), 0))
-    said = PLAIN if shown.right is None else RIGHT if shown.right else WRONG
-    for number, (text, colour) in enumerate(zip(lines, (PLAIN, said))):
-        most = tile.width // 7
-        short = visible(text if len(text) <= most else text[: most - 3] + "...")
-        text = short.encode("latin-1", "replace").decode("latin-1")  # Pillow's own font has no other letters
-        ImageDraw.Draw(tile).text((1, size[1] + 2 + number * LINE), text, fill=colour)
-    return tile
+    pictures = [_picture(pixels).resize(size, filter) for pixels in (image, *map(np.asarray, shown.pictures or ()))]
+    for boxes, colour in zip(shown.boxes or (), (TRUTH, WRONG)):
+        for x1, y1, x2, y2 in (boxes.clamp(0, 1) * torch.tensor([*size, *size])).tolist():
+            _outlined(pictures[0], (x1, y1, x2, y2), colour)
+    for points, colour in zip(shown.points or (), (TRUTH, WRONG)):
+        for x, y in (points.clamp(0, 1) * torch.tensor(size)).tolist():
+            ImageDraw.Draw(pictures[0]).ellipse((x - 3, y - 3, x + 3, y + 3), outline=colour, width=2)
+    return pictures + [coloured(classes).resize(size, Image.Resampling.NEAREST) for classes in shown.maps or ()]
 
 
 def _outlined(panel: Any, box: tuple[float, ...], colour: str) -> None:

@@ -124,9 +124,7 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
     if target is None or not target.classes:
         return Answer(None, {}, value)
     if soft and is_map(output, target):
-        soft_map = _probabilities(output, target)[0]
-        bare = soft_map.ndim == 2 and target.loss in BINARY_LOSSES  # one number at each place of an image
-        return Answer(None, {}, (soft_map[None] if bare else soft_map.movedim(target.axis - 1, 0)).numpy(), soft=True)
+        return _soft_map(output, target)
     if target.loss in BINARY_LOSSES:
         return _labels(output, target)
     if output.ndim > 2:
@@ -139,6 +137,14 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
         return Answer(label, {}, value)
     probabilities = _probabilities(output, target)[0].tolist()
     return Answer(label, dict(zip(names, probabilities, strict=True)), value)
+
+
+def _soft_map(output: Tensor, target: Target) -> Answer:
+    """Return the probability of each class at each position, [C, ...]."""
+    of_classes = _probabilities(output, target)[0]
+    bare = of_classes.ndim == 2 and target.loss in BINARY_LOSSES  # one number at each place of an image
+    value = of_classes[None] if bare else of_classes.movedim(target.axis - 1, 0)
+    return Answer(None, {}, value.numpy(), soft=True)
 
 
 def compared(names: Sequence[str], outputs: Mapping[str, Tensor], target: object) -> Iterator[Prediction]:

@@ -69,6 +69,7 @@ from onnxgen.training.runs.record import (
     Target,
     code_of,
     noted,
+    numbers_of_constructors,
     read_record,
     write_record,
 )
@@ -109,20 +110,19 @@ class Kept:
     @rank_zero_only
     def write(self, out: Path, result: Mapping[str, Any] | None = None) -> None:
         """Write `run.json`, with the result once there is one, and `model.py` before that. Raises `OSError`."""
-        for name, text in {MODULE: self.source, **self.tokenizer}.items() if result is None else ():
-            if text:
-                with replacing([out]) as files, files.file(out / name) as file:
-                    file.write(text.encode())
         if result is not None:
-            result = {name: _finite(value) for name, value in result.items()}
-            result = {**result, "weights": {path.name: file_sha256(path) for path in files_there(out / BEST)}}
-        held = self.held_back.encode("utf-8", "surrogateescape")  # a file may have a name that is not UTF-8
-        lists = {SAMPLES: self.samples, HELD_BACK: held} if result is None else {}
-        for name, content in lists.items():
+            weights = {path.name: file_sha256(path) for path in files_there(out / BEST)}
+            result = {name: _finite(value) for name, value in result.items()} | {"weights": weights}
+            write_record(out, replace(self.record, result=result))
+            return
+        contents = {name: text.encode() for name, text in {MODULE: self.source, **self.tokenizer}.items()}
+        # A file of the data may have a name that is not UTF-8.
+        contents |= {SAMPLES: self.samples, HELD_BACK: self.held_back.encode("utf-8", "surrogateescape")}
+        for name, content in contents.items():
             if content:
                 with replacing([out]) as files, files.file(out / name) as file:
                     file.write(content)
-        write_record(out, replace(self.record, result=result or {}))
+        write_record(out, replace(self.record, result={}))
 
 
 def _finite(value: Any) -> Any:
@@ -252,11 +252,9 @@ def _resized(port: Port, shape: tuple[int, ...]) -> Port:
 
 
 def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
-    out, train, origin = plan.settings.out, plan.data.train, file_of(plan.model)
+    settings, out, train, origin = plan.settings, plan.settings.out, plan.data.train, _origin(plan)
     assert train is not None
     teacher = next((goal.teacher for goal in plan.objectives if isinstance(goal, DistilGoal)), None)
-    if plan.adapter is None and origin is not None and (origin.parent / RECORD).is_file():  # it goes on from a run
-        origin = read_record(origin.parent).origin_for(origin.parent)
     arranged = plan.feeding.arrangement
     axes = arranged.axes if arranged is not None else (0,) * len(plan.feeding.inputs)
     ports = zip(fed(plan.model).inputs, plan.feeding.inputs, axes)
@@ -264,8 +262,8 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         name=out.name,
         model=type(plan.model).__name__,
         module=MODULE,
-        origin=seen_from("model", str(origin), out) if origin is not None else "",
-        code=(code_of(origin) if origin is not None else None) or "",
+        origin="" if origin is None else seen_from("model", str(origin), out),
+        code="" if origin is None else code_of(origin) or "",
         onnx=signature.source,
         sha256=signature.sha256,
         versions={"onnxgen": __version__, "torch": torch.__version__, "lightning": lightning.__version__},
@@ -273,12 +271,19 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
         inputs=tuple(_input(port.name, column, plan, axis) for port, column, axis in ports),
         targets=_targets(plan, signature, train),
-        teacher=str(seen_from("teacher", plan.settings.teacher, out) or ""),
+        teacher=str(seen_from("teacher", settings.teacher, out) or ""),
         teacher_sha256=teacher.network.sha256 if teacher is not None else "",
         monitor=plan.monitor,
-        settings=noted(plan.settings)
-        | ({"tokenizer": TOKENIZER} if plan.settings.tokenizer == out / TOKENIZER else {}),
+        settings=noted(settings) | ({"tokenizer": TOKENIZER} if settings.tokenizer == out / TOKENIZER else {}),
     )
+
+
+def _origin(plan: Plan) -> Path | None:
+    """Return the module that is trained; of a run that goes on from another one, the module of that."""
+    file = file_of(plan.model)
+    if plan.adapter is None and file is not None and (file.parent / RECORD).is_file():
+        return read_record(file.parent).origin_for(file.parent)
+    return file
 
 
 def part(samples: Samples) -> Part:
@@ -429,43 +434,42 @@ def _renumbered(text: str, space: ModuleType, has: Shapes, wanted: Shapes, ports
     Each number that may be it is changed alone. It is one of them if only tensors change that are to change.
     """
     reason = "the trained model was changed in memory, not only its number of classes"
-    pairs = {
-        (old, new)
-        for key in has.keys() & wanted.keys()
-        if len(has[key]) == len(wanted[key])
-        for old, new in zip(has[key], wanted[key])
-        if old != new
-    }
-    if has.keys() != wanted.keys() or not pairs:
+    pairs = _changed_sizes(has, wanted)
+    if not pairs:
         raise OnnxgenError(reason)
-    differing = {key for key in has if has[key] != wanted[key]}
-    chosen: dict[Place, int] = {}
-    for old, new in pairs:
-        for place in list(_numbers(text, old))[:MAX_TRIED]:
-            try:
-                alone = _shapes_in(_replaced(text, {place: new}), space)
-            except Exception:  # the number is that of other features too
-                continue
-            changed = {key for key in has if alone.get(key) != has[key]}
-            if changed and alone.keys() == has.keys() and all(alone[key] == wanted[key] for key in changed & differing):
-                chosen |= {place: new} if changed <= differing else {}
+
+    def brings_nearer(place: Place, new: int) -> bool:
+        try:
+            shapes = _shapes_in(_replaced(text, {place: new}), space)
+        except Exception:  # the number is that of other features too
+            return False
+        changed = {key for key in has if shapes.get(key) != has[key]}
+        return bool(changed) and shapes.keys() == has.keys() and all(shapes[key] == wanted[key] for key in changed)
+
+    places = ((place, new) for old, new in pairs for place in list(_numbers(text, old))[:MAX_TRIED])
+    chosen = {place: new for place, new in places if brings_nearer(place, new)}
     renumbered = _replaced(text, chosen)
     if not chosen or _shapes_in(renumbered, space) != wanted:
         raise OnnxgenError(reason)
     statistics = ("running_mean", "running_var")
-    more = sum(prod(wanted[key]) - prod(has[key]) for key in differing if not key.endswith(statistics))
+    more = sum(prod(wanted[key]) - prod(has[key]) for key in has if not key.endswith(statistics))
     return _described(renumbered, {old for old, _ in pairs}, more, ports)
+
+
+def _changed_sizes(has: Shapes, wanted: Shapes) -> set[tuple[int, int]]:
+    """Return each size that another one is to replace, with that; none if the two are not of the same tensors."""
+    if has.keys() != wanted.keys():
+        return set()
+    pairs = {pair for key in has if len(has[key]) == len(wanted[key]) for pair in zip(has[key], wanted[key])}
+    return {(old, new) for old, new in pairs if old != new}
 
 
 def _numbers(text: str, value: int) -> Iterator[Place]:
     """Yield the places where a number stands in the constructors of the classes."""
-    for item in ast.parse(text).body:
-        for method in item.body if isinstance(item, ast.ClassDef) else []:
-            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                for node in ast.walk(method):
-                    if isinstance(node, ast.Constant) and type(node.value) is int and node.value == value:
-                        assert node.end_col_offset is not None
-                        yield node.lineno - 1, node.col_offset, node.end_col_offset
+    for node in numbers_of_constructors(ast.parse(text)):
+        if node.value == value:
+            assert node.end_col_offset is not None
+            yield node.lineno - 1, node.col_offset, node.end_col_offset
 
 
 def _replaced(text: str, numbers: Mapping[Place, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.devices import choose, prepare_for
 from onnxgen.training.evaluate import PREFERRED_PARTS, Measured, measure, predict
 from onnxgen.training.goals.outputs import output_names
-from onnxgen.training.model import fixed_batch, open_model
+from onnxgen.training.model import as_tuple, fixed_batch, open_model
 from onnxgen.training.runs.alike import (
     as_in_training,
     batched,
@@ -270,28 +270,32 @@ class Learner:
         return [one for _, one in sorted(predictions, key=lambda pair: pair[0])]
 
     def _predicted(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> Iterator[Prediction]:
-        outputs = predict(self.model, data, settings=self.settings)
-        made = outputs if isinstance(outputs, tuple) else (outputs,)
-        if isinstance(next(iter(data.parts.values())), Tuples):
+        outputs = as_tuple(predict(self.model, data, settings=self.settings))
+        samples = next(iter(data.parts.values()))
+        if isinstance(samples, Tuples):
             first, *others = map(legible, next(iter(data.joined.values())))
             self.notes += [f"each value is the cosine of the vectors of {first} and {', '.join(others)}"]
-            yield from compared(names, dict(zip(output_names(self.model, len(made)), made)), self.settings.target)
-            return
+            vectors = dict(zip(output_names(self.model, len(outputs)), outputs))
+            return compared(names, vectors, self.settings.target)
         parts = card_of(self.settings.task).parts
-        if (target := next((t for t in self.record.targets if t.loss == BOXES), None)) is not None and parts:
-            yield from parts.predicted(next(iter(data.parts.values())), names, target, made, min_score)
-            return
-        ports = output_names(self.model, len(made))
-        by_output = {target.output: target for target in self.record.targets}
-        if soft and not any(is_map(made[n], target) for n, target in by_output.items()):
+        boxes = next((target for target in self.record.targets if target.loss == BOXES), None)
+        if parts and boxes is not None:
+            return parts.predicted(samples, names, boxes, outputs, min_score)
+        return self._answered(names, outputs, soft)
+
+    def _answered(self, names: Sequence[str], outputs: Sequence[Any], soft: bool) -> Iterator[Prediction]:
+        """Yield what each output that was trained says of each sample; else what all say."""
+        ports = output_names(self.model, len(outputs))
+        targets = {target.output: target for target in self.record.targets}
+        if soft and not any(is_map(outputs[n], target) for n, target in targets.items()):
             raise OnnxgenError(f"soft masks are of maps of classes, and {self.run} makes none", help="leave out --soft")
-        tensors = [n for n, output in enumerate(made) if isinstance(output, Tensor)]
-        shown = [n for n in tensors if n in by_output] or tensors
-        for n, of_output in by_output.items():
-            need_classes(made[n], of_output)
+        tensors = [n for n, output in enumerate(outputs) if isinstance(output, Tensor)]
+        shown = [n for n in tensors if n in targets] or tensors
+        for n, target in targets.items():
+            need_classes(outputs[n], target)
         for row, name in enumerate(names):
-            of_row = {n: made[n].narrow(by_output[n].batch if n in by_output else 0, row, 1) for n in shown}
-            yield Prediction(name, {ports[n]: answer(of_row[n], by_output.get(n), soft) for n in shown})
+            of_row = {n: outputs[n].narrow(targets[n].batch if n in targets else 0, row, 1) for n in shown}
+            yield Prediction(name, {ports[n]: answer(of_row[n], targets.get(n), soft) for n in shown})
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
         """Return the continuations of texts."""
@@ -310,36 +314,37 @@ class Learner:
 
     def _texts(self, data: Any) -> Iterator[tuple[str, str]]:
         """Yield a name and the text of each sample: each line of a .txt file is one."""
-        if isinstance(data, (list, tuple)) and data and all(isinstance(x, str) and not Path(x).is_file() for x in data):
+        if isinstance(data, (list, tuple)) and data and _are_lines(data):
             yield from ((str(row), text) for row, text in enumerate(data))
             return
-        items = data if isinstance(data, list) else [data]
-        named = all(map(_is_path, items))
-        for path in [path for item in items for path in files_meant(item)] if named else [None]:
+        paths = _files(data)
+        for path in [None] if paths is None else paths:
             source = from_object(data, "data") if path is None else self._read(path)
             if not isinstance(source, DataSource):
                 raise OnnxgenError(f"{path or 'the data'} holds no texts", help=self._takes)
-            rename_text(source, self.texts)
-            if len(self.texts) != 1 or self.texts[0] not in text_columns(source):
-                raise OnnxgenError(f"{source.name} has no column of text {listed(self.texts)}", help=self._takes)
-            for row, text in enumerate(next(iter(source.raw.values()))[self.texts[0]]):
+            for row, text in enumerate(self._column_of_text(source)):
                 if not isinstance(text, str) or not text.strip():
                     raise OnnxgenError(f"{source.name}, row {row}: no text", help="remove the row, or give it a text")
                 yield (str(row) if path is None else f"{path}:{row}"), text
 
+    def _column_of_text(self, source: DataSource) -> Sequence[Any]:
+        rename_text(source, self.texts)
+        if len(self.texts) != 1 or self.texts[0] not in text_columns(source):
+            raise OnnxgenError(f"{source.name} has no column of text {listed(self.texts)}", help=self._takes)
+        column: Sequence[Any] = next(iter(source.raw.values()))[self.texts[0]]
+        return column
+
     def _opened(self, data: Any, skip: bool = False) -> Iterator[Named]:
-        if self.texts and isinstance(data, (list, tuple)) and not all(_is_path(x) and Path(x).is_file() for x in data):
-            if not any(isinstance(item, Path) for item in data):
-                columns = columns_of_texts(data, self.texts, card_of(self.settings.task).compares)
-                yield self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(data))))
-                return
-        items = data if isinstance(data, list) else [data]
-        paths = [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else []
+        if self.texts and isinstance(data, (list, tuple)) and _are_texts(data):
+            columns = columns_of_texts(data, self.texts, card_of(self.settings.task).compares)
+            yield self._fitted(from_columns(columns, "the texts")), list(map(str, range(len(data))))
+            return
+        paths = _files(data)
         if not paths:
             yield self._objects(data)
             return
         paths = readable(paths, self.skipped) if skip else paths
-        images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+        images = _with(SUFFIXES, paths)
         if len(images) == len(paths):
             yield self._fitted(open_images(images)), list(map(str, images))
             return
@@ -350,8 +355,8 @@ class Learner:
                 fitted = self._fitted(self._read(path))
                 samples = next(iter(fitted.parts.values()))
                 files = files_of_each(samples)
-                rows = range(len(samples)) if files is None else [file for file, *_ in files]
-                yield fitted, [str(row) if isinstance(row, Path) else f"{path}:{row}" for row in rows]
+                rows = (f"{path}:{row}" for row in range(len(samples)))
+                yield fitted, [*rows] if files is None else [str(file) for file, *_ in files]
 
     def _read(self, path: Path) -> DataSource | Data:
         return open_source(path, replace(self.settings, strict=True), targets=False, texts=self.texts)
@@ -404,6 +409,27 @@ def _is_path(item: Any) -> bool:
     return isinstance(item, (str, Path))
 
 
+def _files(data: Any) -> list[Path] | None:
+    """Return the files that data names; None if it is no path, or list of paths."""
+    items = data if isinstance(data, list) else [data]
+    return [path for item in items for path in files_meant(item)] if all(map(_is_path, items)) else None
+
+
+def _are_texts(items: Sequence[Any]) -> bool:
+    """Return True if some of the items are no files, and none is named as one."""
+    files = all(_is_path(item) and Path(item).is_file() for item in items)
+    return not files and not any(isinstance(item, Path) for item in items)
+
+
+def _are_lines(items: Sequence[Any]) -> bool:
+    """Return True if all items are texts, and none of them names a file."""
+    return all(isinstance(item, str) and not Path(item).is_file() for item in items)
+
+
+def _with(endings: Collection[str], paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if path.suffix.lower() in endings]
+
+
 KNOWN = (*SUFFIXES, *SOUNDS, *FILES)  # what has one of these endings is data, and an error if it does not fit
 
 
@@ -415,15 +441,15 @@ def readable(paths: Sequence[Path], skipped: list[str]) -> list[Path]:
     Raises:
         OnnxgenError: none is left.
     """
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
-    sounds = [path for path in paths if path.suffix.lower() in SOUNDS]
-    others = [path for path in paths if path.suffix.lower() not in KNOWN and not is_idx(path)]
+    images, sounds = _with(SUFFIXES, paths), _with(SOUNDS, paths)
     seen = looked(Path(), images) if images else {}
     seen |= looked(Path(), sounds, look_at_sound, "sounds") if sounds else {}
-    bad: dict[Path, str] = dict.fromkeys(others if seen else (), "it is neither an image nor a sound")
+    others = [path for path in paths if path.suffix.lower() not in KNOWN and not is_idx(path)] if seen else []
+    bad = dict.fromkeys(others, "it is neither an image nor a sound")
     bad |= {path: why for path, why in seen.items() if isinstance(why, str)}
     faults = [f"{path} can't be read: {why}" for path, why in bad.items()]
-    if paths and not (left := [path for path in paths if path not in bad]):
+    left = [path for path in paths if path not in bad]
+    if not left:
         raise OnnxgenError(*faults)
     skipped += faults
     return left

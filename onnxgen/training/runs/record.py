@@ -11,7 +11,8 @@ import ast
 import copy
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -272,18 +273,16 @@ class Record:
 
 def code_of(module: Path) -> str | None:
     """Return a digest of what a module does (see `code_digest`); None if it can't be read."""
-    try:
+    with suppress(OSError, SyntaxError, ValueError):
         return code_digest(module.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return None
+    return None
 
 
 def has_code(module: Path, recorded: str) -> bool:
     """Return True if a module does what it did when its digest was recorded (see `is_digest`)."""
-    try:
+    with suppress(OSError, SyntaxError, ValueError):
         return is_digest(recorded, module.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return False
+    return False
 
 
 def read_record(run: Path) -> Record:
@@ -478,11 +477,10 @@ def is_same_code(module: Path, run: Path) -> bool:
     classes there that it trained. To run such a module is to run `model.py`.
     """
     module = module / MODULE if module.is_dir() else module
-    try:
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
         one, other = (path.read_text(encoding="utf-8") for path in (module, run / MODULE))
         return one == other or _what_it_does(one) == _what_it_does(other)
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return False
+    return False
 
 
 def _what_it_does(text: str) -> str:
@@ -491,13 +489,19 @@ def _what_it_does(text: str) -> str:
         text = text.replace(old, new)
     tree = ast.parse(text)
     tree.body = [_without_weights(item) for item in tree.body if ast.dump(item) != _BASE64]
+    for node in numbers_of_constructors(tree):
+        node.value = 0
+    return tree_digest(tree)
+
+
+def numbers_of_constructors(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the whole numbers in the constructors of a module's classes."""
     for item in tree.body:
         for method in item.body if isinstance(item, ast.ClassDef) else []:
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 for node in ast.walk(method):
                     if isinstance(node, ast.Constant) and type(node.value) is int:
-                        node.value = 0
-    return tree_digest(tree)
+                        yield node
 
 
 def _without_weights(item: ast.stmt) -> ast.stmt:
