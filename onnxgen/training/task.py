@@ -66,7 +66,7 @@ class Task(lightning.LightningModule):
         self._meters = {part: Meter(self.objectives) for part in ("train", "val", "test")}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning sets this about forty times a step, and `nn.Module.__setattr__` is slow. No public hook leaves it out.
+        # Lightning sets this about forty times a step, and `nn.Module.__setattr__` is slow. No hook leaves it out.
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:

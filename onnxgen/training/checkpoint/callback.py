@@ -427,6 +427,6 @@ def resume_loops(trainer: lightning.Trainer, position: dict[str, int]) -> bool:
         trainer.train_dataloader.load_state_dict(position)
     else:
         loop.epoch_loop.restarting = False
-    # Else schedules that watch a metric miss the end of this epoch. The public setter makes True of it with `max_steps`.
+    # Else schedules that watch a metric miss this epoch's end. With `max_steps` the public setter makes True of False.
     loop._restarting = False
     return within

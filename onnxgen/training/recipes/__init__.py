@@ -1,4 +1,4 @@
-"""Recipes of training beyond optimizer and loss. Each file is one: a callback, or what the run needs for it.
+"""Recipes of training beyond optimizer and loss: callbacks, and the range test of the learning rate.
 
 A run that asks for none of them has none of their callbacks.
 """
