@@ -51,9 +51,8 @@ def check_arguments(chosen: type, arguments: Mapping[str, object], preset: Itera
     takes = {n: p for n, p in inspect.signature(chosen).parameters.items() if n not in preset}
     for name in arguments:
         if name not in takes:
-            raise OnnxgenError(
-                f"{chosen.__name__} has no argument {name!r}", help=f"its arguments are {', '.join(takes)}"
-            )
+            way = f"its arguments are {', '.join(takes)}"
+            raise OnnxgenError(f"{chosen.__name__} has no argument {name!r}", help=way)
     for name, parameter in takes.items():
         if parameter.default is parameter.empty and name not in arguments:
             raise OnnxgenError(f"{chosen.__name__} needs {name!r}", help="give it among the arguments")

@@ -7,11 +7,12 @@ block again, instead of keeping all that is inside it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from onnxgen.training.data.samples import Batch
 Result = TypeVar("Result")
 Compute = Callable[[Batch, Batch], tuple[Tensor, Any]]  # (part, whole batch) -> the part's share of the loss, and more
 
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 # Error texts of allocators: CUDA and ROCm, MPS, XPU, DirectML, and the CPU's (on Linux, and on Windows).
 _OUT_OF_MEMORY_TEXTS = (
     "out of memory",
@@ -166,10 +168,8 @@ class Micro:
     def _halve(self, part: Batch, model: nn.Module | None = None) -> None:
         count = _count(part)
         if count <= 1:
-            raise OnnxgenError(
-                "out of memory with a single sample",
-                help="use smaller inputs, --precision bf16-mixed, or another device",
-            )
+            way = "use smaller inputs, --precision bf16-mixed, or another device"
+            raise OnnxgenError("out of memory with a single sample", help=way)
         self.size = math.ceil(count / 2)
         norms = any(isinstance(m, _NormBase) and m.training for m in model.modules()) if model is not None else False
         gc.collect()
@@ -243,6 +243,16 @@ def _count(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
+def return_freed(least: int) -> None:
+    """Tell glibc's allocator to return freed blocks of so many bytes, and larger ones, to the system (mallopt(3)).
+
+    By default it keeps blocks of up to 32 MiB, and small tensors between them cut them up. Other allocators lack the
+    function.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, least)
+
+
 def recompute(model: nn.Module) -> None:
     """Let the blocks of a model keep their inputs alone for the backward pass (Chen et al. 1604.06174).
 
@@ -291,11 +301,9 @@ def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractC
 @contextmanager
 def _first(block: nn.Module, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
     """Add the former values of the buffers that change to `before`."""
-    buffers = [
-        (m, n, b, b._version, b.clone()) for m in block.modules() for n, b in m._buffers.items() if b is not None
-    ]
+    saved = [(m, n, b, b._version, b.clone()) for m in block.modules() for n, b in m._buffers.items() if b is not None]
     yield
-    for module, name, buffer, version, value in buffers:
+    for module, name, buffer, version, value in saved:
         # torch does not count the changes that F.batch_norm makes.
         counted = not (isinstance(module, _NormBase) and module.training)
         if not counted or module._buffers[name] is not buffer or buffer._version != version:

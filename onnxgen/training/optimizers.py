@@ -90,9 +90,8 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings, device: Dev
     try:
         return chosen(groups, **arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise OnnxgenError(
-            f"{chosen.__name__}: {one_line(error)}", help="use another optimizer or other arguments"
-        ) from None
+        what = f"{chosen.__name__}: {one_line(error)}"
+        raise OnnxgenError(what, help="use another optimizer or other arguments") from None
 
 
 def _kernels(

@@ -107,7 +107,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     trained = has_learned(model) and not settings.from_scratch
     settings = with_task(settings, opened)
     card = card_of(settings.task)
-    settings = settled(settings, len(opened.train), trained, _any_batch(model, settings))
+    any_batch = fixed_batch(model) is None and not card.compares
+    settings = settled(settings, len(opened.train), trained, any_batch)
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
     if card.parts is not None:
@@ -149,7 +150,9 @@ def _opened(
     with problems.gathered():
         device = choose(settings.device, settings.imports)
     file = None if isinstance(model, nn.Module) else Path(model)
-    file, notes = _to_train(file, data, settings)
+    notes: list[str] = []
+    if file is not None and not file.is_dir() and (parts := parts_for(data, settings)) is not None:
+        file, notes = parts.ready(file, settings.size)  # perhaps a part of the module is trained
     model, warning = begun(model if file is None else file, settings)
     settings = as_trained(settings, model)
     look_up(model, settings, problems)
@@ -160,18 +163,6 @@ def _opened(
     problems.raise_if_any()
     assert device is not None and opened is not None
     return model, file, opened, device, settings, notes + ([warning] if warning else [])
-
-
-def _to_train(file: Path | None, data: Any, settings: Settings) -> tuple[Path | None, list[str]]:
-    """Return the file of the module to train, and notes: perhaps that of a part."""
-    if file is None or file.is_dir() or (parts := parts_for(data, settings)) is None:
-        return file, []
-    return parts.ready(file, settings.size)
-
-
-def _any_batch(model: nn.Module, settings: Settings) -> bool:
-    """Return True if a batch may have any number of samples, and its loss does not compare them with each other."""
-    return fixed_batch(model) is None and not card_of(settings.task).compares
 
 
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
@@ -330,9 +321,8 @@ def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
         for wrong in (values[(values < 0) | (values > 1)] for _, values in Values(samples, [goal.column])[goal.column]):
             if len(wrong):
                 what = f"{goal.loss} needs targets from 0 to 1, but column {goal.column!r} has {wrong[0].item():g}"
-                raise OnnxgenError(
-                    what, help="give the model an output for each class, or name another loss with --loss"
-                )
+                way = "give the model an output for each class, or name another loss with --loss"
+                raise OnnxgenError(what, help=way)
 
 
 def trial(model: nn.Module, batch: Batch, feeding: Feeding) -> tuple[Tensor, ...]:

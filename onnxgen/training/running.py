@@ -243,10 +243,8 @@ def _train(
         raise OnnxgenError("a batch of one sample gives BatchNorm no statistics", help=way) from error
     except RuntimeError as error:
         if "does not require grad" in str(error):
-            what = "no gradient reaches a parameter from the loss"
-            raise OnnxgenError(
-                what, help="name another --target, or mend `forward` if it cuts off its results"
-            ) from error
+            way = "name another --target, or mend `forward` if it cuts off its results"
+            raise OnnxgenError("no gradient reaches a parameter from the loss", help=way) from error
         if trainer.world_size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         way = "see what the others say; --restartable, or --resume, goes on from the last checkpoint"

@@ -392,10 +392,11 @@ SETTINGS = options_of(Settings)
 
 
 spoken: ContextVar[Callable[[str], str]] = ContextVar("spoken", default=str)  # what a message becomes
-_FIELDS = {about.option: name for name, about in SETTINGS.items()}
 # a value is a number, or a word that ends its part of the sentence: not that of "--monitor takes one of ..."
-_OPTION = re.compile(r"(--[a-z][a-z-]*)(?: (\d+(?= )|[^\s-]\S*?(?=[,;:)](?:\s|$)|$| or | and )))?")
+_OPTION = re.compile(r"(--[a-z][a-z-]*)(?: (?P<value>\d+(?= )|[^\s-]\S*?(?=[,;:)](?:\s|$)|$| or | and )))?")
 _NAMED = re.compile(r"(?<![\w.-])([a-z][a-z_]*)=(?![^\s,;:)])")  # an argument without a value
+_BY_OPTION = {about.option: name for name, about in SETTINGS.items()}
+_BY_ARGUMENT = {name: name for name in SETTINGS}
 # arguments of `onnxgen.surgery` that the command line has no option for
 _PYTHON_ALONE = (
     (re.compile(r"name it with (output= or )?head="), "only Python can name it, when it calls replace_head"),
@@ -406,27 +407,26 @@ _PYTHON_ALONE = (
 @contextmanager
 def python_words() -> Iterator[None]:
     """Change the advice of errors that are raised in this context, and of the lines of a run, by `in_python`."""
-    with _words(
-        in_python, lambda problem: replace(problem, what=in_python(problem.what), help=in_python(problem.help))
-    ):
+    with _words(in_python, lambda p: replace(p, what=in_python(p.what), help=in_python(p.help))):
         yield
 
 
 @contextmanager
 def command_words() -> Iterator[None]:
     """Change the advice of errors that are raised in this context by `in_command`."""
-    with _words(
-        in_command, lambda problem: replace(problem, what=in_command(problem.what), help=in_command(problem.help))
-    ):
+    with _words(in_command, lambda p: replace(p, what=in_command(p.what), help=in_command(p.help))):
         yield
 
 
 @contextmanager
 def run_words(takes: str) -> Iterator[None]:
     """Say what a run takes (`takes`) in place of advice that names settings of its training."""
-    with _words(
-        in_python, lambda p: replace(p, help=takes) if _FIELDS.keys() & re.findall(r"--[a-z-]+", p.help) else p
-    ):
+
+    def change(problem: Problem) -> Problem:
+        named = any(isinstance(part, Mention) for part in _parts(problem.help, _OPTION, _BY_OPTION))
+        return replace(problem, help=takes) if named else problem
+
+    with _words(in_python, change):
         yield
 
 
@@ -448,27 +448,56 @@ def _words(lines: Callable[[str], str], change: Callable[[Problem], Problem]) ->
 
 def in_python(text: str) -> str:
     """Return a text with arguments in place of the options of settings: `val=0` for `--val 0`."""
-    return text if text.startswith("onnxgen ") else _OPTION.sub(_argument, text)  # a whole command stays one
+    if text.startswith("onnxgen "):  # a whole command stays one
+        return text
+    return "".join(part if isinstance(part, str) else part.argument for part in _parts(text, _OPTION, _BY_OPTION))
 
 
 def in_command(text: str) -> str:
     """Return a text with options in place of arguments of Python: `--classes` for `classes=`."""
-    for argument, said in _PYTHON_ALONE:
-        text = argument.sub(said, text)
-    return _NAMED.sub(lambda found: SETTINGS[found[1]].option if found[1] in SETTINGS else found[0], text)
+    for argument, instead in _PYTHON_ALONE:
+        text = argument.sub(instead, text)
+    return "".join(part if isinstance(part, str) else part.option for part in _parts(text, _NAMED, _BY_ARGUMENT))
 
 
-def _argument(found: re.Match[str]) -> str:
-    name, value = _FIELDS.get(found[1]), found[2]
-    if name is None:  # an option of another command
-        return found[0]
-    if SETTINGS[name].like == "":
-        return f"{name}=True" + (f" {value}" if value else "")
-    if value is None:
-        return name
-    pairs = dict(part.split("=", 1) for part in value.split(",")) if "=" in value else None
-    shown = _literal(value) if pairs is None else f"{{{', '.join(f'{k!r}: {_literal(v)}' for k, v in pairs.items())}}}"
-    return f"{name}={shown}"
+def _parts(text: str, pattern: re.Pattern[str], names: Mapping[str, str]) -> Iterator[str | Mention]:
+    """Yield the parts of a message: its plain text, and the settings that it names. Other options are text."""
+    end = 0
+    for match in pattern.finditer(text):
+        if match[1] in names:
+            yield text[end : match.start()]
+            yield Mention(names[match[1]], match.groupdict().get("value"))
+            end = match.end()
+    yield text[end:]
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A setting that a message names, in its two forms.
+
+    Attributes:
+        value: as it stands behind an option (`5`, `mse`, `eps=1e-4`); None if the setting is named alone.
+    """
+
+    name: str
+    value: str | None = None
+
+    @property
+    def option(self) -> str:
+        """The option of the command."""
+        return SETTINGS[self.name].option + ("" if self.value is None else f" {self.value}")
+
+    @property
+    def argument(self) -> str:
+        """The argument of a function of Python."""
+        if SETTINGS[self.name].like == "":  # what stands behind an option without a value is the next word
+            return f"{self.name}=True" + ("" if self.value is None else f" {self.value}")
+        if self.value is None:
+            return self.name
+        if "=" not in self.value:
+            return f"{self.name}={_literal(self.value)}"
+        pairs = dict(part.split("=", 1) for part in self.value.split(","))
+        return f"{self.name}={{{', '.join(f'{key!r}: {_literal(value)}' for key, value in pairs.items())}}}"
 
 
 def _literal(text: str) -> str:

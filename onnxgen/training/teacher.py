@@ -130,7 +130,12 @@ def open_teacher(path: Path, features: Sequence[str], inputs: Mapping[str, str],
     """
     if not path.exists():
         raise OnnxgenError(f"there is no teacher {path}", help=TOLD)
-    network = _file(path, features) if path.suffix == ".onnx" else ModuleNetwork(path, features)
+    if path.suffix == ".onnx":
+        from onnxgen.training.onnx_teacher import OnnxNetwork  # imported here: it reads graphs
+
+        network: Network = OnnxNetwork(path, features)
+    else:
+        network = ModuleNetwork(path, features)
     names = [port.name for port in network.inputs]
     if set(names) <= inputs.keys():
         columns = tuple(inputs[name] for name in names)
@@ -145,12 +150,6 @@ def open_teacher(path: Path, features: Sequence[str], inputs: Mapping[str, str],
     for port, column in zip(network.inputs, columns):
         _check(path, port, column, batch[column])
     return Teacher(network, columns)
-
-
-def _file(path: Path, features: Sequence[str]) -> Network:
-    from onnxgen.training.onnx_teacher import OnnxNetwork  # imported here: it reads graphs
-
-    return OnnxNetwork(path, features)
 
 
 def kinds_of(teacher: Teacher, batch: Batch, outputs: Made) -> dict[str, str]:

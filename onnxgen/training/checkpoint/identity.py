@@ -94,10 +94,8 @@ def compare_model(then: Mapping[str, str], model: nn.Module) -> None:
 def _refuse(what: str, shown: list[str], then: Mapping[str, str], now: Mapping[str, str], left_out: int = 0) -> None:
     lines = [f"{n}: {then.get(n, 'none')} there, {now.get(n, 'none')} here".removeprefix(f"{MODEL}: ") for n in shown]
     more = f", and {counted(left_out, 'tensor')} more" if left_out > 0 else ""
-    raise OnnxgenError(
-        f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}",
-        help="resume with the same settings and data, or start a new run in another --out",
-    )
+    way = "resume with the same settings and data, or start a new run in another --out"
+    raise OnnxgenError(f"the checkpoint belongs to another {what}: {'; '.join(lines)}{more}", help=way)
 
 
 def _shown(value: object) -> str:

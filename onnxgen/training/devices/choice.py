@@ -51,10 +51,8 @@ def choose(text: str = "auto", imports: Sequence[str] = ()) -> Device:
         return device
     device = tested(device, imports)
     if device.verdict not in (None, "ok"):
-        warnings.warn(
-            f"{device.text} ({device.name}) fails its self-test: {device.verdict}; training on it, since you chose it",
-            stacklevel=2,
-        )
+        what = f"{device.text} ({device.name}) fails its self-test: {device.verdict}"
+        warnings.warn(f"{what}; training on it, since you chose it", stacklevel=2)
     return device
 
 
@@ -74,9 +72,8 @@ def named(text: str) -> Device:
             return device
     unlisted = probe.named(kind, index) if kind not in {d.kind for d in there} else None
     if unlisted is None:
-        way = (
-            f"there is: {', '.join(d.text for d in there)}; a device of another back end may need its module (--import)"
-        )
+        names = ", ".join(d.text for d in there)
+        way = f"there is: {names}; a device of another back end may need its module (--import)"
         raise OnnxgenError(f"no device {text.strip()} on this machine", help=way)
     return unlisted
 
@@ -95,9 +92,8 @@ def _best(imports: Sequence[str]) -> Device:
         device = tested(device, imports)
         if device.verdict == "ok":
             return device
-        warnings.warn(
-            f"{device.text} ({device.name}) fails its self-test and is skipped: {device.verdict}", stacklevel=3
-        )
+        what = f"{device.text} ({device.name}) fails its self-test and is skipped: {device.verdict}"
+        warnings.warn(what, stacklevel=3)
     return probe.cpu()
 
 
@@ -146,11 +142,8 @@ def _ended(code: int) -> str:
 
 def _versions() -> tuple[str, ...]:
     """Return the versions of everything that a verdict depends on besides the device."""
-    cuda = [str(part) for part in (torch.version.cuda, getattr(torch.version, "hip", None)) if part]
-    driver = (
-        probe.quietly(lambda: str(torch._C._cuda_getDriverVersion()), "")  # type: ignore[attr-defined]
-        if torch.cuda.is_available()
-        else ""
-    )
+    cuda, driver = [str(part) for part in (torch.version.cuda, getattr(torch.version, "hip", None)) if part], ""
+    if torch.cuda.is_available():
+        driver = probe.quietly(lambda: str(torch._C._cuda_getDriverVersion()), "")  # type: ignore[attr-defined]
     directml = probe.quietly(lambda: importlib.metadata.version("torch-directml"), "")
     return (__version__, torch.__version__, *cuda, driver, directml)

@@ -60,10 +60,8 @@ def unroll(model: nn.Module) -> None:
         if type(module) in UNROLLED:
             module.__class__ = UNROLLED[type(module)]
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase) and type(module) not in UNROLLED.values():
-            raise OnnxgenError(
-                f"{name or 'the model'} is a {type(module).__name__}, which can't be unrolled",
-                help="use nn.LSTM, nn.GRU or nn.RNN itself, or another device",
-            )
+            what = f"{name or 'the model'} is a {type(module).__name__}, which can't be unrolled"
+            raise OnnxgenError(what, help="use nn.LSTM, nn.GRU or nn.RNN itself, or another device")
 
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each [batch, hidden]
@@ -101,16 +99,15 @@ class _Unrolled(nn.RNNBase):
             OnnxgenError: the input is a packed sequence.
         """
         if isinstance(input, PackedSequence):
-            raise OnnxgenError(
-                f"{self._get_name()} can't be unrolled over packed sequences", help="pad them, or train on cpu"
-            )
+            what = f"{self._get_name()} can't be unrolled over packed sequences"
+            raise OnnxgenError(what, help="pad them, or train on cpu")
         single, parts = input.dim() == 2, 2 if self.mode == "LSTM" else 1
         axis = 1 if self.batch_first else 0
         x = input.unsqueeze(1) if single else input.transpose(0, axis)
-        initial = None if hx is None else hx if self.mode == "LSTM" else (hx,)
-        if initial is not None and single:
-            initial = tuple(h.unsqueeze(1) for h in initial)
-        states = initial if initial is not None else self._zeros(x, parts)
+        if hx is None:
+            states = self._zeros(x, parts)
+        else:
+            states = tuple(h.unsqueeze(1) if single else h for h in (hx if parts == 2 else (hx,)))
         checked = states if parts == 2 else states[0]
         self.check_forward_args(x.transpose(0, axis), checked, None)  # type: ignore[arg-type]
         output, last = self._layers(x, states)

@@ -213,10 +213,8 @@ def import_plugins(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
-            raise OnnxgenError(
-                f"the module {name!r} can't be imported: {typed(error)}",
-                help="install it, or put its folder on PYTHONPATH",
-            ) from None
+            what = f"the module {name!r} can't be imported: {typed(error)}"
+            raise OnnxgenError(what, help="install it, or put its folder on PYTHONPATH") from None
 
 
 def load_plugins(kind: str | None = None) -> None:

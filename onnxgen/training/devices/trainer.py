@@ -19,12 +19,8 @@ def trainer_options(device: Device, settings: Settings) -> dict[str, Any]:
         OnnxgenError: the device does not support the precision or the strategy, or there are too few devices.
     """
     check_precision(device, settings.precision)
-    processes = settings.processes
-    if device.kind in ("cuda", "rocm", "cpu"):
-        options = _options_of_lightning(device, settings, processes)
-    else:
-        options = _own_options(device, settings, processes)
-    return {**options, "num_nodes": settings.nodes}
+    options = _options_of_lightning if device.kind in ("cuda", "rocm", "cpu") else _own_options
+    return {**options(device, settings), "num_nodes": settings.nodes}
 
 
 def check_precision(device: Device, precision: str) -> None:
@@ -46,7 +42,7 @@ def check_precision(device: Device, precision: str) -> None:
         raise OnnxgenError(f"PyTorch {torch.__version__} has no autocast for {device.text}", help=way_out)
 
 
-def _options_of_lightning(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
+def _options_of_lightning(device: Device, settings: Settings) -> dict[str, Any]:
     """Return options for the devices on which Lightning itself can run one or several processes."""
     from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
 
@@ -57,30 +53,24 @@ def _options_of_lightning(device: Device, settings: Settings, processes: int) ->
             what = f"{settings.devices} devices from {device.text} on are too many: this machine has {there}"
             raise OnnxgenError(what, help="use fewer --devices")
         devices = list(range(device.index, device.index + settings.devices))
-    strategy = _strategy(settings, processes)
+    strategy: Any = "ddp" if settings.processes > 1 else "auto"
+    if settings.strategy == "fsdp":  # also one process: it may go on from several, and several from it
+        from onnxgen.training.sharded.strategy import Sharded
+
+        strategy = Sharded(settings.processes)
     options = {"accelerator": device.type, "devices": devices, "strategy": strategy, "precision": settings.precision}
     return {**options, "plugins": [KubeflowEnvironment()]} if in_pods() else options
 
 
-def _strategy(settings: Settings, processes: int) -> Any:
-    if settings.strategy == "fsdp":  # also one process: it may go on from several, and several from it
-        from onnxgen.training.sharded.strategy import Sharded
-
-        return Sharded(processes)
-    return "ddp" if processes > 1 else "auto"
-
-
-def _own_options(device: Device, settings: Settings, processes: int) -> dict[str, Any]:
+def _own_options(device: Device, settings: Settings) -> dict[str, Any]:
     """Return options for a single device with our own strategy."""
     from lightning.pytorch.plugins.precision import HalfPrecision, MixedPrecision, Precision
 
     from onnxgen.training.devices.engine import AnyAccelerator, OneDevice, PlainPrecision
 
-    if processes > 1 or settings.strategy != "auto":
-        raise OnnxgenError(
-            f"{device.text} trains in one process on one device",
-            help="leave devices and nodes at 1 and the strategy at auto, or train on cpu or cuda",
-        )
+    if settings.processes > 1 or settings.strategy != "auto":
+        way = "leave devices and nodes at 1 and the strategy at auto, or train on cpu or cuda"
+        raise OnnxgenError(f"{device.text} trains in one process on one device", help=way)
     accelerator = None if device.kind == "mps" else AnyAccelerator()
     options: dict[str, Any] = {"devices": 1, "strategy": OneDevice(device, accelerator)}
     if device.kind == "mps":

@@ -7,11 +7,9 @@ A layer makes the floats of its weight when it runs, and again in the backward p
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +24,14 @@ from onnxgen.export.state import Origin, origin_of
 from onnxgen.record.sidecar import metadata_of, read_header, sidecar_files, sidecar_of, space_of
 from onnxgen.record.way_back import QUANTISED, parts
 from onnxgen.surgery.ports import Example, call, is_below, undisturbed
+from onnxgen.training.memory import return_freed
 from onnxgen.verify.convert import to_torch
 from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, table
 from onnxgen.weights.dtypes import BY_NAME
 
 TYPES = {ir.DataType[name] for name in "INT2 UINT2 INT4 UINT4 INT8 UINT8 INT16".split()}
 AT_ONCE = 1 << 17  # bytes of numbers that are looked up at once
-M_MMAP_THRESHOLD, LARGE = -3, 1 << 22  # of malloc.h; bytes
+LARGE = 1 << 22  # bytes of a block
 Stored = Callable[[str], ir.TensorProtocol]
 
 
@@ -247,18 +246,10 @@ def pack(model: nn.Module, file: Path, without: tuple[str, ...] = ()) -> list[st
         origin = origin_of(file, space, None)
     except OnnxgenError as error:
         return [f"the weights are kept as floats, not as the integers of the file: {one_line(error)}"]
-    _give_back_memory()
+    return_freed(LARGE)  # of 500 MB of weights, glibc would keep more than the floats
     packing = _Packing(model, origin, places_of(origin.onnx), without)
     packing.run()
     return packing.notes()
-
-
-def _give_back_memory() -> None:
-    """Tell glibc to return large blocks to the system at once. It would keep them, each cut up by small tensors that
-    come between the floats of two layers: of 500 MB of weights it then keeps more than the floats.
-    """
-    with suppress(AttributeError, OSError, TypeError):  # another system or C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 class _Packing:

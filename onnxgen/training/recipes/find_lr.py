@@ -54,12 +54,10 @@ class Found:
         rows = csv.writer(text, lineterminator="\n")
         rows.writerows([("lr", "loss"), *zip(self.rates, self.losses, strict=True)])
         with replacing([out]) as files:
-            for name, content in (
-                (CURVE, rates_tried(self.rates, self.losses, self.rate)),
-                (FIGURES, text.getvalue().encode()),
-            ):
-                with files.file(out / name) as file:
-                    file.write(content)
+            with files.file(out / CURVE) as file:
+                file.write(rates_tried(self.rates, self.losses, self.rate))
+            with files.file(out / FIGURES) as file:
+                file.write(text.getvalue().encode())
 
 
 class RangeTest(lightning.Callback):
@@ -111,11 +109,6 @@ def suggested(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     return rates[lowest] / BELOW if fell else None
 
 
-def _most(optimizer: str) -> float:
-    """Return the highest rate that a test may suggest. A step of an Adam is about as large as its rate."""
-    return MOST * own_rate(optimizer) if is_adam(optimizer) else math.inf
-
-
 def with_rate(
     plan: Plan,
     make_task: Callable[[Plan, nn.Module], Task],
@@ -152,7 +145,7 @@ def with_rate(
     trainer.fit(task, datamodule=make_data(tried))
     identity.restore(state, plan.device.torch_device)
     tested = Found(test.rates, test.losses, suggested(test.rates, test.losses))
-    most = _most(settings.optimizer)
+    most = MOST * own_rate(settings.optimizer) if is_adam(settings.optimizer) else math.inf
     rate = None if tested.rate is None else float(f"{min(tested.rate, most):.3g}")
     low = low_rate(settings.optimizer)  # the weights fit already, or the steps were too few: a low rate harms neither
     settings = replace(settings, lr=low if rate is None else rate, find_lr=False)

@@ -187,15 +187,6 @@ def _remove(out: Path) -> None:
         shutil.rmtree(out / folder, ignore_errors=True)
 
 
-def _tensorboard(out: Path, resume: bool) -> Logger:
-    return TensorBoardLogger(out, name="", version=TENSORBOARD, default_hp_metric=False)
-
-
-def _csv(out: Path, resume: bool) -> Logger:
-    """Each start of the run has its own `version_N`, since Lightning's logger begins an existing file again."""
-    return CSVLogger(out, name=CSV)
-
-
 def _wandb(out: Path, resume: bool) -> Logger:
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     names = sorted((out / WANDB).glob("*run-*-*"), key=lambda path: path.stat().st_mtime)
@@ -215,8 +206,9 @@ def _mlflow(out: Path, resume: bool) -> Logger:
 
 
 _MADE: dict[str, Callable[[Path, bool], Logger]] = {
-    "tensorboard": _tensorboard,
-    "csv": _csv,
+    "tensorboard": lambda out, _: TensorBoardLogger(out, name="", version=TENSORBOARD, default_hp_metric=False),
+    # Each start of the run has its own `version_N`, since Lightning's logger begins an existing file again.
+    "csv": lambda out, _: CSVLogger(out, name=CSV),
     "wandb": _wandb,
     "mlflow": _mlflow,
 }

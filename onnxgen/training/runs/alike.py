@@ -7,7 +7,7 @@ Digests of the samples that a run was trained on tell if other data has some of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -33,8 +33,9 @@ from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.data.text.columns import Text
 from onnxgen.training.data.text.tokenizer import Masked
 from onnxgen.training.goals.names import BINARY_LOSSES
+from onnxgen.training.runs.contract import plain_scale
 from onnxgen.training.runs.folder import RECORD
-from onnxgen.training.runs.record import BOXES, Input, Part, Record, Target, read_record
+from onnxgen.training.runs.record import BOXES, Image, Input, Part, Record, Target, read_record
 from onnxgen.training.settings import Settings
 
 
@@ -141,24 +142,27 @@ def need_alike(data: Data, feeding: Feeding, record: Record) -> None:
 
 def with_white_of_training(data: Data, feeding: Feeding, record: Record) -> None:
     """Give images that are fed as stored the white of the training: bytes go from 0 to 16 if its numbers did."""
-    for entry, column in zip(record.inputs, feeding.inputs):
-        for part, samples in data.parts.items():
-            step = samples.steps.get(column) if isinstance(samples, Prepared) else None
-            if entry.image is None or not isinstance(samples, Prepared) or not isinstance(step, ToInput):
-                continue
-            if step.scale is None and step.white != entry.image.white:
-                count = entry.image.channels
-                steps = {column: replace(step, scale=((0.0,) * count, (1 / entry.image.white,) * count))}
-                setattr(data, part, replace(samples, steps={**samples.steps, **steps}))
+
+    def with_white(step: ToInput, image: Image) -> ToInput:
+        if step.scale is not None or step.white == image.white:
+            return step
+        return replace(step, scale=plain_scale(image.channels, image.white))
+
+    _change_images(data, feeding, record, with_white)
 
 
 def with_widths_of_training(data: Data, feeding: Feeding, record: Record) -> None:
     """Give long lines the widths that the record allows, which an exported file has, too."""
+    _change_images(data, feeding, record, lambda step, image: replace(step, width_step=image.width_step))
+
+
+def _change_images(data: Data, feeding: Feeding, record: Record, change: Callable[[ToInput, Image], ToInput]) -> None:
+    """Change how images become inputs, by what the record of a run says of them."""
     for entry, column in zip(record.inputs, feeding.inputs):
         for part, samples in data.parts.items():
             step = samples.steps.get(column) if isinstance(samples, Prepared) else None
             if entry.image is not None and isinstance(samples, Prepared) and isinstance(step, ToInput):
-                steps = {**samples.steps, column: replace(step, width_step=entry.image.width_step)}
+                steps = {**samples.steps, column: change(step, entry.image)}
                 setattr(data, part, replace(samples, steps=steps))
 
 

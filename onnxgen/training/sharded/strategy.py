@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +40,9 @@ from onnxgen.training.checkpoint.store import (
 )
 from onnxgen.training.checkpoint.weights import agreed
 from onnxgen.training.goals.goal import own_modules
+from onnxgen.training.memory import return_freed
 from onnxgen.training.optimizers import NOT_SHARDED, optimizer_class
 from onnxgen.training.prepare import Plan
-
-_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 class Sharded(ModelParallelStrategy):
@@ -68,7 +65,7 @@ class Sharded(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         if self.root_device.type == "cpu":
-            _give_memory_back()
+            return_freed(1 << 20)  # each unit that was gathered would stay in memory
         super().setup_environment()
 
     @property
@@ -162,16 +159,6 @@ class Sharded(ModelParallelStrategy):
         if writing is not None and isinstance(error := writing.exception(), OSError):  # the others may have ended
             self._tell(error)
         super().teardown()
-
-
-def _give_memory_back() -> None:
-    """Have glibc's allocator return blocks of a MiB and more to the system once they are freed (mallopt(3)).
-
-    By default it keeps blocks of up to 32 MiB. Each unit that was gathered would stay in memory then. Other allocators
-    lack the function.
-    """
-    with suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _damage(path: Path, rank: int, processes: int) -> str:
