@@ -1,9 +1,8 @@
 """Reads and writes the settings of a run as a TOML file, and applies `--recipe`.
 
-Keys are `model`, `data` and the names of the settings, with `-` or `_`. Paths in the file are
-relative to the file's folder. In memory they are relative to the current folder. The file alone is
-enough to repeat the run. A recipe (`resolved`) sets other defaults for settings that the user does
-not give. Nothing here imports torch.
+Keys are `model`, `data` and the names of the settings, with `-` or `_`. Paths in the file are relative to the file's
+folder. In memory they are relative to the current folder. The file alone is enough to repeat the run. A recipe
+(`resolved`) sets other defaults for settings that the user does not give. Nothing here imports torch.
 """
 
 from __future__ import annotations

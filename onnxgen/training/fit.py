@@ -135,10 +135,10 @@ def _preparing(show: str) -> AbstractContextManager[object]:
 def _ready_norms(plan: Plan, recipe: bool) -> None:
     """Measure or freeze the BatchNorms of a model that is fine-tuned, or runs on one sample at a time."""
     plan.notes += held_if_singly(plan.model)
-    samples, settings = plan.data.train, plan.settings
-    if settings.from_scratch or samples is None:
+    settings = plan.settings
+    if settings.from_scratch:
         return
-    notes, frozen = norms_before(plan.model, samples, plan.feeding, settings, recipe)
+    notes, frozen = norms_before(plan.model, plan.train, plan.feeding, settings, recipe)
     plan.notes += notes
     plan.settings = replace(settings, freeze=(*settings.freeze, *frozen))
 

@@ -1,7 +1,6 @@
 """Loads batches in an order that depends only on the seed, and can resume at any batch.
 
-`balanced_order` is the order of `--sampler balanced`, in which every class is as frequent as any
-other.
+`balanced_order` is the order of `--sampler balanced`, in which every class is as frequent as any other.
 """
 
 from __future__ import annotations

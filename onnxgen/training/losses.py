@@ -1,7 +1,6 @@
 """The loss of each output: given by its torch name, or chosen by what the model's outputs are.
 
-`stressed` gives the training loss what it stresses beyond that: weights of outputs and classes, and
-smoothed targets.
+`stressed` gives the training loss what it stresses beyond that: weights of outputs and classes, and smoothed targets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Opens the model of a generated file, with the weights that training begins with.
 
-It also tells the model's fixed batch size, and remembers how data was fed to it (`Known`), so that
-other data is fed in the same way. What a sharded run begins with is built with its weights in files
-(`built_outside`).
+It also tells the model's fixed batch size, and remembers how data was fed to it (`Known`), so that other data is fed in
+the same way. What a sharded run begins with is built with its weights in files (`built_outside`).
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 Arguments of a schedule that follow from the run are filled in.
 
-A step of an Adam moves each weight by about the rate, whatever the gradient. At its own rate the
-first steps move all weights of a large network together, before the means of its gradients say
-anything, and much of what it knew is lost. So the rate of trained weights is lower and rises over
-the first epoch (`settled`). Few samples are divided into more batches, so that the model still
-learns.
+A step of an Adam moves each weight by about the rate, whatever the gradient. At its own rate the first steps move all
+weights of a large network together, before the means of its gradients say anything, and much of what it knew is lost.
+So the rate of trained weights is lower and rises over the first epoch (`settled`). Few samples are divided into more
+batches, so that the model still learns.
 
 `without_lerp` runs optimizers on devices without `lerp`, such as DirectML.
 """

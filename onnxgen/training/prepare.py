@@ -84,6 +84,12 @@ class Plan:
     file: Path | None = None
 
     @property
+    def train(self) -> Samples:
+        """The training samples, which `prepare` needs."""
+        assert self.data.train is not None
+        return self.data.train
+
+    @property
     def monitor(self) -> str:
         """The metric that decides which weights are best."""
         if self.settings.monitor != "auto":
@@ -107,8 +113,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     trained = has_learned(model) and not settings.from_scratch
     settings = with_task(settings, opened)
     card = card_of(settings.task)
-    any_batch = fixed_batch(model) is None and not card.compares
-    settings = settled(settings, len(opened.train), trained, any_batch)
+    settings = settled(settings, len(opened.train), trained, _any_batch(model, settings))
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
     if card.parts is not None:
@@ -165,8 +170,12 @@ def _opened(
     return model, file, opened, device, settings, notes + ([warning] if warning else [])
 
 
+def _any_batch(model: nn.Module, settings: Settings) -> bool:
+    """Return True if a batch may have any number of samples, and its loss does not compare them with each other."""
+    return fixed_batch(model) is None and not card_of(settings.task).compares
+
+
 def _told(objectives: Sequence[Goal], settings: Settings) -> list[str]:
-    """Return notes of what is trained."""
     notes = [note for goal in objectives for note in goal.said]
     for goal in objectives if settings.loss == "auto" else ():
         if isinstance(goal, Objective):

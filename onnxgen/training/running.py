@@ -2,8 +2,7 @@
 
 `Loaders` makes its loaders, and `Deadline` ends it after a given time.
 
-The model that a run returns is the trained one with its best weights or, if that is sharded,
-another object.
+The model that a run returns is the trained one with its best weights or, if that is sharded, another object.
 """
 
 from __future__ import annotations
@@ -159,7 +158,6 @@ def _check_monitor(plan: Plan, callbacks: Sequence[lightning.Callback]) -> None:
 
 
 def _metrics_of(part: str, plan: Plan) -> Iterator[str]:
-    """Yield the names of the metrics of a part."""
     yield from Meter(plan.objectives).means(part, lambda sums: sums)
     for goal in plan.objectives if part != "train" else ():
         if (scores := goal.scores()) is not None:
@@ -197,10 +195,9 @@ def _trainer(plan: Plan, callbacks: list[lightning.Callback], store: Store) -> l
 def checkpoints(plan: Plan, say: Callable[[str], None], keeps: Kept) -> Checkpoints:
     """Return the callback that saves checkpoints; `say` prints its messages."""
     settings = plan.settings
-    assert plan.data.train is not None
     return Checkpoints(
         Store(settings.out / CHECKPOINTS, say),
-        identity(plan.model, plan.data.train, settings, keeps.record.teacher_sha256),
+        identity(plan.model, plan.train, settings, keeps.record.teacher_sha256),
         out=settings.out,
         minutes=settings.checkpoint_minutes,
         monitor=plan.monitor,
@@ -280,9 +277,8 @@ def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
 def _check_optimization(plan: Plan, network: nn.Module) -> None:
     """Raise an error of the optimizer or the schedule now, before files of an older run are replaced."""
     settings = plan.settings
-    assert plan.data.train is not None
     refuse_sharded(plan)
-    _optimization(plan, network, settings.epochs * steps_of(len(plan.data.train), settings))
+    _optimization(plan, network, settings.epochs * steps_of(len(plan.train), settings))
     kept = "-mixed" in settings.precision or settings.precision == "32-true"  # Lightning leaves the weights' dtypes
     own = kept and any(p.dtype == torch.float16 and p.requires_grad for p in network.parameters())
     if own or settings.precision == "16-true":
@@ -307,8 +303,7 @@ class Loaders(lightning.LightningDataModule):
             loader.close()
 
     def train_dataloader(self) -> Loader:
-        assert self.plan.data.train is not None
-        return self._loader(self.plan.data.train, shuffle=True)
+        return self._loader(self.plan.train, shuffle=True)
 
     def val_dataloader(self) -> Loader | list[Loader]:
         return [] if self.plan.data.val is None else self._loader(self.plan.data.val)

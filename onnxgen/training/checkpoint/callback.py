@@ -1,9 +1,8 @@
 """Saves a run, and resumes it with the same result, bit for bit, as without the interruption.
 
-Lightning saves its loop counters as they are within a hook, and when it resumes it guesses from
-them where that was. Some guesses skip a scheduler's step or a validation. Here (`between_batches`)
-the counters are those of a run that has finished a batch, or an epoch with everything that belongs
-to it, and has not begun the next.
+Lightning saves its loop counters as they are within a hook, and when it resumes it guesses from them where that was.
+Some guesses skip a scheduler's step or a validation. Here (`between_batches`) the counters are those of a run that has
+finished a batch, or an epoch with everything that belongs to it, and has not begun the next.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -146,10 +145,7 @@ class Checkpoints(lightning.Callback):
         good = goodness(values, self.monitor)
         if self.keeps_start and good is not None:
             self.best, self._goodness = values[self.monitor], good
-            if is_sharded(trainer):
-                self._write_rows(trainer, BEST)
-            else:
-                self._write_whole(trainer, BEST)
+            self._write_weights(trainer, BEST)
 
     def on_train_start(self, trainer: lightning.Trainer, task: Any) -> None:
         self._stop_before(trainer)
@@ -186,7 +182,7 @@ class Checkpoints(lightning.Callback):
         if is_last or is_over or not stepped(trainer):
             return  # the end of an epoch is saved later; a half accumulated step can't be saved
         if wish == STOP and is_sharded(trainer):  # no process can do it alone when the others have ended
-            self._write_rows(trainer, LAST)
+            self._write_weights(trainer, LAST)
         self._save(trainer, task)
         if wish == STOP:
             raise Stopped(self.stopping.signum or signal.SIGTERM)
@@ -254,42 +250,34 @@ class Checkpoints(lightning.Callback):
             self.best_epoch = trainer.current_epoch - 1
         if better and good is not None:
             self.best, self._goodness = values[self.monitor], good
-        if is_sharded(trainer):
-            self._write_rows(trainer, LAST, *([BEST] if better else []))
-        else:
-            with self.averaged():
-                self._write_whole(trainer, LAST, *([BEST] if better else []))
+        with self.averaged():
+            self._write_weights(trainer, LAST, *([BEST] if better else []))
         self._save(trainer, task)
 
-    def _write_whole(self, trainer: lightning.Trainer, *names: str) -> None:
+    def _write_weights(self, trainer: lightning.Trainer, *names: str) -> None:
         """Write the weights under each name. All processes call this."""
         state = trainer.strategy.lightning_module_state_dict()
-        if trainer.is_global_zero:
-            of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+        of_model = {n.removeprefix("model."): t for n, t in state.items() if n.startswith("model.")}
+        if is_sharded(trainer):
+            self._write_rows(of_model, names)
+        elif trainer.is_global_zero:
             weights = plain(self._kept(of_model), self._tied_names)
-            of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
             for name in names:
                 self._write(weights, name)
-            if of_goals and BEST in names:
-                self._write(plain(of_goals), GOAL, {})
-
-    def _write_rows(self, trainer: lightning.Trainer, *names: str) -> None:
-        """Write the weights of a sharded model under each name. All processes call this."""
-        state = trainer.strategy.lightning_module_state_dict()
-        of_model = {
-            n.removeprefix("model.").replace(COMPILED, ""): t for n, t in state.items() if n.startswith("model.")
-        }
-        of_model = {n: t for n, t in of_model.items() if n not in self._tied_names}
-        self._failed = None
-        for name in names:
-            try:
-                weights, metadata = {**of_model, **self.constants}, self.metadata or {}
-                write_rows(weights, self.out / name, metadata, self.shard_size, self.dtypes)
-            except OSError as error:
-                self._not_written(name, error)
         of_goals = {n.removeprefix(GOALS): t for n, t in state.items() if n.startswith(GOALS)}
         if of_goals and BEST in names and trainer.is_global_zero:
             self._write(plain(of_goals), GOAL, {})
+
+    def _write_rows(self, of_model: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        """Write the weights of a sharded model, each process its rows."""
+        of_model = {n.replace(COMPILED, ""): t for n, t in of_model.items()}
+        weights = {**{n: t for n, t in of_model.items() if n not in self._tied_names}, **self.constants}
+        self._failed = None
+        for name in names:
+            try:
+                write_rows(weights, self.out / name, self.metadata or {}, self.shard_size, self.dtypes)
+            except OSError as error:
+                self._not_written(name, error)
 
     def _kept(self, state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         """Return what is saved of a state dict whose names have a prefix."""

@@ -1,8 +1,7 @@
 """What a checkpoint notes of its run: identity and random generators. No Lightning is needed.
 
-The identity describes model, data and settings: a checkpoint may be resumed only with the same
-ones. `peek` reads what onnxgen notes in a checkpoint. `capture` and `restore` are for the random
-number generators that training may use.
+The identity describes model, data and settings: a checkpoint may be resumed only with the same ones. `peek` reads what
+onnxgen notes in a checkpoint. `capture` and `restore` are for the random number generators that training may use.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def finite(model: nn.Module) -> bool:
     return all(bool(torch.stack(checks).all()) for checks in by_device.values())
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def block_of(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(offsets), held.to_local()
 
 
-def agreed(action: Callable[[], Made]) -> Made:
+def agreed(action: Callable[[], Result]) -> Result:
     """Return what the action returns in this process. If it raises `OSError` in any process, all raise that."""
     result, failed = None, None
     try:
@@ -175,9 +175,6 @@ def agreed(action: Callable[[], Made]) -> Made:
     if (first := next(filter(None, failures), None)) is not None:
         raise OSError(*first)
     return result  # type: ignore[return-value]
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write_rows(
@@ -247,9 +244,6 @@ def _written(
                 before = offsets[0] * math.prod(rows.shape[1:]) * rows.itemsize if offsets else 0
                 file.seek(start + before)
                 file.write(rows.reshape(-1).view(np.uint8).data)
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_rows(state: Mapping[str, Tensor], path: Path) -> set[str]:

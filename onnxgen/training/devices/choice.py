@@ -1,8 +1,7 @@
 """Finds the device that a text such as "cuda:1" names, and tests it.
 
-The self-test of a device runs in a process of its own, since a broken driver may crash or hang. A
-test that passed is cached for this device, driver and PyTorch. One that failed is run again the
-next time.
+The self-test of a device runs in a process of its own, since a broken driver may crash or hang. A test that passed is
+cached for this device, driver and PyTorch. One that failed is run again the next time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The devices of this machine: the facts about each, and how they are found.
 
-Finding never raises: absent or broken drivers are skipped. Plug-ins register further devices:
-modules by name, and entry points of the group `onnxgen.devices`. Code that may crash or hang runs
-in a separate Python process (`python`).
+Finding never raises: absent or broken drivers are skipped. Plug-ins register further devices: modules by name, and
+entry points of the group `onnxgen.devices`. Code that may crash or hang runs in a separate Python process (`python`).
 """
 
 from __future__ import annotations

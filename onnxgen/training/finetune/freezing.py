@@ -1,8 +1,7 @@
 """What of a model is trained, and how: `freeze` and `unfreeze`, `param_groups`, and `reset`.
 
-`param_groups` makes parameter groups for an optimizer, with their own learning rates and weight
-decay. `reset` initialises a model again, to train it from scratch. Blocks of a network are in order
-from the input to the head.
+`param_groups` makes parameter groups for an optimizer, with their own learning rates and weight decay. `reset`
+initialises a model again, to train it from scratch. Blocks of a network are in order from the input to the head.
 """
 
 from __future__ import annotations
@@ -92,7 +91,6 @@ def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _norms(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[nn.Module]:
-    """Yield the norms with running statistics."""
     for path, module in model.named_modules(remove_duplicate=False):
         if has_statistics(module) and (not patterns or is_below(path, patterns)):
             yield module

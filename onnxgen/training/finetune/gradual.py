@@ -89,14 +89,12 @@ class HeadFirst(lightning.Callback):
     def __init__(
         self, model: nn.Module, length: float, example: Example | None = None, head: Sequence[str] = ()
     ) -> None:
-        heads = [f"{path}." for path in head or last_layers(model, example_for(model, example))]
+        heads = tuple(f"{path}." for path in head or last_layers(model, example_for(model, example)))
+        others = {n: p for n, p in model.named_parameters() if not f"{n}.".startswith(heads)}
         self.length, self.until = length, 0
-        self._parameters = [
-            p for n, p in model.named_parameters() if p.requires_grad and not any(f"{n}.".startswith(h) for h in heads)
-        ]
-        modules = [m for n, m in model.named_modules() if not any(f"{n}.".startswith(h) for h in heads)]
-        self._modules, self._frozen = modules, False
-        self._held: Any = None
+        self._parameters = [parameter for parameter in others.values() if parameter.requires_grad]
+        self._modules = [module for n, module in model.named_modules() if not f"{n}.".startswith(heads)]
+        self._frozen, self._held = False, list[nn.Module]()
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         whole = int(trainer.estimated_stepping_batches)

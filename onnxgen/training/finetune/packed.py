@@ -214,15 +214,11 @@ class PackedConv3d(Packed, nn.Conv3d): ...  # type: ignore[override]
 class PackedEmbedding(Packed, nn.Embedding): ...  # type: ignore[override]
 
 
+# Layers of integers by torch's layers of floats, and the other way round.
 KINDS: dict[type[nn.Module], type[Packed]] = {
-    nn.Linear: PackedLinear,
-    nn.Conv1d: PackedConv1d,
-    nn.Conv2d: PackedConv2d,
-    nn.Conv3d: PackedConv3d,
-    nn.Embedding: PackedEmbedding,
+    getattr(nn, kind.__name__.removeprefix("Packed")): kind
+    for kind in (PackedLinear, PackedConv1d, PackedConv2d, PackedConv3d, PackedEmbedding)
 }
-
-
 FLOATS = {packed: kind for kind, packed in KINDS.items()}
 
 

@@ -66,8 +66,7 @@ def recipes(plan: Plan) -> Used:
 
 
 def _head_first(plan: Plan) -> HeadFirst:
-    assert plan.data.train is not None
-    batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
+    batch = trial_batch(plan.model, plan.train, plan.settings.seed)
     device = next(plan.model.parameters()).device
     example = tuple(plan.feeding.arguments(batch, device))
     return HeadFirst(plan.model, plan.settings.head_first, example, plan.head)
@@ -273,10 +272,9 @@ def mixing(plan: Plan) -> Mixing | None:
     Raises:
         OnnxgenError: an output is no classifier of samples, an input has no numbers to mix, or is no image to cut.
     """
-    settings, samples = plan.settings, plan.data.train
+    settings, samples = plan.settings, plan.train
     if not (settings.mixup or settings.cutmix):
         return None
-    assert samples is not None
     asked = "--mixup" if settings.mixup else "--cutmix"
     targets, inputs = _mixed_targets(plan, samples, asked), {}
     for column in plan.feeding.inputs:

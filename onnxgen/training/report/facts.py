@@ -109,14 +109,13 @@ def facts_of(plan: Plan) -> Facts:
 def _steps(plan: Plan) -> str:
     """Return `adamw, lr 0.0003 after a rise over 20 steps; 20 steps of 8 samples an epoch`."""
     settings = plan.settings
-    assert plan.data.train is not None
     rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
     warmup = settings.warmup or 0
     rises = f"{warmup:.3g} of the steps" if isinstance(warmup, float) and warmup < 1 else counted(int(warmup), "step")
     rising = f" after a rise over {rises}" if warmup else ""
     schedule = f", {settings.schedule}" if settings.schedule else ""
-    steps = steps_of(len(plan.data.train), settings)
-    samples = min(settings.batch * settings.accumulate * settings.processes, len(plan.data.train))
+    steps = steps_of(len(plan.train), settings)
+    samples = min(settings.batch * settings.accumulate * settings.processes, len(plan.train))
     each = f"{counted(steps, 'step')} of {counted(samples, 'sample')} an epoch"
     return f"{settings.optimizer}, lr {rate:g}{rising}{schedule}; {each}"
 
@@ -147,9 +146,8 @@ def _gentler(plan: Plan) -> str:
         return ""
     if head := max((goal.new_head for goal in plan.objectives), default=0):
         return f" -> --replace-head {head}: nothing says which characters the model's classes were trained for"
-    assert plan.data.train is not None
     rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
-    batch = batch_of_few(settings, len(plan.data.train))
+    batch = batch_of_few(settings, len(plan.train))
     more = replace(settings, batch_size=batch)
-    smaller = f", or --batch-size {batch} ({steps_of(len(plan.data.train), more)} steps an epoch)"
+    smaller = f", or --batch-size {batch} ({steps_of(len(plan.train), more)} steps an epoch)"
     return f" -> --lr {rate / 10:.2g}{smaller if batch < settings.batch else ''}, or --freeze the first layers"

@@ -1,7 +1,6 @@
 """Shows a run as HTML: `report.html`, and a table and a curve in a notebook.
 
-`report.html` is a single file with pictures included. In a notebook, table and curve follow the run
-in their place.
+`report.html` is a single file with pictures included. In a notebook, table and curve follow the run in their place.
 """
 
 from __future__ import annotations

@@ -183,8 +183,7 @@ def examples(plan: Plan, model: nn.Module) -> bytes | None:
     Args:
         model: on the CPU.
     """
-    assert plan.data.train is not None
-    samples = plan.data.test or plan.data.val or unaugmented(plan.data.train)
+    samples = plan.data.test or plan.data.val or unaugmented(plan.train)
     column = next((c for c in plan.feeding.inputs if isinstance(_step(samples, c), ToInput)), None)
     if column is None:
         return None
@@ -265,8 +264,8 @@ def texts(plan: Plan, model: nn.Module) -> list[tuple[str, str, str]]:
     from onnxgen.training.generation import causal_lm
     from onnxgen.training.generation.continuing import generated
 
-    samples, decode = plan.data.test or plan.data.val or plan.data.train, text.tokenizing.tokenizer.decode
-    assert samples is not None and plan.settings.tokenizer is not None
+    samples, decode = plan.data.test or plan.data.val or plan.train, text.tokenizing.tokenizer.decode
+    assert plan.settings.tokenizer is not None
     batch, rows = samples.take(spread(samples, TEXTS), plan.settings.seed), []
     with evaluating(model):
         lm = causal_lm(model, plan.settings.tokenizer)

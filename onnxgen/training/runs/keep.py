@@ -161,7 +161,6 @@ def _in_folder(plan: Plan, out: Path) -> Plan:
 
 def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     """Return what a run keeps. `named`: the `data` of the run, if it has a name."""
-    assert plan.data.train is not None
     outputs = _outputs(plan)
     own = signature_of(plan.model)
     ports = tuple(  # text and maps have no sizes that the record would tell
@@ -175,7 +174,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
     keep = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
     if first_process():
-        keep.samples = digests(plan.data.train, plan.feeding.inputs, plan.data.text)
+        keep.samples = digests(plan.train, plan.feeding.inputs, plan.data.text)
         keep.held_back = held_back(plan.data.parts)
     if plan.adapter is not None:
         keep.record = replace(record, module="", note=ADAPTED)
@@ -198,8 +197,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
 
 def _outputs(plan: Plan) -> list[Any]:
     """Return the outputs for some samples; of a network that takes one, for one, without a batch that it lacks."""
-    assert plan.data.train is not None
-    batch = trial_batch(plan.model, plan.data.train, plan.settings.seed)
+    batch = trial_batch(plan.model, plan.train, plan.settings.seed)
     if not is_singly(plan.model):
         return [*trial(plan.model, batch, plan.feeding)]
     outputs = trial(plan.model, {name: column[:1] for name, column in batch.items()}, plan.feeding)
@@ -252,8 +250,7 @@ def _resized(port: Port, shape: tuple[int, ...]) -> Port:
 
 
 def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Record:
-    settings, out, train, origin = plan.settings, plan.settings.out, plan.data.train, _origin(plan)
-    assert train is not None
+    settings, out, train, origin = plan.settings, plan.settings.out, plan.train, _origin(plan)
     teacher = next((goal.teacher for goal in plan.objectives if isinstance(goal, DistilGoal)), None)
     arranged = plan.feeding.arrangement
     axes = arranged.axes if arranged is not None else (0,) * len(plan.feeding.inputs)
@@ -292,8 +289,7 @@ def part(samples: Samples) -> Part:
 
 
 def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
-    samples, joined, image = plan.data.train, plan.data.joined.get(column, ()), None
-    assert samples is not None
+    samples, joined, image = plan.train, plan.data.joined.get(column, ()), None
     field = samples.fields[column]
     step = samples.steps[column] if isinstance(samples, Prepared) else None
     if isinstance(step, ToInput):
@@ -473,7 +469,6 @@ def _numbers(text: str, value: int) -> Iterator[Place]:
 
 
 def _replaced(text: str, numbers: Mapping[Place, int]) -> str:
-    """Put new numbers at these places."""
     lines = text.encode().split(b"\n")
     for (line, start, end), new in sorted(numbers.items(), reverse=True):
         lines[line] = lines[line][:start] + str(new).encode() + lines[line][end:]

@@ -298,7 +298,6 @@ class Learner:
             yield Prediction(name, {ports[n]: answer(of_row[n], targets.get(n), soft) for n in shown})
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
-        """Return the continuations of texts."""
         from onnxgen.training.generation.continuing import TEXT, continued
 
         samples = list(self._texts(data))

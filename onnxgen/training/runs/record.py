@@ -1,8 +1,7 @@
 """`run.json`: what a run was trained on, and how its model is to be fed. Reading it imports no torch.
 
-docs/RUNS.md has the schema. `Image` is what it says of an input of images. A run may run the code
-of its own `model.py` alone (`need_same_code`). All other code is named by the user, never by a
-record alone (`refuse_code`).
+docs/RUNS.md has the schema. `Image` is what it says of an input of images. A run may run the code of its own `model.py`
+alone (`need_same_code`). All other code is named by the user, never by a record alone (`refuse_code`).
 """
 
 from __future__ import annotations
@@ -39,6 +38,49 @@ DTYPES += ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _Size: TypeAlias = Annotated[int, Between(0, 1 << 40)]
+
+
+ORDERS = ("RGB", "BGR")  # of channels
+
+
+@dataclass(frozen=True)
+class Image:
+    """How an image becomes an input: convert to these channels, fit (bilinear, antialiased), scale, normalise.
+
+    Attributes:
+        channels: 1 is gray, 3 is RGB, 4 is RGBA.
+        height, width: in pixels.
+        axes: of one sample: "CHW", "HWC", "HW", or "flat" (the elements of CHW in one axis).
+        mean, std: for each channel, of values from 0 to 1. None: values are fed as they are, from 0 to `white`.
+        white: the value of white in the data of the run.
+        beside: the bytes of a pixel beside an image that keeps its proportions; None: images are stretched.
+        at: where such an image lies: "middle", "corner" or "line" (see `Placing`).
+        order: of the channels as they are fed: "RGB", or "BGR" as OpenCV has them. `mean` and `std` are in this order.
+        width_step: a line that is longer than `width` gets the least multiple of it that it needs; 0: it is squeezed.
+    """
+
+    channels: Annotated[int, OneOf((1, 3, 4))]
+    height: Annotated[int, Between(1, 1 << 20)]
+    width: Annotated[int, Between(1, 1 << 20)]
+    axes: Annotated[str, OneOf(("CHW", "HWC", "HW", "flat"))]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    white: Annotated[float, Between(1e-9, 1e9)]
+    beside: tuple[Annotated[int, Between(0, 255)], ...] | None = None
+    at: Annotated[str, OneOf(("middle", "corner", "line"))] = "middle"
+    order: Annotated[str, OneOf(ORDERS)] = "RGB"
+    width_step: Annotated[int, Between(0, 1 << 20)] = 0
+
+    def check(self) -> None:
+        """Raise `ValueError` if the values do not go together."""
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("its image has a mean without a deviation, or the other way round")
+        for values in (self.mean, self.std, self.beside):
+            if values is not None and len(values) != self.channels:
+                what = f"{len(values)} means, deviations or bytes of a pixel"
+                raise ValueError(f"its image has {self.channels} channels, and {what}")
+        if not all(deviation > 0 for deviation in self.std or ()):
+            raise ValueError("its image has a deviation that is not positive")
 
 
 @dataclass(frozen=True)
@@ -249,11 +291,8 @@ class Record:
     def values_for(self, run: Path) -> dict[str, Any]:
         """Return the settings of the run by name, with paths as they are named from the current folder."""
         values = {name: seen_here(name, typed(value, TYPES[name]), run) for name, value in self.settings.items()}
-        return {**UNDECIDED, **values, **self.taught_by(run)}
-
-    def taught_by(self, run: Path) -> dict[str, Any]:
-        """Return the setting `teacher`, as it is named from the current folder; {} if there was none."""
-        return {"teacher": Path(seen_here("teacher", self.teacher, run))} if self.teacher else {}
+        taught = {"teacher": Path(seen_here("teacher", self.teacher, run))} if self.teacher else {}
+        return {**UNDECIDED, **values, **taught}
 
     def data_for(self, run: Path) -> str:
         """Return the data of the run as it is named from the current folder; "" if it was a Python object."""
@@ -373,49 +412,6 @@ def _is_plain(value: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-ORDERS = ("RGB", "BGR")  # of channels
-
-
-@dataclass(frozen=True)
-class Image:
-    """How an image becomes an input: convert to these channels, fit (bilinear, antialiased), scale, normalise.
-
-    Attributes:
-        channels: 1 is gray, 3 is RGB, 4 is RGBA.
-        height, width: in pixels.
-        axes: of one sample: "CHW", "HWC", "HW", or "flat" (the elements of CHW in one axis).
-        mean, std: for each channel, of values from 0 to 1. None: values are fed as they are, from 0 to `white`.
-        white: the value of white in the data of the run.
-        beside: the bytes of a pixel beside an image that keeps its proportions; None: images are stretched.
-        at: where such an image lies: "middle", "corner" or "line" (see `Placing`).
-        order: of the channels as they are fed: "RGB", or "BGR" as OpenCV has them. `mean` and `std` are in this order.
-        width_step: a line that is longer than `width` gets the least multiple of it that it needs; 0: it is squeezed.
-    """
-
-    channels: Annotated[int, OneOf((1, 3, 4))]
-    height: Annotated[int, Between(1, 1 << 20)]
-    width: Annotated[int, Between(1, 1 << 20)]
-    axes: Annotated[str, OneOf(("CHW", "HWC", "HW", "flat"))]
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    white: Annotated[float, Between(1e-9, 1e9)]
-    beside: tuple[Annotated[int, Between(0, 255)], ...] | None = None
-    at: Annotated[str, OneOf(("middle", "corner", "line"))] = "middle"
-    order: Annotated[str, OneOf(ORDERS)] = "RGB"
-    width_step: Annotated[int, Between(0, 1 << 20)] = 0
-
-    def check(self) -> None:
-        """Raise `ValueError` if the values do not go together."""
-        if (self.mean is None) != (self.std is None):
-            raise ValueError("its image has a mean without a deviation, or the other way round")
-        for values in (self.mean, self.std, self.beside):
-            if values is not None and len(values) != self.channels:
-                what = f"{len(values)} means, deviations or bytes of a pixel"
-                raise ValueError(f"its image has {self.channels} channels, and {what}")
-        if not all(deviation > 0 for deviation in self.std or ()):
-            raise ValueError("its image has a deviation that is not positive")
 
 
 READING = (  # how the templates read weights that are in the module or in several files; and in one file
