@@ -76,8 +76,8 @@ class Columns:
 
     def column(self, name: str) -> Tensor | None:
         kept = {n: t for column in self.columns.values() for n, t in getattr(column, "beside", {}).items()}
-        found = kept.get(name, self.columns.get(name))
-        return found if isinstance(found, Tensor) else getattr(found, "stored", None)
+        values = kept.get(name, self.columns.get(name))
+        return values if isinstance(values, Tensor) else getattr(values, "stored", None)
 
     def subset(self, which: Tensor) -> Columns:
         """Return the samples `which` [n]: copied once, so that each batch is indexed once."""
@@ -115,8 +115,8 @@ class Columns:
     def sized(self, channels: int, height: int, width: int, placing: Placing = STRETCHED) -> Columns:
         """Return the same samples with images of another size, and with what lies on them."""
         size = channels, height, width
-        made = {n: c.sized(size, placing) if hasattr(c, "sized") else c for n, c in self.columns.items()}
-        return replace(self, columns=made)
+        columns = {n: c.sized(size, placing) if hasattr(c, "sized") else c for n, c in self.columns.items()}
+        return replace(self, columns=columns)
 
     def fitted(self, column: str, **sizes: Any) -> Columns:
         """Return the same samples with other attributes of a column that is decoded."""
@@ -152,8 +152,8 @@ class Subset:
 
 def column_of(samples: Samples, name: str) -> Tensor | None:
     """Return a whole column [n, *shape] if it is in memory, or None if samples must be read for it."""
-    found = getattr(samples, "column", None)
-    column: Tensor | None = found(name) if found is not None else None
+    getter = getattr(samples, "column", None)
+    column: Tensor | None = getter(name) if getter is not None else None
     return column
 
 
@@ -183,8 +183,8 @@ def decoder_of(samples: Any, name: str) -> Any:
     while samples is not None and not isinstance(samples, Columns):
         name = getattr(samples, "members", {}).get(name, (name,))[0]
         samples = getattr(samples, "samples", None)
-    found = None if samples is None else samples.columns.get(name)
-    return None if isinstance(found, Tensor) else found
+    column = None if samples is None else samples.columns.get(name)
+    return None if isinstance(column, Tensor) else column
 
 
 def row_of(samples: Samples, index: int) -> int:
@@ -235,10 +235,10 @@ class Prepared:
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
         batch = self.samples.take(indices, seed)
-        made = {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
+        converted = {name: step(batch[name], indices, seed) for name, step in self.steps.items()}
         for step in self.steps.values():
-            made |= step.beside(self.samples, indices) if hasattr(step, "beside") else {}
-        return made
+            converted |= step.beside(self.samples, indices) if hasattr(step, "beside") else {}
+        return converted
 
     def column(self, name: str) -> Tensor | None:
         """Return the column as it is stored, before the step."""
@@ -277,15 +277,15 @@ class Tuples(Prepared):
         return len(next(iter(self.members.values())))
 
     def take(self, indices: Sequence[int], seed: int) -> Batch:
-        batch, made = self.samples.take(indices, seed), {}
+        batch, converted = self.samples.take(indices, seed), {}
         for name, columns in self.members.items():
             step = self.steps[name]
             rows = [step(batch[column], indices, seed + role * _APART) for role, column in enumerate(columns)]
-            made[name] = torch.stack(rows, 1).flatten(0, 1)
+            converted[name] = torch.stack(rows, 1).flatten(0, 1)
         if self.score:
-            made[self.score] = self._in_each(self.steps[self.score](batch[self.score], indices, seed))
+            converted[self.score] = self._in_each(self.steps[self.score](batch[self.score], indices, seed))
         which = torch.as_tensor(indices, dtype=torch.int64)
-        return {**made, PAIR: self._pairs(which), ROLE: self._roles(len(which))}
+        return {**converted, PAIR: self._pairs(which), ROLE: self._roles(len(which))}
 
     def column(self, name: str) -> Tensor | None:
         if name == PAIR:
@@ -295,9 +295,9 @@ class Tuples(Prepared):
         if name == self.score:
             scores = column_of(self.samples, name)
             return None if scores is None else self._in_each(scores)
-        found = [column_of(self.samples, member) for member in self.members[name]]
-        stored = [column for column in found if column is not None]
-        return torch.stack(stored, 1).flatten(0, 1) if len(stored) == len(found) else None
+        columns = [column_of(self.samples, member) for member in self.members[name]]
+        stored = [column for column in columns if column is not None]
+        return torch.stack(stored, 1).flatten(0, 1) if len(stored) == len(columns) else None
 
     def _in_each(self, scores: Tensor) -> Tensor:
         return scores.repeat_interleave(self.rows_of_each, 0)
@@ -351,8 +351,8 @@ class Values:
         for indices, values in self[column]:
             if not values.is_floating_point():
                 return ""
-            if found := self._first(values, ~values.to(fed).isfinite(), indices):
-                return found
+            if fault := self._first(values, ~values.to(fed).isfinite(), indices):
+                return fault
         return ""
 
     def outside(
@@ -369,8 +369,8 @@ class Values:
             wrong = (values < low) | (values > high)
             if ignored is not None:
                 wrong &= values != ignored
-            if found := self._first(values, wrong, indices):
-                return found
+            if fault := self._first(values, wrong, indices):
+                return fault
         return ""
 
     def highest(self, column: str) -> int:

@@ -53,19 +53,19 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
     seen = {part: Values(samples, columns) for part, samples in parts.items()}
     for part, values in seen.items():
         for column in columns:
-            if found := values.infinite(column):
+            if fault := values.infinite(column):
                 help = "remove the sample, or fill in the value" + (": --table auto" if column in data.joined else "")
-                problems.add(f"column {column!r} of {part} has {found}", help=help)
+                problems.add(f"column {column!r} of {part} has {fault}", help=help)
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)
     tried = _tried(model, next(iter(parts.values())), feeding, settings)
     for (column, places), (name, rows) in tried.embeddings.items():
         for part, values in seen.items():
             limit(values.samples, column, rows - 1, f"{name} has {rows} rows", places)
-            if found := values.outside(column, 0, rows - 1, places=places):
+            if fault := values.outside(column, 0, rows - 1, places=places):
                 help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
                 which = _named(column, places, data)
-                problems.add(f"column {which} of {part} has {found}: {name} has {rows} rows", help=help)
+                problems.add(f"column {which} of {part} has {fault}: {name} has {rows} rows", help=help)
     _check_tried(model, tried, data, feeding, settings, problems)
     names = [port.name for port in signature_of(model).outputs]
     for index, column in feeding.targets.items():
@@ -123,11 +123,11 @@ def _check_size(
 def _check_input(port: Port, column: str, samples: Samples, problems: Problems) -> None:
     field = samples.fields[column]
     if port.dims:
-        wanted, given = port.dims[1:], field.shape
-        if len(wanted) != len(given) or any(isinstance(w, int) and w != g for w, g in zip(wanted, given)):
-            gives = f"[{', '.join(map(str, ('n', *given)))}]"
+        wanted, shape = port.dims[1:], field.shape
+        if len(wanted) != len(shape) or any(isinstance(w, int) and w != g for w, g in zip(wanted, shape)):
+            gives = f"[{', '.join(map(str, ('n', *shape)))}]"
             way = "change the data, or generate the model for this shape with --input-shape"
-            if field.dtype.is_floating_point and len(wanted) == 3 and len(given) in (2, 3):
+            if field.dtype.is_floating_point and len(wanted) == 3 and len(shape) in (2, 3):
                 way = "images as uint8 are resized and converted; or generate the model with --input-shape"
             problems.add(f"input {port.name!r} takes {shown(port)}, but column {column!r} gives {gives}", help=way)
     if port.dtype not in (None, "str") and field.dtype != getattr(torch, str(port.dtype)):
@@ -145,8 +145,8 @@ def _check_held(part: str, values: Values, port: Port, column: str, problems: Pr
     if whole is None or whole.is_floating_point() or whole.dtype == torch.bool or "int" not in (port.dtype or ""):
         return
     limits = torch.iinfo(getattr(torch, str(port.dtype)))
-    if found := values.outside(column, limits.min, limits.max):
-        what = f"column {column!r} of {part} has {found}: input {port.name!r} takes {port.dtype}, up to {limits.max}"
+    if fault := values.outside(column, limits.min, limits.max):
+        what = f"column {column!r} of {part} has {fault}: input {port.name!r} takes {port.dtype}, up to {limits.max}"
         problems.add(what, help="remove the sample, or renumber the values")
 
 
@@ -187,9 +187,9 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
     for part, values in parts.items():
         if not field.shape:
             limit(values.samples, column, count - 1, f"the model's {count} classes are 0 to {count - 1}")
-        if found := values.outside(column, 0, count - 1, IGNORED_CLASS if field.shape else None):
-            what = f"column {column!r} of {part} has {found}: the model's {count} classes are 0 to {count - 1}"
-            way = "count the classes from 0" if found.startswith("-") else f"--replace-head {has}"
+        if fault := values.outside(column, 0, count - 1, IGNORED_CLASS if field.shape else None):
+            what = f"column {column!r} of {part} has {fault}: the model's {count} classes are 0 to {count - 1}"
+            way = "count the classes from 0" if fault.startswith("-") else f"--replace-head {has}"
             problems.add(what, help=way)
     streamed = stream_of(next(iter(parts.values())).samples) is not None  # the first samples may lack some classes
     if has < count and not problems.found and not field.shape and not streamed:
@@ -207,7 +207,7 @@ def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highe
     if there[0] < 0 or len(there) > highest:
         return None
     head = f" and --replace-head {len(there)}" if len(there) > count else ""
-    first = next(found for part in parts if (found := parts[part].outside(column, 0, count - 1)))
+    first = next(outside for part in parts if (outside := parts[part].outside(column, 0, count - 1)))
     return Problem(
         f"column {column!r} has the labels {listed(map(str, there))} ({first}), but the model's {count} are 0 to "
         f"{count - 1}",
@@ -243,8 +243,8 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
             tried.outputs = tuple(outputs(model(*inputs)))
         except Exception as error:
             columns = ((column, batch[column]) for column in feeding.inputs)
-            given = [f"{column} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for column, x in columns]
-            tried.error = Problem(f"the model fails on a batch of {', '.join(given)}: {typed(error)}")
+            shapes = [f"{column} {list(x.shape)} {str(x.dtype).removeprefix('torch.')}" for column, x in columns]
+            tried.error = Problem(f"the model fails on a batch of {', '.join(shapes)}: {typed(error)}")
     return tried
 
 
@@ -259,8 +259,8 @@ def _other_size(model: nn.Module, data: Data, feeding: Feeding) -> str:
     height, width = usual(data.sizes) if data.sizes else (frame.height, frame.width)
     dims = zip(frame.axes, (ports.inputs[0].dims or ())[1:])
     fixed = [axis for axis, dim in dims if isinstance(dim, int)]
-    found = advised(frame.axes, {"C": frame.channels, "H": height, "W": width}, fixed, runs)
-    return f"--size {found['H']}x{found['W']}, at which it runs" if found else ""
+    size = advised(frame.axes, {"C": frame.channels, "H": height, "W": width}, fixed, runs)
+    return f"--size {size['H']}x{size['W']}, at which it runs" if size else ""
 
 
 def _places(taken: Tensor, x: Tensor) -> Places:
@@ -312,11 +312,11 @@ _WAY = "export it again with a batch axis in front of its inputs and outputs"
 _ALIKE = 1e-3  # of the largest value of an output: rounding may depend on the size of a batch
 
 
-def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence[Tensor]) -> list[str]:
+def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, results: Sequence[Tensor]) -> list[str]:
     """Return a note if outputs for a sample depend on the others of its batch, which may then be no batch.
 
     The signature decides where it names the batch, else the network does, in runs on the samples of `batch`, of which
-    it has made `made`.
+    it has made `results`.
 
     Raises:
         OnnxgenError: an output does not grow with the number of samples.
@@ -327,29 +327,29 @@ def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence
     declared = [set(made_of[n].dims or ()) for n in wanted if n < len(made_of)]
     follows = all(any(dim in first for dim in dims if isinstance(dim, str)) for dims in declared)
     count = len(batch[feeding.inputs[0]])
-    follows &= all(count in made[n].shape for n in wanted if n < len(made))  # the module may have been edited
+    follows &= all(count in results[n].shape for n in wanted if n < len(results))  # the module may have been edited
     if count < 2 or follows and all(isinstance(dim, str) and says_batch(dim) for dim in first):
         return []
-    if len(made) != len(made_of):  # it fails, or makes text
+    if len(results) != len(made_of):  # it fails, or makes text
         return []
-    still = [] if follows else _still(model, batch, feeding, made, wanted)
-    if still and (feeding.targets or len(still) == len(made)):
-        name, has, port = made_of[still[0]].name, list(made[still[0]].shape), ports[0]
+    still = [] if follows else _still(model, batch, feeding, results, wanted)
+    if still and (feeding.targets or len(still) == len(results)):
+        name, has, port = made_of[still[0]].name, list(results[still[0]].shape), ports[0]
         what = f"the network takes one sample: of {count} of them it makes an output {name!r} of {has}"
         raise OnnxgenError(f"{what}, so the first axis of input {port.name!r} {shown(port)} is no batch", help=_WAY)
-    return _mixed(model, batch, feeding, made, wanted, ports)
+    return _mixed(model, batch, feeding, results, wanted, ports)
 
 
 def _still(
-    model: nn.Module, batch: Batch, feeding: Feeding, made: Sequence[Tensor], wanted: Sequence[int]
+    model: nn.Module, batch: Batch, feeding: Feeding, results: Sequence[Tensor], wanted: Sequence[int]
 ) -> list[int]:
     """Return which outputs are as large for another number of samples; for a fixed number, which lack it."""
     fixed, count = fixed_batch(model), len(batch[feeding.inputs[0]])
     if fixed:
-        return [n for n in wanted if fixed not in made[n].shape]
+        return [n for n in wanted if fixed not in results[n].shape]
     more = {name: torch.cat((x, x[:1])) if len(x) == count else x for name, x in batch.items()}
     other = _run(model, more, feeding)
-    return [n for n in wanted if len(other) == len(made) and made[n].shape == other[n].shape]
+    return [n for n in wanted if len(other) == len(results) and results[n].shape == other[n].shape]
 
 
 def _run(model: nn.Module, batch: Batch, feeding: Feeding) -> list[Tensor]:
@@ -366,7 +366,7 @@ def _mixed(
     model: nn.Module,
     batch: Batch,
     feeding: Feeding,
-    made: Sequence[Tensor],
+    results: Sequence[Tensor],
     wanted: Sequence[int],
     ports: Sequence[Port],
 ) -> list[str]:
@@ -375,9 +375,9 @@ def _mixed(
     again = _run(model, batch, feeding)
     alone = _run(model, {name: x[:1].expand_as(x) if len(x) == count else x for name, x in batch.items()}, feeding)
     for n in wanted:
-        if not len(made) == len(again) == len(alone) or not made[n].ndim or len(made[n]) != count:
+        if not len(results) == len(again) == len(alone) or not results[n].ndim or len(results[n]) != count:
             continue
-        if _alike(made[n][0], again[n][0]) and not _alike(made[n][0], alone[n][0]):
+        if _alike(results[n][0], again[n][0]) and not _alike(results[n][0], alone[n][0]):
             what = "what the network makes of a sample depends on the others of its batch"
             return [f"{what}: is the first axis of input {ports[0].name!r} {shown(ports[0])} one of samples?"]
     return []

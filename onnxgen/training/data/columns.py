@@ -45,8 +45,8 @@ def open_digits() -> DataSource:
     need(["sklearn"])
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    columns = {"image": torch.from_numpy(found.images).float(), "label": torch.from_numpy(found.target).long()}
+    digits = load_digits()
+    columns = {"image": torch.from_numpy(digits.images).float(), "label": torch.from_numpy(digits.target).long()}
     classes = {"label": tuple(map(str, range(10)))}
     return DataSource({"train": Columns(columns, classes)}, "digits", "label", {"image": 16.0}, glyphs=True)
 
@@ -74,31 +74,33 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
         part: {n: c.values if isinstance(c, Held) else c for n, c in columns.items()} for part, columns in parts.items()
     }
     problems = [(n, c) for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)]
-    unfit = dict(sorted(problems, key=lambda found: not isinstance(found[1], Gaps)))  # a problem without values wins
-    made = {
+    unfit = dict(sorted(problems, key=lambda source: not isinstance(source[1], Gaps)))  # a problem without values wins
+    tensors = {
         part: _tensors({n: c for n, c in columns.items() if n not in unfit}, name) for part, columns in parts.items()
     }
-    if not all(made.values()) and not any(isinstance(problem, Held) for problem in unfit.values()):
+    if not all(tensors.values()) and not any(isinstance(problem, Held) for problem in unfit.values()):
         raise OnnxgenError(*unfit.values())
-    first = made["train"] if "train" in made else next(iter(made.values()))
+    first = tensors["train"] if "train" in tensors else next(iter(tensors.values()))
     if first and not len(next(iter(first.values()))):
         raise OnnxgenError(f"{name} has no samples")
-    text = frozenset(c for columns in made.values() for c, values in columns.items() if isinstance(values, np.ndarray))
-    classes = {column: _classes(column, made, name) for column in text}
-    for columns in made.values():
+    text = frozenset(
+        c for columns in tensors.values() for c, values in columns.items() if isinstance(values, np.ndarray)
+    )
+    classes = {column: _classes(column, tensors, name) for column in text}
+    for columns in tensors.values():
         for column in text & set(columns):
             place = {name: i for i, name in enumerate(classes[column])}
             columns[column] = torch.tensor([place[v] for v in columns[column].tolist()], dtype=torch.int64)
     target = target_called(first)
     if target and target not in classes:
-        counted = _counted([columns[target] for columns in made.values() if target in columns])
+        counted = _counted([columns[target] for columns in tensors.values() if target in columns])
         classes |= {target: counted} if counted else {}
-    rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in made.items()}
-    samples = {part: Columns(columns, classes, rows[part]) for part, columns in made.items()}
+    rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in tensors.items()}
+    samples = {part: Columns(columns, classes, rows[part]) for part, columns in tensors.items()}
     one_table(samples, name)
-    found = DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
-    found.notes += dict.fromkeys(note for of in files.values() for note in of.notes)
-    return found
+    source = DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
+    source.notes += dict.fromkeys(note for of in files.values() for note in of.notes)
+    return source
 
 
 def _length(columns: Mapping[str, Any]) -> int:
@@ -121,27 +123,27 @@ def _gaps_of(source: str, name: str, values: Any) -> Any:
 
 def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Convert columns to tensors, and columns of text to numpy arrays."""
-    found = {str(column): tensor_of(values, f"{name}: column {column!r}") for column, values in columns.items()}
-    need_one_length(found, name)
-    return found
+    tensors = {str(column): tensor_of(values, f"{name}: column {column!r}") for column, values in columns.items()}
+    need_one_length(tensors, name)
+    return tensors
 
 
 def tensor_of(values: Any, what: str) -> Any:
     """Return a tensor with at least one axis, or a numpy array of text. Raises `OnnxgenError` for anything else."""
     if isinstance(values, Tensor):
-        found: Any = values.detach().cpu()
-        need_axis(found, what)
-        return found
+        tensor: Any = values.detach().cpu()
+        need_axis(tensor, what)
+        return tensor
     array = array_of(values, what)
     return array if array.dtype == object else torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, ...]:
     """Return the texts of a column in all parts, sorted."""
-    found = [columns[column] for columns in parts.values() if column in columns]
-    if not all(isinstance(values, np.ndarray) for values in found):
+    by_part = [columns[column] for columns in parts.values() if column in columns]
+    if not all(isinstance(values, np.ndarray) for values in by_part):
         raise OnnxgenError(f"{name}: column {legible(column)!r} is text in one part and numbers in another")
-    return tuple(sorted({str(text) for values in found for text in values.tolist()}))
+    return tuple(sorted({str(text) for values in by_part for text in values.tolist()}))
 
 
 def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
@@ -184,8 +186,8 @@ def read_idx(path: Path) -> NDArray[np.generic]:
         state = "truncated" if has < size else "too long"
         what = f"{path} is {state}: {has:,} bytes of data, {size:,} by its header"
         raise OnnxgenError(what, help="download it again")
-    found = np.frombuffer(data, kind, offset=4 + 4 * axes).reshape(shape)
-    return found.astype(found.dtype.newbyteorder("="))
+    array = np.frombuffer(data, kind, offset=4 + 4 * axes).reshape(shape)
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def open_idx(path: Path) -> DataSource:
@@ -197,8 +199,8 @@ def open_idx(path: Path) -> DataSource:
     folder = path if path.is_dir() else path.parent
     files: dict[tuple[str, str, str], Path] = {}
     for file in sorted(folder.iterdir(), reverse=True):  # a file that is not gzipped replaces its gzipped copy
-        if found := _NAME.fullmatch(file.name):
-            files[found["set"], found["part"] or "", found["what"]] = file
+        if match := _NAME.fullmatch(file.name):
+            files[match["set"], match["part"] or "", match["what"]] = file
     wanted = None if path.is_dir() else _NAME.fullmatch(path.name)
     sets = sorted({s for s, part, _ in files if wanted is None or (wanted["set"], wanted["part"] or "") == (s, part)})
     if len(sets) > 1:

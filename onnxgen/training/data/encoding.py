@@ -53,15 +53,15 @@ def encode(source: DataSource, ports: Signature, feeding: Feeding, settings: Set
             was = listed(table.inputs.get(name, ["no column"]))
             what = f"input {name!r} is made of {listed(members)}, but the table was fitted to {was}"
             raise OnnxgenError(what, help="give the columns and inputs of the training")
-    made = {}
+    encoded = {}
     for part in source.parts:
         columns, rows = _read(source, part)
-        made[part] = table.transform(columns, part, rows)
+        encoded[part] = table.transform(columns, part, rows)
     for column, port in inputs.items():
         _check_width(port, {member: table.columns[member].width for member in source.joined[column]})
-        whole = "int" in (port.dtype or "") and all(_is_whole(by_input[port.name]) for by_input in made.values())
+        whole = "int" in (port.dtype or "") and all(_is_whole(by_input[port.name]) for by_input in encoded.values())
         for part, samples in source.parts.items():
-            x = torch.from_numpy(made[part][port.name]).to(torch.int64 if whole else torch.float64)
+            x = torch.from_numpy(encoded[part][port.name]).to(torch.int64 if whole else torch.float64)
             x = x[:, 0] if x.shape[1] == 1 and source.joined[column] == [column] else x
             source.parts[part] = in_columns(samples).with_column(column, x)
     return table
@@ -151,12 +151,12 @@ def fit_column(name: str, values: NDArray[Any], way: str) -> Column:
     `way` is made of words, joined by "+"; docs/DATA.md says what each does. Raises `OnnxgenError` if the words have no
     meaning for these values, or if scikit-learn is not installed.
     """
-    text, missing, said = values.dtype == object, values != values, legible(name)
+    text, missing, shown = values.dtype == object, values != values, legible(name)
     words = _words(name, way, text)
     if missing.all() or (not text and np.isinf(values).any()):
         what = "has no value at all" if missing.all() else "has infinite numbers"
         raise OnnxgenError(
-            f"column {said!r} of the train part {what}", help="leave it out: --inputs INPUT=COLUMN+COLUMN"
+            f"column {shown!r} of the train part {what}", help="leave it out: --inputs INPUT=COLUMN+COLUMN"
         )
     try:
         from sklearn.impute import SimpleImputer
@@ -173,13 +173,13 @@ def fit_column(name: str, values: NDArray[Any], way: str) -> Column:
         with np.errstate(over="ignore", invalid="ignore"):
             scaler = StandardScaler().fit(known[:, None])
         if not np.isfinite(scaler.var_[0]):
-            raise OnnxgenError(f"the numbers of column {said!r} are too large to be scaled", help="store smaller ones")
+            raise OnnxgenError(f"the numbers of column {shown!r} are too large to be scaled", help="store smaller ones")
         return Column(fill, float(scaler.mean_[0]), float(scaler.scale_[0]))
     if words & {"onehot", "ordinal"}:
         categories = tuple(plain(c) for c in OrdinalEncoder().fit(known[:, None]).categories_[0])
         if not text and max(map(abs, categories)) >= MAX_EXACT:
             raise OnnxgenError(
-                f"the numbers of column {said!r} are too large for categories", help="store them as text"
+                f"the numbers of column {shown!r} are too large for categories", help="store them as text"
             )
         return Column(fill, categories=categories, onehot="onehot" in words, zeros="zeros" in words)
     return Column(fill)

@@ -22,9 +22,9 @@ class LeftOut(str):
     samples: int
 
     def __new__(cls, text: str, samples: int = 0) -> LeftOut:
-        made = super().__new__(cls, text)
-        made.samples = samples
-        return made
+        note = super().__new__(cls, text)
+        note.samples = samples
+        return note
 
 
 class Faults:

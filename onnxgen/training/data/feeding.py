@@ -44,8 +44,8 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
     """
     settings = data.text.applied(settings) if data.text is not None else settings
     ports = fed(model, settings.const)
-    found = matched(next(iter(data.parts.values())), data.target, ports, settings, targets)
-    return replace(found, arrangement=arrangement(model))
+    feeding = matched(next(iter(data.parts.values())), data.target, ports, settings, targets)
+    return replace(feeding, arrangement=arrangement(model))
 
 
 def matched(
@@ -79,12 +79,12 @@ def _for_task(
     """Return the columns of the inputs, and those that a task reads (see `Card.reads`)."""
     problems, reads = Problems(), card.reads if targets else ""
     inputs = inputs_named(columns, ports, settings, problems)
-    said = settings.target if isinstance(settings.target, (str, type(None))) else next(iter(settings.target.values()))
-    if reads == "target" and said is not None and said not in columns:
-        problems.add(f"--target {legible(said)}: the data has no such column (it has {listed(columns)})")
+    asked = settings.target if isinstance(settings.target, (str, type(None))) else next(iter(settings.target.values()))
+    if reads == "target" and asked is not None and asked not in columns:
+        problems.add(f"--target {legible(asked)}: the data has no such column (it has {listed(columns)})")
         problems.raise_if_any()
     usual = next((column for column in card.columns if column in columns), "")
-    target = said or known or usual or target_called(columns)
+    target = asked or known or usual or target_called(columns)
     left = [column for column in columns if column not in (*inputs.values(), target)]
     open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
     sure = of_images(left, images)
@@ -141,10 +141,10 @@ class Arrangement:
 
     def arguments(self, columns: Sequence[Tensor]) -> list[Tensor]:
         count, device = len(columns[0]), columns[0].device
-        found = [x.movedim(0, axis) for x, axis in zip(columns, self.axes, strict=True)]
+        arguments = [x.movedim(0, axis) for x, axis in zip(columns, self.axes, strict=True)]
         for place, constant in sorted(self.constants.items()):
-            found.insert(place, constant.tensor(count, device))
-        return found
+            arguments.insert(place, constant.tensor(count, device))
+        return arguments
 
 
 def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
@@ -169,8 +169,8 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
 
 def batched(model: nn.Module) -> Signature:
     """Return the signature of a model; of one that takes one sample (see `Singly`) that of its batches."""
-    given: Signature | None = getattr(vars(model).get("forward"), "signature", None)
-    return given or signature_of(model)
+    signature: Signature | None = getattr(vars(model).get("forward"), "signature", None)
+    return signature or signature_of(model)
 
 
 def fed(model: nn.Module, constants: Mapping[str, float] | None = None) -> Signature:
@@ -198,8 +198,8 @@ def arrangement(model: nn.Module) -> Arrangement | None:
 def _batch_of(ports: Sequence[Port]) -> str:
     """Return the name of the batch's size: the one that says so, else the first axis of most inputs; "" if none has."""
     names = [dim for port in ports for dim in dict.fromkeys(port.dims or ()) if isinstance(dim, str)]
-    if said := [name for name in names if says_batch(name)]:
-        return Counter(said).most_common(1)[0][0]
+    if named := [name for name in names if says_batch(name)]:
+        return Counter(named).most_common(1)[0][0]
     first = [port.dims[0] for port in ports if port.dims and isinstance(port.dims[0], str)]
     return Counter(first).most_common(1)[0][0] if first else ""
 

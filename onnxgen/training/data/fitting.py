@@ -123,24 +123,24 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     fields = next(iter(source.parts.values())).fields
     steps = _steps(ports, feeding, fields, placed)
     source.notes += bytes_notes({n: step.dtype for n, step in steps.items() if n not in {*images, *placed}}, fields)
-    found = Data(None, name=source.name, notes=source.notes, target=target, named=named, table=table)
-    found.joined = {**source.joined, **(text.joined if text is not None else {})}
-    found.text, found.task, found.rate, found.sizes = text, task, source.rate, source.sizes
-    found.target = PAIR if members and not target else target
+    data = Data(None, name=source.name, notes=source.notes, target=target, named=named, table=table)
+    data.joined = {**source.joined, **(text.joined if text is not None else {})}
+    data.text, data.task, data.rate, data.sizes = text, task, source.rate, source.sizes
+    data.target = PAIR if members and not target else target
     frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
-    found.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
-    found.resize = next((step.placing.how for step in images.values()), "")
-    scaled, found.normalize = normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
+    data.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
+    data.resize = next((step.placing.how for step in images.values()), "")
+    scaled, data.normalize = normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
     _refuse_normalize(settings, bool(images))
-    augment = _augment(source, settings, found, bool(images))
+    augment = _augment(source, settings, data, bool(images))
     for part, samples in source.parts.items():
         drawn = augment if part == "train" and targets else None  # not in `predict`
         noise = settings.noise if settings.noise is not None and targets else 0.0
         here = _of_part(steps, scaled, drawn, noise, part)
         here |= text.masked(here, part) if text is not None and targets else {}
-        setattr(found, part, made := _prepared(samples, here, members, target))
-        found.notes += [f"{part}: {note}" for note in squeezed(made, trains=True)] if targets else []
-    return found
+        setattr(data, part, prepared := _prepared(samples, here, members, target))
+        data.notes += [f"{part}: {note}" for note in squeezed(prepared, trains=True)] if targets else []
+    return data
 
 
 def _refuse_normalize(settings: Settings, has_images: bool) -> None:
@@ -183,8 +183,8 @@ def _prepared(
         own = {name: steps[columns[0]] for name, columns in members.items()} | ({score: steps[score]} if score else {})
         fields = {name: Field(step.dtype, step.shape) for name, step in own.items()}
         return Tuples(samples, own, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
-    made = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
-    return Prepared(reading(samples, steps), steps, made)
+    types = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
+    return Prepared(reading(samples, steps), steps, types)
 
 
 def _of_part(
@@ -227,8 +227,8 @@ def _white(source: DataSource, column: str, port: Port, settings: Settings, norm
     asked |= settings.noise is not None
     if asked and rank == 4 and field.dtype.is_floating_point:
         with suppress(OnnxgenError):  # the input takes no images
-            made = frame(port, size)
-            return float((made.channels, made.height, made.width) == size)
+            wanted = frame(port, size)
+            return float((wanted.channels, wanted.height, wanted.width) == size)
     return 0.0
 
 
@@ -260,14 +260,14 @@ def _image_steps(
     chooser = Chooser(runner(model, ports), lines, classes, partial(_size_told, model))
     placing, bgr = placing_of(settings, lines), settings.channel_order == BGR
     step = partial(_image_step, source, placing=placing, reversed=bgr, chooser=chooser)
-    made = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
+    images = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
     if lines and placing.how == "line":
-        of = {c: _width_step(made[c], port, model, chooser) for port, c in pairs if c in made}
-        made = {c: replace(made[c], width_step=step) for c, step in of.items()}
-    refuse_order(settings, made)
-    steps = list(made.values())
+        of = {c: _width_step(images[c], port, model, chooser) for port, c in pairs if c in images}
+        images = {c: replace(images[c], width_step=step) for c, step in of.items()}
+    refuse_order(settings, images)
+    steps = list(images.values())
     source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
-    return made
+    return images
 
 
 def _asks_for_classes(samples: Samples, feeding: Feeding, settings: Settings) -> bool:
@@ -330,7 +330,7 @@ def _placed(
     refuse_unmoved(source, feeding.aims, images.values(), settings)
     if (target := card_of(settings.task).target) == "image":
         return image_target(source, ports, feeding, images, settings)
-    found, augment = {}, Augment(recipes(settings.augment, source.glyphs))
+    placed, augment = {}, Augment(recipes(settings.augment, source.glyphs))
     of_output = {column: output for output, column in feeding.targets.items()}
     for column in feeding.aims:
         output = of_output.get(column, len(ports.outputs))
@@ -340,9 +340,9 @@ def _placed(
             sizes = dict(zip(image.axes, fields[name].shape))
             size = sizes["H"], sizes["W"]
             if target == "moved" or column in source.placed or lies_on(fields[column], size, column, augment):
-                found[column] = on_image(source, column, image, size, wanted, model)
+                placed[column] = on_image(source, column, image, size, wanted, model)
                 break
-    return found
+    return placed
 
 
 def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -> Augment | None:
@@ -460,12 +460,12 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
 def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:
     """Return the class names in the order of the model's outputs; () if no target or several targets have names."""
     samples = next(iter(data.parts.values()))
-    found = []
+    named = []
     for column in feeding.aims:
         has = samples.fields[column].classes
         if column in data.named or has != tuple(str(i) for i in range(len(has))):
-            found.append(has)
-    return found[0] if len(found) == 1 else ()
+            named.append(has)
+    return named[0] if len(named) == 1 else ()
 
 
 def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -> None:
@@ -504,8 +504,8 @@ def _groups(source: DataSource, target: str) -> list[NDArray[np.int64]]:
     labels = column_of(train, target) if target and train.fields[target].classes else None
     if labels is None or labels.ndim != 1:
         return [np.arange(len(train))]
-    found = labels.numpy()
-    return [np.flatnonzero(found == value) for value in np.unique(found)]
+    classes = labels.numpy()
+    return [np.flatnonzero(classes == value) for value in np.unique(classes)]
 
 
 def _drawn(
@@ -522,10 +522,10 @@ def _drawn(
         order = group[np.argsort(rank[group], kind="stable")]
         place[order] = (np.arange(len(order)) + 0.5) / len(order)
     order = np.lexsort((rank, place))
-    found, start = {}, 0
+    parts, start = {}, 0
     for part, share in shares.items():
         count = batch * max(1, round(share * total / batch))
-        found[part] = np.sort(order[start : start + count])
+        parts[part] = np.sort(order[start : start + count])
         start += count
-    found["train"] = np.sort(order[start:])
-    return found
+    parts["train"] = np.sort(order[start:])
+    return parts

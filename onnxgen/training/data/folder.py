@@ -53,10 +53,10 @@ class Images:
 
     def decoded(self, indices: Sequence[int]) -> Tensor:
         assert self.size is not None, "images of several sizes"
-        made = np.empty((len(indices), *self.shape[1:]), np.uint8)
+        batch = np.empty((len(indices), *self.shape[1:]), np.uint8)
         for place, index in enumerate(indices):
-            made[place] = decoded(self.paths[index], self.size, self.placing)
-        return torch.from_numpy(made)
+            batch[place] = decoded(self.paths[index], self.size, self.placing)
+        return torch.from_numpy(batch)
 
     def sized(self, size: tuple[int, int, int], placing: Placing) -> Images:
         return replace(self, size=size, placing=placing)
@@ -143,13 +143,13 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     Raises:
         OnnxgenError: there are no images, a class has none, or PIL is missing.
     """
-    parts, classes, found = layout(folder, labelled)
+    parts, classes, images = layout(folder, labelled)
     refuse_nested(folder, parts, SUFFIXES)
-    seen = looked_at(folder, [path for pairs in found.values() for path, _ in pairs])
+    seen = looked_at(folder, [path for pairs in images.values() for path, _ in pairs])
     notes = skipped(folder, seen, strict)
     sizes = frozenset(size for size in seen.values() if not isinstance(size, str))
     one = next(iter(sizes)) if len(sizes) == 1 else None
-    made = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in found.items()}
+    samples = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in images.items()}
     left = [p.name for p in folders(folder) if p not in parts.values()] if parts != {"train": folder} else []
     notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
     stray = [path.name for root in {folder, *parts.values()} for path in _images_beside(root)] if classes else []
@@ -160,7 +160,7 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     text = frozenset({"label"} if classes else ())
     target = "label" if classes else ""
     facts: dict[str, Any] = {"notes": notes, "sizes": sizes, "kinds": seen.kinds}
-    return DataSource(dict(made), folder.name, target, {IMAGE: 255.0}, text=text, **facts)
+    return DataSource(dict(samples), folder.name, target, {IMAGE: 255.0}, text=text, **facts)
 
 
 def _images_beside(folder: Path) -> list[Path]:

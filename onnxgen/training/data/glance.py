@@ -82,8 +82,8 @@ def glance(model: Path, data: str, settings: Settings) -> None:
             refuse_for_task(settings)
     sure = (images or (plain and data == DIGITS)) and settings.loss == "auto" and _classes_of(model) > 0
     check_names(settings, problems, sure)
-    if (found := _signature_of(model)) is not None and parts is None:  # another part of it may be trained
-        check_ports(found.inputs, settings, problems)
+    if (signature := _signature_of(model)) is not None and parts is None:  # another part of it may be trained
+        check_ports(signature.inputs, settings, problems)
     if parts is None and settings.replace_head is None:  # another part or another head has its own names
         _check_patterns(model, settings, problems)
     if parts is not None and not lacking:  # they read its file, and write the part that is trained
@@ -97,7 +97,7 @@ def glance(model: Path, data: str, settings: Settings) -> None:
             _refuse_classes(model, settings, laid.classes)
     elif data != DIGITS and not is_folder:
         count = 0 if _may_change(settings) else _classes_of(model)
-        check_file(path, found, settings, problems, partial(_refuse_classes, model, settings), count)
+        check_file(path, signature, settings, problems, partial(_refuse_classes, model, settings), count)
     problems.raise_if_any()
 
 
@@ -172,8 +172,8 @@ def _check_patterns(model: Path, settings: Settings, problems: Problems) -> None
 
 def _classes_of(model: Path) -> int:
     """Return how many classes a generated classifier has by what its weights say; 0 if they do not say it."""
-    found = _signature_of(model)
-    purpose = None if found is None else found.purpose
+    signature = _signature_of(model)
+    purpose = None if signature is None else signature.purpose
     if purpose is None or purpose.kind != "classification" or purpose.facts.get("axis") != 1:
         return 0
     count: Any = purpose.facts.get("classes")
@@ -291,29 +291,29 @@ def _check_input(network: Signature | None, columns: Mapping[str, Any], settings
     if len(fed) != 1 or "float" not in (fed[0].dtype or ""):
         return
     named = settings.inputs.get(fed[0].name, fed[0].name if fed[0].name in columns else "")
-    given = {n: columns[n] for n in (_parts(named, columns) if named else columns) if n in columns}
-    texts = [name for name, values in given.items() if _is_text(values)]
+    chosen = {n: columns[n] for n in (_parts(named, columns) if named else columns) if n in columns}
+    texts = [name for name, values in chosen.items() if _is_text(values)]
     for name in texts:
-        problems.add(text_input(name, sorted({*map(str, given[name])})))
+        problems.add(text_input(name, sorted({*map(str, chosen[name])})))
     usual = settings.normalize == "auto" and settings.augment == "none" and settings.noise is None
-    if not texts and given and usual and not any(isinstance(values, Problem) for values in given.values()):
-        _check_numbers(fed[0], given, problems)
+    if not texts and chosen and usual and not any(isinstance(values, Problem) for values in chosen.values()):
+        _check_numbers(fed[0], chosen, problems)
 
 
-def _check_numbers(port: Port, given: Mapping[str, Any], problems: Problems) -> None:
+def _check_numbers(port: Port, columns: Mapping[str, Any], problems: Problems) -> None:
     """Add that columns have values that are none, or another size than the input that they feed."""
-    joined, first = all(values.ndim == 1 for values in given.values()), next(iter(given.values()))
-    if not joined and (len(given) > 1 or first.dtype.kind != "f"):
+    joined, first = all(values.ndim == 1 for values in columns.values()), next(iter(columns.values()))
+    if not joined and (len(columns) > 1 or first.dtype.kind != "f"):
         return  # which of them feeds it is not known, or they are images
-    for name, values in given.items():
+    for name, values in columns.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             place = tuple(np.argwhere(~np.isfinite(values))[0])
             what = f"column {legible(name)!r} has {values[place]:g} in row {place[0]}"
             problems.add(what, help="remove the sample, or fill in the value")
-    shape, dims = (len(given),) if joined else first.shape[1:], port.dims or ()
+    shape, dims = (len(columns),) if joined else first.shape[1:], port.dims or ()
     fits = [prod(map(int, d)) for d in (dims[1:], dims) if all(isinstance(size, int) for size in d)]
     if port.dims is not None and fits and prod(shape) not in fits:
-        column = port.name if joined else next(iter(given))
+        column = port.name if joined else next(iter(columns))
         way = "change the data, or generate the model for this shape with --input-shape"
         if len(dims) == 4 and len(shape) in (2, 3):
             way = "images as uint8 are resized and converted; or generate the model with --input-shape"
@@ -324,8 +324,8 @@ def _check_numbers(port: Port, given: Mapping[str, Any], problems: Problems) -> 
 
 def _asked(settings: Settings, columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what is given, and each column that it names."""
-    given = [(f"--inputs {name}={legible(whole)}", whole) for name, whole in settings.inputs.items()]
-    for option, whole in given + [(f"--target {legible(whole)}", whole) for whole in _targets(settings)]:
+    options = [(f"--inputs {name}={legible(whole)}", whole) for name, whole in settings.inputs.items()]
+    for option, whole in options + [(f"--target {legible(whole)}", whole) for whole in _targets(settings)]:
         for column in _parts(whole, columns):
             yield option, column
 
@@ -336,8 +336,8 @@ def _parts(whole: str, columns: Mapping[str, Any]) -> list[str]:
 
 
 def _targets(settings: Settings) -> list[str]:
-    said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    return [settings.target] if isinstance(settings.target, str) else [*said.values()]
+    by_output: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
+    return [settings.target] if isinstance(settings.target, str) else [*by_output.values()]
 
 
 def _are_labels(values: Any) -> bool:

@@ -44,12 +44,12 @@ def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
     """
     if "=" not in text:
         return dict.fromkeys(inputs, text)
-    said = {name.strip(): how.strip() for name, _, how in (part.rpartition("=") for part in text.split(";"))}
-    for name in said:
+    by_name = {name.strip(): how.strip() for name, _, how in (part.rpartition("=") for part in text.split(";"))}
+    for name in by_name:
         if name not in inputs:
             what = f"{text!r}: the model has no input {name!r}"
             raise OnnxgenError(what, help=f"there are {', '.join(inputs)}")
-    return {name: said.get(name, "auto") for name in inputs}
+    return {name: by_name.get(name, "auto") for name in inputs}
 
 
 def of_inputs(scales: Mapping[str, str], inputs: Sequence[str]) -> str:

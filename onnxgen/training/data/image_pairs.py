@@ -53,9 +53,9 @@ def is_pairs(path: Path) -> bool:
 def _folders(root: Path) -> dict[str, tuple[Path, Path]]:
     """Return the folders of inputs and targets by part; {} if there are none."""
     for inputs, targets in TARGET_FOLDERS:
-        found = laid_out(root, targets, inputs)
-        if any(_names(one) & _names(two) for one, two in found.values()):
-            return found
+        pairs = laid_out(root, targets, inputs)
+        if any(_names(one) & _names(two) for one, two in pairs.values()):
+            return pairs
     return {}
 
 
@@ -79,20 +79,20 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
         for image in (image for image, target in pairs.items() if target is None):
             faults.add(faults.place(image), "the image has no target")
         lost += shared + len(pairs) - len(parts[part])
-    found = with_targets(path, parts, faults, strict, lost)
+    source = with_targets(path, parts, faults, strict, lost)
     inputs, targets = next(iter(_folders(path).values()))
     both = " and ".join(faults.place(folder) for folder in (inputs, targets))
-    found.notes.append(f"{both} have pairs of images: trained with --task {TASK}; for classes, --task outputs")
-    found.notes += unread(_folders(path))
+    source.notes.append(f"{both} have pairs of images: trained with --task {TASK}; for classes, --task outputs")
+    source.notes += unread(_folders(path))
     if not labelled:
-        found.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in found.parts.items()}
-    return found
+        source.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
+    return source
 
 
 def with_targets(
     root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int
 ) -> DataSource:
-    pairs = [pair for found in parts.values() for pair in found.items()]
+    pairs = [pair for of_part in parts.values() for pair in of_part.items()]
     seen = looked_at(root, [path for pair in pairs for path in pair])
     deep = looked(root, [path for _, path in pairs if not isinstance(seen[path], str)], _depth, "depths")
     factors = Counter(times for image, target in pairs if (times := _factor(seen[image], seen[target])))
@@ -100,17 +100,17 @@ def with_targets(
     sound = {
         image: _is_sound_target(image, target, seen, deep.get(target, ""), factor, faults) for image, target in pairs
     }
-    kept = {part: [pair for pair in found.items() if sound[pair[0]]] for part, found in parts.items()}
+    kept = {part: [pair for pair in of_part.items() if sound[pair[0]]] for part, of_part in parts.items()}
     skipped = lost + sum(not fine for fine in sound.values())
-    notes = faults.notes({part: len(found) for part, found in kept.items()}, strict, skipped)
-    sizes: list[Any] = [{seen[pair[side]] for found in kept.values() for pair in found} for side in (0, 1)]
-    size, target_size = (found.pop() if len(found) == 1 else None for found in sizes)
-    made: dict[str, Samples] = {}
-    for part, found in kept.items():
-        images, targets = zip(*found)
-        made[part] = Columns({IMAGE: Images(images, size), TARGET: Targets(targets, target_size)})
+    notes = faults.notes({part: len(of_part) for part, of_part in kept.items()}, strict, skipped)
+    sizes: list[Any] = [{seen[pair[side]] for of_part in kept.values() for pair in of_part} for side in (0, 1)]
+    size, target_size = (of_part.pop() if len(of_part) == 1 else None for of_part in sizes)
+    samples: dict[str, Samples] = {}
+    for part, of_part in kept.items():
+        images, targets = zip(*of_part)
+        samples[part] = Columns({IMAGE: Images(images, size), TARGET: Targets(targets, target_size)})
     whites = {IMAGE: 255.0, TARGET: 255.0}
-    return DataSource(made, root.name, TARGET, whites, notes=notes, task=TASK, enlarged=factor, kinds=seen.kinds)
+    return DataSource(samples, root.name, TARGET, whites, notes=notes, task=TASK, enlarged=factor, kinds=seen.kinds)
 
 
 def _depth(path: Path) -> Seen:
@@ -181,9 +181,9 @@ class Masks:
 
     def decoded(self, indices: Sequence[int]) -> Tensor:
         assert self.size is not None, "masks of several sizes"
-        made = np.stack([classes_in(self.paths[index], self.size) for index in indices])
-        made[made == IGNORED_CLASS] = self.white
-        return torch.from_numpy(made)
+        batch = np.stack([classes_in(self.paths[index], self.size) for index in indices])
+        batch[batch == IGNORED_CLASS] = self.white
+        return torch.from_numpy(batch)
 
 
 def classes_in(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.int64]:
@@ -205,10 +205,10 @@ def classes_in(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.in
                 raise ValueError(f"its mode is {mask.mode}")
             if size is not None and mask.size != (size[1], size[0]):
                 mask = mask.resize((size[1], size[0]), Image.Resampling.NEAREST)
-            found = np.asarray(mask).astype(np.int64)
+            values = np.asarray(mask).astype(np.int64)
     except Exception as error:  # PIL's plug-ins raise any exception
         raise OnnxgenError(told(error, path)) from None
-    return np.where(found == (0xFFFF if deep else 0xFF), IGNORED_CLASS, found)
+    return np.where(values == (0xFFFF if deep else 0xFF), IGNORED_CLASS, values)
 
 
 def _gray(image: Image.Image) -> Image.Image:
@@ -266,19 +266,19 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
         for image in (image for image, mask in pairs[0].items() if mask is None):
             faults.add(faults.place(image), "the image has no mask")
             lost += 1
-    found = with_masks(root, parts, faults, strict, lost)
-    found.notes += [] if _is_voc(root) else unread(_beside(root, path))
+    source = with_masks(root, parts, faults, strict, lost)
+    source.notes += [] if _is_voc(root) else unread(_beside(root, path))
     if not labelled:
-        found.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in found.parts.items()}
-    return found
+        source.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
+    return source
 
 
 Pairs = tuple[dict[Path, Path | None], int]  # the mask of each image, and how many images were left out
 
 
 def _of_folders(root: Path, path: Path, faults: Faults) -> dict[str, Pairs]:
-    found = _beside(root, path).items()
-    return {part: paired(images, masks, SUFFIXES, faults, "mask") for part, (images, masks) in found}
+    folders = _beside(root, path).items()
+    return {part: paired(images, masks, SUFFIXES, faults, "mask") for part, (images, masks) in folders}
 
 
 def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
@@ -301,26 +301,26 @@ def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
 def with_masks(
     root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int
 ) -> DataSource:
-    pairs = [pair for found in parts.values() for pair in found.items()]
+    pairs = [pair for of_part in parts.values() for pair in of_part.items()]
     seen = looked_at(root, [image for image, _ in pairs])
     facts = looked(root, [mask for _, mask in pairs], _look_at_mask, "masks")
-    values = {value for found in facts.values() if not isinstance(found, str) for value in found[2:]}
+    values = {value for of_part in facts.values() if not isinstance(of_part, str) for value in of_part[2:]}
     white = 1 if values == {0, IGNORED_CLASS} else IGNORED_CLASS
     sound = {image: _is_sound_mask(image, mask, seen[image], facts[mask], faults, white) for image, mask in pairs}
-    kept = {part: [pair for pair in found.items() if sound[pair[0]]] for part, found in parts.items()}
+    kept = {part: [pair for pair in of_part.items() if sound[pair[0]]] for part, of_part in parts.items()}
     skipped = lost + sum(not fine for fine in sound.values())
-    notes = faults.notes({part: len(found) for part, found in kept.items()}, strict, skipped)
+    notes = faults.notes({part: len(of_part) for part, of_part in kept.items()}, strict, skipped)
     notes += ["the masks are black and white: white (255) is class 1"] if white == 1 else []
     classes = tuple(map(str, range(1 + max(white, *values))))
-    sizes = {seen[image] for found in kept.values() for image, _ in found}
+    sizes = {seen[image] for of_part in kept.values() for image, _ in of_part}
     one = sizes.pop() if len(sizes) == 1 else None
-    made: dict[str, Samples] = {}
-    for part, found in kept.items():
-        images, masks = zip(*found)
+    samples: dict[str, Samples] = {}
+    for part, of_part in kept.items():
+        images, masks = zip(*of_part)
         columns = {IMAGE: Images(images, one), MASK: Masks(masks, one and one[1:], white)}  # type: ignore[arg-type]
-        made[part] = Columns(columns, {MASK: classes})
+        samples[part] = Columns(columns, {MASK: classes})
     whites, placed = {IMAGE: 255.0}, frozenset({MASK})
-    return DataSource(made, root.name, MASK, whites, placed=placed, notes=notes, kinds=seen.kinds)
+    return DataSource(samples, root.name, MASK, whites, placed=placed, notes=notes, kinds=seen.kinds)
 
 
 def _look_at_mask(path: Path) -> Seen:
@@ -328,10 +328,10 @@ def _look_at_mask(path: Path) -> Seen:
     if path.suffix.lower() not in UNCHANGED:
         return f"{path.suffix} may change values; {_CONVERT}"
     try:
-        found = classes_in(path)
+        classes = classes_in(path)
     except OnnxgenError as error:
         return f"{error}; {_CONVERT}"
-    return (*found.shape, *np.unique(found).tolist())
+    return (*classes.shape, *np.unique(classes).tolist())
 
 
 def _is_sound_mask(image: Path, mask: Path, seen: Seen, facts: Seen, faults: Faults, white: int) -> bool:
@@ -378,8 +378,8 @@ def members_of(
     source: DataSource, ports: Signature, settings: Settings, targets: bool
 ) -> Mapping[str, tuple[str, ...]]:
     """Return `member_columns` by the input that they feed; {} without tuples, and if no `targets` are needed."""
-    found = member_columns(source, ports, settings) if card_of(settings.task).compares and targets else ()
-    return {ports.inputs[0].name: found} if found else {}
+    members = member_columns(source, ports, settings) if card_of(settings.task).compares and targets else ()
+    return {ports.inputs[0].name: members} if members else {}
 
 
 def feeding_of(members: Mapping[str, tuple[str, ...]], score: str, ports: Signature) -> Feeding:
@@ -414,15 +414,15 @@ def open_tuples(path: Path, *, strict: bool, labelled: bool = True) -> DataSourc
         OnnxgenError: no tuple can be used.
     """
     layouts = {name: laid_out(path, name, ANCHOR) for name in MEMBERS[1:]}
-    layouts = {name: found for name, found in layouts.items() if found}
+    layouts = {name: pairs for name, pairs in layouts.items() if pairs}
     faults, parts, lost = Faults(path), {}, 0
     for part in layouts[POSITIVE]:
         rows: dict[Path, dict[str, Path]] = {}
         for name, layout in layouts.items():
             images, others = layout.get(part, (layouts[POSITIVE][part][0], path / name))
-            found, shared = paired(images, others, SUFFIXES, faults, name)
+            pairs, shared = paired(images, others, SUFFIXES, faults, name)
             lost += shared
-            for image, other in found.items():
+            for image, other in pairs.items():
                 if other is None:
                     faults.add(faults.place(image), f"the image has no {name}")
                 else:
@@ -451,10 +451,16 @@ def _opened(
     sizes = {seen[file] for rows in kept.values() for row in rows for file in row.values()}
     size = sizes.pop() if len(sizes) == 1 else None
     assert not isinstance(size, str)
-    made = {
+    samples = {
         part: Columns({name: Images(tuple(row[name] for row in rows), size) for name in members})  # type: ignore[arg-type]
         for part, rows in kept.items()
     }
     return DataSource(
-        dict(made), root.name, "", dict.fromkeys(members, 255.0), notes=notes, task=task_for("tuples"), kinds=seen.kinds
+        dict(samples),
+        root.name,
+        "",
+        dict.fromkeys(members, 255.0),
+        notes=notes,
+        task=task_for("tuples"),
+        kinds=seen.kinds,
     )

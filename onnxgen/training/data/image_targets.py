@@ -125,8 +125,8 @@ def _frame(
 
 def _output(ports: Signature, settings: Settings) -> Port | None:
     """Return the output that is trained: the one that the settings name, else the first one of images."""
-    said = next(iter(settings.target), "") if isinstance(settings.target, Mapping) else ""
-    of_images = [port for port in ports.outputs if port.name == said or (not said and wanted_axes(port) in _MAPS)]
+    asked = next(iter(settings.target), "") if isinstance(settings.target, Mapping) else ""
+    of_images = [port for port in ports.outputs if port.name == asked or (not asked and wanted_axes(port) in _MAPS)]
     return of_images[0] if of_images else None
 
 
@@ -156,13 +156,13 @@ def with_clean_target(source: DataSource, ports: Signature, settings: Settings) 
         what = f"--noise is for clean images alone, but {source.name} has a target"
         raise OnnxgenError(what, help="leave out --noise")
     named = [settings.inputs.get(port.name, port.name) for port in ports.inputs]
-    found = [name for name in fields if name in named] or [n for n, f in fields.items() if _is_image(f)]
-    if len(found) != 1:
-        what = f"--noise needs one column of images, and the data has {listed(found) or listed(fields)}"
+    columns = [name for name in fields if name in named] or [n for n, f in fields.items() if _is_image(f)]
+    if len(columns) != 1:
+        what = f"--noise needs one column of images, and the data has {listed(columns) or listed(fields)}"
         raise OnnxgenError(what, help="name it: --inputs INPUT=COLUMN")
     for part, samples in source.parts.items():
-        source.parts[part] = _doubled(samples, found[0])
-    white = source.whites.get(found[0])
+        source.parts[part] = _doubled(samples, columns[0])
+    white = source.whites.get(columns[0])
     source.whites = {**source.whites, **({TARGET: white} if white else {})}
     source.target, source.task = TARGET, TASK
 
@@ -231,8 +231,8 @@ def moved_masks(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
     columns, rows = ((across + 1) * (width / 2)).floor().long(), ((down + 1) * (height / 2)).floor().long()
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     samples = torch.arange(len(x))[:, None, None]
-    found = x[samples, rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
-    return found if x.dtype == torch.bool else torch.where(inside, found, IGNORED_CLASS)
+    moved = x[samples, rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
+    return moved if x.dtype == torch.bool else torch.where(inside, moved, IGNORED_CLASS)
 
 
 def moved_boxes(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
@@ -253,10 +253,10 @@ def moved_boxes(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
     whole = np.prod(high - low, axis=0)
     low, high = low.clip(0, 1), high.clip(0, 1)
     kept = (rows[..., 0] >= 0) & (np.prod(high - low, axis=0) >= LEAST_LEFT * whole)
-    found = np.stack([rows[..., 0], low[0], low[1], high[0], high[1]], -1)
-    found = np.where(kept[..., None], found, -1.0)
+    boxes = np.stack([rows[..., 0], low[0], low[1], high[0], high[1]], -1)
+    boxes = np.where(kept[..., None], boxes, -1.0)
     order = np.argsort(~kept, axis=1, kind="stable")
-    return torch.from_numpy(np.take_along_axis(found, order[..., None], 1).astype(np.float32))
+    return torch.from_numpy(np.take_along_axis(boxes, order[..., None], 1).astype(np.float32))
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def on_image(
     frame = image.frame
     if isinstance(decoder_of(next(iter(source.parts.values())), column), Masks):
         sides = _map_size(output, frame) or _tried(model, image) or (frame.height, frame.width)
-        source.parts |= {part: in_columns(found).fitted(column, size=sides) for part, found in source.parts.items()}
+        source.parts |= {part: in_columns(samples).fitted(column, size=sides) for part, samples in source.parts.items()}
     field = next(iter(source.parts.values())).fields[column]
     dtype = field.dtype if field.dtype.is_floating_point or field.dtype == torch.bool else torch.int64
     is_boxes = field.dtype.is_floating_point
@@ -309,12 +309,12 @@ def _sides(dims: Sequence[int | str], frame: Frame) -> tuple[int, int] | None:
 
     What has more of the image's proportions counts.
     """
-    found = []
+    sizes = []
     for start in {2: (0,), 3: (1, 0)}.get(len(dims), ()):
         height, width = dims[start : start + 2]
         if isinstance(height, int) and isinstance(width, int):
-            found.append((height, width))
-    return min(found, key=lambda size: abs(size[0] * frame.width - size[1] * frame.height), default=None)
+            sizes.append((height, width))
+    return min(sizes, key=lambda size: abs(size[0] * frame.width - size[1] * frame.height), default=None)
 
 
 def _tried(model: nn.Module, image: ToInput) -> tuple[int, int] | None:

@@ -132,16 +132,16 @@ def frame(
     sizes = {axis: dim for axis, dim in named.items() if isinstance(dim, int)}
     if axes == "HW":
         sizes["C"] = 1
-    given: Mapping[str, int] | None = dict(zip("CHW", stored)) if stored is not None else None
+    known: Mapping[str, int] | None = dict(zip("CHW", stored)) if stored is not None else None
     chooser, chosen = chooser or Chooser(), False
-    if len(sizes) < 3 and (given is None or size == "auto") and chooser.must(axes, sizes, given, files):
-        found = chooser.choose(axes, sizes, files)
-        chosen = bool(found) and bool({*"HW"} - {*sizes})
-        given = found or given  # what the model says of that is told later
-        if not given:
+    if len(sizes) < 3 and (known is None or size == "auto") and chooser.must(axes, sizes, known, files):
+        advice = chooser.choose(axes, sizes, files)
+        chosen = bool(advice) and bool({*"HW"} - {*sizes})
+        known = advice or known  # what the model says of that is told later
+        if not known:
             what = f"input {port.name!r} takes images of any size {shown(port)}, and it runs at none of those tried"
             raise OnnxgenError(what, help=f"name one at which it runs: {_SIZE}")
-    sizes = {**(given or {}), **sizes}
+    sizes = {**(known or {}), **sizes}
     if sizes["C"] not in CHANNELS:
         what = f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image"
         raise OnnxgenError(what, help=_GIVE_ARRAYS)
@@ -295,21 +295,21 @@ def converted(sizes: frozenset[tuple[int, ...]], kinds: Mapping[str, int], steps
     way = f"the model takes any size: {_SIZE} names another one, and --resize another way"
     if not (sizes or kinds) or len(steps) != 1:
         return [f"images are {_told(step)}; {way}" for step in steps if step.frame.chosen]
-    frame, said = steps[0].frame, []
+    frame, notes = steps[0].frame, []
     if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
         spans = [f"{min(sides)} to {max(sides)}" for sides in zip(*others)]
         few = " and ".join(f"{height}x{width}" for height, width in others)
-        told = few if len(others) < 3 else "{} high and {} wide".format(*spans)
-        said.append(f"images of {told} are {_told(steps[0])}" + (f"; {way}" if frame.chosen else ""))
+        sizes_shown = few if len(others) < 3 else "{} high and {} wide".format(*spans)
+        notes.append(f"images of {sizes_shown} are {_told(steps[0])}" + (f"; {way}" if frame.chosen else ""))
     kinds = kinds or Counter("gray" if size[0] == 1 else "RGB" for size in sizes)
     coloured = any(count for kind, count in kinds.items() if kind != "gray")
-    said += ["colours become gray"] if frame.channels == 1 and coloured else []
-    said += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and kinds.get("gray") else []
+    notes += ["colours become gray"] if frame.channels == 1 and coloured else []
+    notes += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and kinds.get("gray") else []
     if frame.channels < 4 and (count := kinds.get("alpha", 0)):
-        said.append(f"{counted(count, 'image')} with an alpha channel: it is dropped, and the colours below it count")
+        notes.append(f"{counted(count, 'image')} with an alpha channel: it is dropped, and the colours below it count")
     if count := kinds.get("CMYK", 0):
-        said.append(f"{counted(count, 'image')} of CMYK: the colours become RGB, without a colour profile")
-    return said
+        notes.append(f"{counted(count, 'image')} of CMYK: the colours become RGB, without a colour profile")
+    return notes
 
 
 MAX_DEGREES, MAX_SHIFT, MAX_CROP, MAX_LIGHT, NOISE, MAX_ERASED = 10.0, 0.1, 0.3, 0.2, 0.02, 1 / 3
@@ -447,13 +447,13 @@ class Chooser:
         """
         if stored is None or (self.lines and sizes and {*"HW"} - {*fixed}):
             return True
-        found = {**stored, **fixed}
-        return self.runs is not None and not self.runs(tuple(found[axis] for axis in axes))
+        sides = {**stored, **fixed}
+        return self.runs is not None and not self.runs(tuple(sides[axis] for axis in axes))
 
     def choose(self, axes: str, fixed: Mapping[str, int], sizes: Sizes) -> Mapping[str, int]:
         """Return channels, height and width at which the network runs; {} if it does at none of those tried."""
-        if self.lines and self.runs is not None and (found := advised_for_lines(axes, fixed, sizes, self.runs)):
-            return found
+        if self.lines and self.runs is not None and (choice := advised_for_lines(axes, fixed, sizes, self.runs)):
+            return choice
         height, width = self.told() or usual(() if self.classifies else sizes)
         if "H" in fixed:
             width = max((size[2] for size in sizes), default=TIMES * fixed["H"])
@@ -495,10 +495,10 @@ def advised(axes: str, sides: Mapping[str, int], fixed: Collection[str], runs: R
         return sides
     tried, begun = set[tuple[int, ...]](), time.monotonic()
     for height, width in _near(sides["H"], sides["W"]):
-        found = {**sides, **{axis: size for axis, size in (("H", height), ("W", width)) if axis not in fixed}}
-        shape = tuple(found[axis] for axis in axes)
+        candidate = {**sides, **{axis: size for axis, size in (("H", height), ("W", width)) if axis not in fixed}}
+        shape = tuple(candidate[axis] for axis in axes)
         if shape not in tried and runs(shape):
-            return found
+            return candidate
         tried.add(shape)
         if time.monotonic() - begun > SECONDS:
             break
@@ -533,9 +533,9 @@ def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: R
     longest = max((width / height for _, height, width in sizes), default=TIMES)
     channels = max((size[0] for size in sizes), default=3)
     for height in [fixed["H"]] if "H" in fixed else (*HEIGHTS, *SIDES):
-        found = {"C": channels, "H": height, "W": _up(height * longest), **fixed}
-        if runs(tuple(found[axis] for axis in axes)):
-            return found
+        candidate = {"C": channels, "H": height, "W": _up(height * longest), **fixed}
+        if runs(tuple(candidate[axis] for axis in axes)):
+            return candidate
     return {}
 
 

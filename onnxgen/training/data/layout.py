@@ -92,8 +92,8 @@ def folders(folder: Path) -> list[Path]:
 
 def files_in(folder: Path, *endings: str) -> list[Path]:
     """Return the files of a folder itself with these endings (in any case), sorted; not those that are hidden."""
-    found = (path for path in folder.iterdir() if path.suffix.lower() in endings) if folder.is_dir() else ()
-    return sorted(path for path in found if not path.name.startswith(".") and not path.is_dir())
+    paths = (path for path in folder.iterdir() if path.suffix.lower() in endings) if folder.is_dir() else ()
+    return sorted(path for path in paths if not path.name.startswith(".") and not path.is_dir())
 
 
 def root_of(folder: Path, names: Sequence[str]) -> Path:
@@ -106,8 +106,8 @@ def root_of(folder: Path, names: Sequence[str]) -> Path:
         return any((root / name).is_file() for name in names[:_TRIED])
 
     roots = [folder, *islice((folder / "list").absolute().parents, 1, _UP)]
-    if (found := next(filter(has_some, roots), None)) is not None:
-        return found
+    if (first := next(filter(has_some, roots), None)) is not None:
+        return first
     inside = [*filter(has_some, folders(folder))]
     return inside[0] if len(inside) == 1 else folder
 
@@ -137,32 +137,32 @@ def files_meant(item: Path | str) -> list[Path]:
     path = Path(item)
     if path.is_dir():
         known = (*SUFFIXES, *SOUNDS)
-        found = sorted(files_below(path, *known))
-        if not found:
+        files = sorted(files_below(path, *known))
+        if not files:
             raise OnnxgenError(
                 f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
             )
-        return found
+        return files
     if path.exists():
         return [path]
     root = Path(path.anchor or ".")
     named = root.glob(str(path.relative_to(path.anchor))) if "*" in str(path) else ()
-    found = sorted(p for p in named if p.is_file() and (not p.name.startswith(".") or path.name.startswith(".")))
-    if not found:
+    files = sorted(p for p in named if p.is_file() and (not p.name.startswith(".") or path.name.startswith(".")))
+    if not files:
         raise OnnxgenError(f"there is no file {path}", help="name image files, tables, arrays (.npz), or a folder")
-    return found
+    return files
 
 
 def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     if not classes:
         return [(path, 0) for path in images_in(root)]
-    found = {path: images_in(path) for path in folders(root)}
+    by_class = {path: images_in(path) for path in folders(root)}
     way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
     if bare := [
-        Problem(f"the class folder {path} has no images", help=way) for path, images in found.items() if not images
+        Problem(f"the class folder {path} has no images", help=way) for path, images in by_class.items() if not images
     ]:
         raise OnnxgenError(*bare)
-    return [(image, classes.index(path.name)) for path, images in found.items() for image in images]
+    return [(image, classes.index(path.name)) for path, images in by_class.items() for image in images]
 
 
 IMAGES = "images"
@@ -188,20 +188,20 @@ def laid_out(folder: Path, beside: str, images: str = IMAGES) -> dict[str, tuple
 def called(folder: Path, name: str) -> Path:
     """Return the folder of this name in another one, or the only one that has it with capitals."""
     path = folder / name
-    found = [inner for inner in folders(folder) if inner.name.lower() == name] if folder.is_dir() else []
-    return found[0] if len(found) == 1 and not path.is_dir() else path
+    matches = [inner for inner in folders(folder) if inner.name.lower() == name] if folder.is_dir() else []
+    return matches[0] if len(matches) == 1 and not path.is_dir() else path
 
 
 def _parts(folder: Path, fits: Callable[[Path], bool]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    parts: dict[str, Path] = {}
     for path in folders(folder):
         part = part_called(path.name)
         if part is None or not fits(path):
             continue
-        if part in found:
-            raise OnnxgenError(f"{folder} has two folders for {part}: {found[part].name} and {path.name}")
-        found[part] = path
-    return found
+        if part in parts:
+            raise OnnxgenError(f"{folder} has two folders for {part}: {parts[part].name} and {path.name}")
+        parts[part] = path
+    return parts
 
 
 def unread(pairs: Mapping[str, tuple[Path, Path]]) -> list[str]:
@@ -232,8 +232,8 @@ def paired(
     Returns:
         The pairs; and how many images share a file.
     """
-    found = images_in(images)
-    keys = {path: path.relative_to(images).with_suffix("").as_posix() for path in found}
+    paths = images_in(images)
+    keys = {path: path.relative_to(images).with_suffix("").as_posix() for path in paths}
     files: dict[str, list[Path]] = {}
     for path in sorted(files_below(other, *suffixes)):
         if path.is_file() and path.name != ignored:

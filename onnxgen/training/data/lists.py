@@ -46,11 +46,11 @@ def lists_in(folder: Path) -> dict[str, Path]:
 
     They are `metadata.csv` or `labels.csv` in it or in the folders of its parts; or PaddleOCR's, in text files.
     """
-    found = {"train": file} if (file := _table_in(folder)) is not None else {}
-    for inner in folders(folder) if not found else []:
+    lists = {"train": file} if (file := _table_in(folder)) is not None else {}
+    for inner in folders(folder) if not lists else []:
         if (part := part_called(inner.name)) and (file := _table_in(inner)) is not None:
-            found[part] = file
-    return found if "train" in found else _texts_in(folder)
+            lists[part] = file
+    return lists if "train" in lists else _texts_in(folder)
 
 
 def _table_in(folder: Path) -> Path | None:
@@ -62,15 +62,15 @@ def _table_in(folder: Path) -> Path | None:
 
 
 def _texts_in(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    lists: dict[str, Path] = {}
     for file in files_in(folder, ".txt"):
         part = _part_of(file.stem)
         if part is None or not is_list(file):
             continue
-        if part in found:
-            raise OnnxgenError(f"{folder} has two lists of {part}: {found[part].name} and {file.name}")
-        found[part] = file
-    return found if "train" in found else {}
+        if part in lists:
+            raise OnnxgenError(f"{folder} has two lists of {part}: {lists[part].name} and {file.name}")
+        lists[part] = file
+    return lists if "train" in lists else {}
 
 
 def _part_of(stem: str) -> str | None:
@@ -121,11 +121,11 @@ def read_list(file: Path) -> Rows:
     rows, lines = [], []
     numbered = [(number, line) for number, line in enumerate(lines_of(file), 1) if line.strip()]
     for number, line in numbered[_titled([line for _, line in numbered[:1]]) :]:
-        found = _divided(line)
-        if found is None:
+        entry = _divided(line)
+        if entry is None:
             what = f"{file}, line {number} is not the path of an image, a tab and a text"
             raise OnnxgenError(what, help="images/1.png<TAB>what is on it")
-        rows.append(found)
+        rows.append(entry)
         lines.append(number)
     images, texts = (np.array(column, dtype=object) for column in zip(*rows))
     return Rows({IMAGE: images, image_pairs.MASK if all(map(is_image, texts)) else TEXT: texts}, file, lines)
@@ -169,11 +169,11 @@ def _paths(source: DataSource, part: str, name: str, file: Path, faults: Faults)
 
 def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict: bool) -> DataSource:
     """Return the table with the column "image" in place of a column of names."""
-    seen = looked_at(faults.folder, [p for found in paths.values() for p, _ in found[name] if p.is_file()])
+    seen = looked_at(faults.folder, [p for by_column in paths.values() for p, _ in by_column[name] if p.is_file()])
     kept, skipped = dict[str, list[int]](), 0
-    for part, found in paths.items():
-        kept[part] = [i for i, (path, line) in enumerate(found[name]) if _is_sound(path, line, seen, faults)]
-        skipped += len(found[name]) - len(kept[part])
+    for part, by_column in paths.items():
+        kept[part] = [i for i, (path, line) in enumerate(by_column[name]) if _is_sound(path, line, seen, faults)]
+        skipped += len(by_column[name]) - len(kept[part])
     source.notes += faults.notes({part: len(rows) for part, rows in kept.items()}, strict, skipped)
     sizes = {seen[paths[part][name][i][0]] for part, rows in kept.items() for i in rows}
     size: Any = next(iter(sizes)) if len(sizes) == 1 else None
@@ -206,9 +206,9 @@ def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) ->
     image = next(name for name in named if name != target)
     parts: dict[str, dict[Path, Path]] = {}
     lost = 0
-    for part, found in paths.items():
+    for part, columns in paths.items():
         pairs = parts.setdefault(part, {})
-        for (path, line), (other, _) in zip(found[image], found[target]):
+        for (path, line), (other, _) in zip(columns[image], columns[target]):
             missing = next((p for p in (path, other) if not p.is_file()), None)
             if missing is not None or path in pairs:
                 why = "is listed twice" if missing is None else "is no file"
@@ -222,8 +222,8 @@ def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) ->
 
 def without_targets(source: DataSource) -> DataSource:
     """Return the images of a list alone, to predict."""
-    found: dict[str, Samples] = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
-    return replace(source, parts=found, target="", text=frozenset(), raw={}, placed=frozenset())
+    parts: dict[str, Samples] = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
+    return replace(source, parts=parts, target="", text=frozenset(), raw={}, placed=frozenset())
 
 
 Columns = Mapping[str, Any]
@@ -250,20 +250,20 @@ def without_gaps(
     if not named:
         return dict(parts), faults
     needed = [*named, *(_wanted([name for name in first if name not in named], settings) if labelled else ())]
-    made, left = {}, {}
+    complete, left = {}, {}
     for part, columns in parts.items():
-        made[part] = _complete(columns, [name for name in needed if name in columns], faults)
-        left[part] = len(_values(made[part][named[0]])) if named[0] in columns else 1
+        complete[part] = _complete(columns, [name for name in needed if name in columns], faults)
+        left[part] = len(_values(complete[part][named[0]])) if named[0] in columns else 1
     if not all(left.values()):
         faults.notes(left, settings.strict, 0)
-    return made, faults
+    return complete, faults
 
 
 def _wanted(others: Sequence[str], settings: Settings) -> Sequence[str]:
     """Return the columns that settings name and the target; if nothing tells it, all others."""
-    said = settings.target if isinstance(settings.target, str) else "+".join((settings.target or {}).values())
+    named = settings.target if isinstance(settings.target, str) else "+".join((settings.target or {}).values())
     usual = next((name for name in card_of(settings.task).columns if name in others), "")
-    target = said or usual or target_called(others)
+    target = named or usual or target_called(others)
     asked = {name for text in (target, *settings.inputs.values()) for name in (text, *text.split("+"))}
     return [name for name in others if name in asked or not target]
 
@@ -284,9 +284,9 @@ def _complete(columns: Columns, needed: Sequence[str], faults: Faults) -> Column
     left = {name: _rows(values, rows, name in needed) for name, values in columns.items()}
     if not isinstance(columns, Rows):
         return left
-    made = Rows(left, columns.path, [columns.lines[row] for row in rows.tolist()])
-    made.notes = columns.notes
-    return made
+    complete = Rows(left, columns.path, [columns.lines[row] for row in rows.tolist()])
+    complete.notes = columns.notes
+    return complete
 
 
 def _values(column: Any) -> Any:

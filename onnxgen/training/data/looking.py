@@ -40,9 +40,9 @@ class Looked(dict[Path, Seen]):
 def looked_at(folder: Path, paths: Sequence[Path]) -> Looked:
     """Like `looked`, for images, with the kinds of their colours."""
     facts = looked(folder, paths, _look_at_colours, "colours")
-    found = Looked({path: seen if isinstance(seen, str) else seen[:3] for path, seen in facts.items()})
-    found.kinds = Counter(_KINDS[seen[3]] for seen in facts.values() if not isinstance(seen, str))
-    return found
+    result = Looked({path: seen if isinstance(seen, str) else seen[:3] for path, seen in facts.items()})
+    result.kinds = Counter(_KINDS[seen[3]] for seen in facts.values() if not isinstance(seen, str))
+    return result
 
 
 def looked(
@@ -61,8 +61,8 @@ def looked(
     stamps = {path: _stamp(path) for path in paths}
     new = [path for path in paths if stamps[path] not in known]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = dict(zip(new, pool.map(partial(_look_at_file, look or look_at), new)))
-    seen: dict[Path, Seen] = {path: found[path] if path in found else known[stamps[path]] for path in paths}
+        fresh = dict(zip(new, pool.map(partial(_look_at_file, look or look_at), new)))
+    seen: dict[Path, Seen] = {path: fresh[path] if path in fresh else known[stamps[path]] for path in paths}
     if new and len(paths) >= MIN_CACHED:
         cache.put(kind, name, {stamps[path]: seen[path] for path in paths})
     return seen
@@ -83,8 +83,8 @@ def _stamp(path: Path) -> str:
 
 def look_at(path: Path | io.BytesIO) -> Seen:
     """Return the size of an image, or why it can't be read."""
-    found = _look_at_colours(path)
-    return found if isinstance(found, str) else found[:3]
+    seen = _look_at_colours(path)
+    return seen if isinstance(seen, str) else seen[:3]
 
 
 def _look_at_colours(path: Path | io.BytesIO) -> Seen:
@@ -113,8 +113,8 @@ def _kind(image: Image.Image, channels: int) -> str:
 
 def told(error: Exception, path: Path | io.BytesIO) -> str:
     """Return what PIL says is wrong with a file, without the file's name."""
-    said = one_line(error, 5000).replace(repr(str(path)), "").strip()[:100]
-    return said or type(error).__name__
+    message = one_line(error, 5000).replace(repr(str(path)), "").strip()[:100]
+    return message or type(error).__name__
 
 
 def need_range(image: Image.Image) -> None:
@@ -143,17 +143,17 @@ def skipped(folder: Path, seen: Mapping[Path, Seen], strict: bool) -> list[str]:
     return [LeftOut(f"{count}, skipped: {named}", len(bad))]
 
 
-def refuse_unopened(folder: Path, found: Layout, strict: bool, problems: Problems) -> None:
+def refuse_unopened(folder: Path, layout: Layout, strict: bool, problems: Problems) -> None:
     """Add the classes none of whose images can be opened; with `strict`, all images that can't be read if one can't.
 
     Only the beginning of a file is read, so that it costs little.
     """
     before = len(problems.found)
-    for part, pairs in found.images.items():
+    for part, pairs in layout.images.items():
         for label in sorted({label for _, label in pairs}):
             if not any(_opens(path) for path, of in pairs if of == label):
-                problems.add(unread(found.classes, label, found.parts[part]))
-    paths = [path for pairs in found.images.values() for path, _ in pairs]
+                problems.add(unread(layout.classes, label, layout.parts[part]))
+    paths = [path for pairs in layout.images.values() for path, _ in pairs]
     if strict and len(problems.found) == before and not all(map(_opens, paths)):
         with problems.gathered():
             skipped(folder, looked(folder, paths), strict)

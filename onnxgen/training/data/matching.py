@@ -59,20 +59,20 @@ def of_images(columns: list[str], images: Collection[str]) -> list[str]:
 def inputs_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[str, str]:
     """Return the columns that the settings name for inputs, and those with an input's name."""
     names = [port.name for port in ports.inputs]
-    found = {name: name for name in names if name in columns}
+    inputs = {name: name for name in names if name in columns}
     for name, column in settings.inputs.items():
         if name not in names:
             problems.add(f"the model has no input {legible(name)!r} (it has {_ports(ports.inputs)})")
         elif column not in columns:
             problems.add(f"--inputs {name}={legible(column)}: the data has no such column (it has {listed(columns)})")
         else:
-            found[name] = column
+            inputs[name] = column
     for port in ports.inputs:
         if port.kind != "tensor" or port.dtype == "str":
             kind = "text" if port.dtype == "str" else f"of kind {port.kind}"
             what = f"input {port.name!r} is {kind}, but a column holds tensors"
             problems.add(what, help="wrap the model in one that takes tensors")
-    return found
+    return inputs
 
 
 def _targets_named(
@@ -94,25 +94,25 @@ def _targets_named(
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
         problems.add(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help)
         return {}
-    said: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    given = {only or 0: settings.target} if isinstance(settings.target, str) else {}
-    for name, column in said.items():
+    by_output: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
+    targets = {only or 0: settings.target} if isinstance(settings.target, str) else {}
+    for name, column in by_output.items():
         if name in names:
-            given[names.index(name)] = column
+            targets[names.index(name)] = column
         elif not names and (number := re.fullmatch(r"output(\d+)", name)):
-            given[int(number[1])] = column
-        elif not names and not given:
-            given[0] = column
+            targets[int(number[1])] = column
+        elif not names and not targets:
+            targets[0] = column
         else:
             problems.add(f"the model has no output {legible(name)!r} (it has {_ports(ports.outputs)})")
-    for column in given.values():
+    for column in targets.values():
         if needed and column not in columns:
             problems.add(f"--target {legible(column)}: the data has no such column (it has {listed(columns)})")
-    for place in given if needed else ():
+    for place in targets if needed else ():
         if place < len(names) and (kind := _untrainable(ports.outputs[place])) is not None:
             what = f"output {legible(names[place])!r} is {kind}, and no gradient comes through it"
-            problems.add(what, help=f"--target {legible(names[able[0]])}={legible(given[place])}")
-    return given or {place: names[place] for place in able if names[place] in columns}
+            problems.add(what, help=f"--target {legible(names[able[0]])}={legible(targets[place])}")
+    return targets or {place: names[place] for place in able if names[place] in columns}
 
 
 def _untrainable(port: Port) -> str | None:

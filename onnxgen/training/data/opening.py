@@ -78,9 +78,9 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     Raises:
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
     """
-    found = open_source(spec, settings, targets=targets)
-    run_singly(model, found, settings)
-    return found if isinstance(found, Data) else fit_to_model(found, model, settings, targets)
+    source = open_source(spec, settings, targets=targets)
+    run_singly(model, source, settings)
+    return source if isinstance(source, Data) else fit_to_model(source, model, settings, targets)
 
 
 def open_source(
@@ -101,10 +101,12 @@ def open_source(
 
 def _open_unpacked(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:
     """Return the data of a path, or of the folder that it was unpacked into, with a note of that."""
-    found = _open_path(inner := unpacked(path), settings, targets, texts)
+    source = _open_path(inner := unpacked(path), settings, targets, texts)
     if inner != path:
-        found.notes.insert(0, f"{path} has nothing but the folder {inner.relative_to(path).as_posix()}: it is the data")
-    return found
+        source.notes.insert(
+            0, f"{path} has nothing but the folder {inner.relative_to(path).as_posix()}: it is the data"
+        )
+    return source
 
 
 def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:
@@ -154,8 +156,8 @@ def _of_files(
     read.running = kind == ".txt"
     if table:
         with_sounds(read, root, settings, faults)
-    if table and (found := with_images(read, files, faults, settings.strict)) is not None:
-        return (found if targets or IMAGE in read.whites else without_targets(found)), True
+    if table and (images := with_images(read, files, faults, settings.strict)) is not None:
+        return (images if targets or IMAGE in read.whites else without_targets(images)), True
     return read, False
 
 
@@ -167,18 +169,18 @@ def _need(path: Path) -> None:
 
 def _parts(folder: Path) -> dict[str, Path]:
     """Return the files `train.csv`, `val.csv` and so on of a folder by part, all of one kind; {} without `train`."""
-    found: dict[str, Path] = {}
+    parts: dict[str, Path] = {}
     for path in files_in(folder, *FILES):
         part = part_called(path.stem)
-        if part in found:
-            raise OnnxgenError(f"{folder} has two files for {part}: {found[part].name} and {path.name}")
+        if part in parts:
+            raise OnnxgenError(f"{folder} has two files for {part}: {parts[part].name} and {path.name}")
         if part:
-            found[part] = path
-    if len({path.suffix.lower() for path in found.values()}) > 1:
-        raise OnnxgenError(f"{folder} has files of several kinds: {', '.join(p.name for p in found.values())}")
-    if any(path.suffix.lower() == ".txt" for path in found.values()) and folders(folder):
+            parts[part] = path
+    if len({path.suffix.lower() for path in parts.values()}) > 1:
+        raise OnnxgenError(f"{folder} has files of several kinds: {', '.join(p.name for p in parts.values())}")
+    if any(path.suffix.lower() == ".txt" for path in parts.values()) and folders(folder):
         return {}  # images, whose names these files list
-    return found if "train" in found else {}
+    return parts if "train" in parts else {}
 
 
 def call(spec: str) -> Any:
@@ -189,61 +191,61 @@ def call(spec: str) -> Any:
     """
     name, function = spec.split(":")
     way = f"a function {function}() of {name}.py is called without arguments"
-    made = imported(spec, "data", way)
+    loaded = imported(spec, "data", way)
     try:
-        return made() if callable(made) else made
+        return loaded() if callable(loaded) else loaded
     except OnnxgenError:
         raise
     except Exception as error:
         raise OnnxgenError(f"data {spec}: {typed(error)}", help=way) from error
 
 
-def from_object(given: Any, name: str) -> DataSource | Data:
+def from_object(data: Any, name: str) -> DataSource | Data:
     """Open a Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts. Return `Data` as it is.
 
     Raises:
         OnnxgenError: it is none of these.
     """
-    if isinstance(given, Data):
-        return given
-    if isinstance(given, Mapping):
-        parts = {part_called(str(key)): value for key, value in given.items()}
-        if given and None not in parts:
+    if isinstance(data, Data):
+        return data
+    if isinstance(data, Mapping):
+        parts = {part_called(str(key)): value for key, value in data.items()}
+        if data and None not in parts:
             return _from_parts({str(part): value for part, value in parts.items()}, name)
-        return from_columns(given, name)
-    if hasattr(given, "columns") and hasattr(given, "to_numpy"):  # a pandas DataFrame, or similar
-        return from_columns({str(column): np.asarray(given[column]) for column in given.columns}, name, table=True)
-    if isinstance(given, (tuple, list)) and 1 < len(given) <= 3 and not any(map(_is_array, given)):
-        return _from_parts(dict(zip(PARTS, given)), name)
-    return _from_parts({"train": given}, name)
+        return from_columns(data, name)
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # a pandas DataFrame, or similar
+        return from_columns({str(column): np.asarray(data[column]) for column in data.columns}, name, table=True)
+    if isinstance(data, (tuple, list)) and 1 < len(data) <= 3 and not any(map(_is_array, data)):
+        return _from_parts(dict(zip(PARTS, data)), name)
+    return _from_parts({"train": data}, name)
 
 
-def _from_parts(given: Mapping[str, Any], name: str) -> DataSource:
-    if "train" not in given and len(given) > 1:
-        raise OnnxgenError(f"{name} has parts {', '.join(given)}, but no train")
-    columns = {part: _columns(value) for part, value in given.items()}
+def _from_parts(parts: Mapping[str, Any], name: str) -> DataSource:
+    if "train" not in parts and len(parts) > 1:
+        raise OnnxgenError(f"{name} has parts {', '.join(parts)}, but no train")
+    columns = {part: _columns(value) for part, value in parts.items()}
     if all(value is not None for value in columns.values()):
         return from_parts({part: value for part, value in columns.items() if value is not None}, name)
-    samples = {part: _samples(value, f"{name}, {part}") for part, value in given.items() if value is not None}
+    samples = {part: _samples(value, f"{name}, {part}") for part, value in parts.items() if value is not None}
     one_table(samples, name)
     return DataSource(samples, name, target_called(samples[next(iter(samples))].fields))
 
 
-def _columns(given: Any) -> Mapping[str, Any] | None:
+def _columns(data: Any) -> Mapping[str, Any] | None:
     """Return the columns of arrays in memory; None for any other object."""
-    if isinstance(given, Mapping):
-        return given
-    if isinstance(given, TensorDataset):
-        given = given.tensors
-    if isinstance(given, (tuple, list)) and given and all(map(_is_array, given)):
-        return by_position(given)
-    return {"0": given} if _is_array(given) else None
+    if isinstance(data, Mapping):
+        return data
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, (tuple, list)) and data and all(map(_is_array, data)):
+        return by_position(data)
+    return {"0": data} if _is_array(data) else None
 
 
-def _samples(given: Any, what: str) -> Samples:
-    if isinstance(given, DataLoader):
+def _samples(data: Any, what: str) -> Samples:
+    if isinstance(data, DataLoader):
         raise OnnxgenError(f"{what} is a DataLoader", help="give its dataset: the trainer makes the batches")
-    return given if isinstance(given, Samples) else items(given, what)
+    return data if isinstance(data, Samples) else items(data, what)
 
 
 def _is_array(value: Any) -> bool:
@@ -281,12 +283,12 @@ class Items:
         if name != target_called(self.fields) or self.fields[name].shape or listed is None:
             return None
         try:
-            found = torch.as_tensor(listed)
+            targets = torch.as_tensor(listed)
         except (TypeError, ValueError, RuntimeError):
             return None
         some = spread(self, 8)
-        same = found.shape == (len(self),) and torch.equal(found[some], self.take(some, 0)[name])
-        return found if same else None
+        same = targets.shape == (len(self),) and torch.equal(targets[some], self.take(some, 0)[name])
+        return targets if same else None
 
 
 def items(dataset: Any, what: str) -> Items:
@@ -318,8 +320,8 @@ def _read(dataset: Any, index: int) -> dict[str, Tensor]:
     try:
         item = dataset[index]
     except Exception as error:
-        said = typed(error, 200)
-        raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {said}") from error
+        reason = typed(error, 200)
+        raise OnnxgenError(f"item {index} of {type(dataset).__name__} can't be read: {reason}") from error
     if isinstance(item, Mapping):
         named = {str(k): v for k, v in item.items()}
     else:

@@ -58,11 +58,11 @@ class Column:
             numbers = np.array([math.nan if isinstance(v, str) else v for v in filled], dtype=np.float64)
             return np.asarray((numbers - self.mean) / self.scale)[:, None]
         places = {category: float(place) for place, category in enumerate(self.categories)}
-        found = np.array([places.get(v, math.nan) for v in filled], dtype=np.float64)[:, None]
+        indices = np.array([places.get(v, math.nan) for v in filled], dtype=np.float64)[:, None]
         if not self.onehot:
-            return found
-        rows = (found == np.arange(self.width)).astype(np.float64)
-        return rows if self.zeros else np.where(np.isnan(found), math.nan, rows)
+            return indices
+        rows = (indices == np.arange(self.width)).astype(np.float64)
+        return rows if self.zeros else np.where(np.isnan(indices), math.nan, rows)
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,20 @@ class Table:
         Raises:
             OnnxgenError: a column is missing, or has a value that it had not when this table was fitted.
         """
-        made = {}
+        encoded = {}
         for name, column in self.columns.items():
             if name not in columns:
                 way = "give all columns of the training data, under the same names"
                 raise OnnxgenError(f"the data has no column {legible(name)!r}", help=way)
             values = values_of(name, columns[name])
-            made[name] = column.transform(values)
-            for index in np.flatnonzero(~np.isfinite(made[name]).all(1))[:1]:
+            encoded[name] = column.transform(values)
+            for index in np.flatnonzero(~np.isfinite(encoded[name]).all(1))[:1]:
                 value, of = values.tolist()[index], f" of {part}" if part else ""
                 what = f"column {legible(name)!r}{of} has {'no value' if value != value else repr(value)} in row "
                 way = "change it, remove the sample, or fit a table that takes it, as --table COLUMN=median, "
                 way += "COLUMN=frequent, or COLUMN=onehot+zeros for categories that the training part does not have"
                 raise OnnxgenError(f"{what}{index if rows is None else rows[index]}", help=way)
-        return {name: np.concatenate([made[m] for m in members], 1) for name, members in self.inputs.items()}
+        return {name: np.concatenate([encoded[m] for m in members], 1) for name, members in self.inputs.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return this table as dicts, lists, text and numbers, from which `from_json` makes an equal one."""
@@ -138,23 +138,25 @@ def fitted(table: str | Mapping[str, Any]) -> Table | None:
 
 def texts_of(table: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Return the columns that hold text, of a fitted table; () of any other."""
-    found = fitted(table)
-    return () if found is None else tuple(name for name, column in found.columns.items() if column.is_text)
+    fitted_table = fitted(table)
+    return (
+        () if fitted_table is None else tuple(name for name, column in fitted_table.columns.items() if column.is_text)
+    )
 
 
-def values_of(name: str, given: Any) -> NDArray[Any]:
+def values_of(name: str, values: Any) -> NDArray[Any]:
     """Return the values [n] of a column: doubles, or objects (text) if there is a text. NaN and None become NaN.
 
     Raises:
         OnnxgenError: it has not one axis, or holds neither numbers nor text.
     """
-    array = np.asarray(given)
+    array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         array = np.array([math.nan if v is None else v for v in array.ravel().tolist()], dtype=object)
     if array.dtype != object or not any(isinstance(v, str) for v in array):
         with suppress(TypeError, ValueError):
             array = array.astype(np.float64)
     wrong = array.dtype == object and not all(isinstance(v, str) or v != v for v in array)
-    if np.ndim(given) != 1 or wrong:
+    if np.ndim(values) != 1 or wrong:
         raise OnnxgenError(f"column {legible(name)!r} must hold one number or one text for each sample")
     return array

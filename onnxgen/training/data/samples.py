@@ -131,9 +131,9 @@ class Feeding:
 
     def arguments(self, batch: Batch, device: torch.device | None = None) -> list[Tensor]:
         """Return what `forward` takes for a batch, on a device or where it is."""
-        found = [batch[column][:1] if column in self.once else batch[column] for column in self.inputs]
-        found = found if self.arrangement is None else self.arrangement.arguments(found)
-        return [x if device is None else x.to(device) for x in found]
+        arguments = [batch[column][:1] if column in self.once else batch[column] for column in self.inputs]
+        arguments = arguments if self.arrangement is None else self.arrangement.arguments(arguments)
+        return [x if device is None else x.to(device) for x in arguments]
 
     @property
     def aims(self) -> tuple[str, ...]:

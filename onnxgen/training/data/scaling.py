@@ -41,8 +41,8 @@ def normalised(
     before, steps, scales = by_input(known, [*asked]), dict(images), {}
     for name, column in columns.items():
         if column in images:
-            made = steps[column] = _scaled(source, column, images[column], asked[name], before[name])
-            scales[name] = "none" if made.scale is None else scale_text(made.scale)
+            step = steps[column] = _scaled(source, column, images[column], asked[name], before[name])
+            scales[name] = "none" if step.scale is None else scale_text(step.scale)
     return steps, of_inputs(scales, [*asked])
 
 
@@ -80,15 +80,15 @@ def placing_of(settings: Settings, lines: bool = False) -> Placing:
     """
     card = card_of(settings.task)
     usual = "line" if lines else card.resize
-    made = Placing(
+    placing = Placing(
         usual if settings.resize == "auto" else settings.resize, GRAY if settings.beside is None else settings.beside
     )
-    if not made.moves and settings.beside is not None:
+    if not placing.moves and settings.beside is not None:
         what = f"--beside {settings.beside}: images are stretched, and nothing is beside them"
         raise OnnxgenError(what, help="--resize letterbox, corner or line; or leave --beside out")
-    if made.moves and card.stays:
-        raise OnnxgenError(f"--resize {made.how} would not move {card.stays}", help="--resize stretch")
-    return made
+    if placing.moves and card.stays:
+        raise OnnxgenError(f"--resize {placing.how} would not move {card.stays}", help="--resize stretch")
+    return placing
 
 
 def refuse_unmoved(source: DataSource, columns: Iterable[str], images: Iterable[ToInput], settings: Settings) -> None:
@@ -144,9 +144,9 @@ def white_of_floats(samples: Samples, column: str) -> float:
 def refuse_bright(samples: Samples, whites: Mapping[str, float]) -> None:
     """Refuse floats from 0 to 255 as images that are to be normalised or augmented: both mean values from 0 to 1."""
     for column, white in whites.items():
-        if white == 1.0 and (found := white_of_floats(samples, column)):
-            what = f"column {column!r} holds images as floats up to {found:.0f}, which are taken for 0 to 1"
-            raise OnnxgenError(what, help=f"store them as uint8, or divide them by {found:.0f}")
+        if white == 1.0 and (highest := white_of_floats(samples, column)):
+            what = f"column {column!r} holds images as floats up to {highest:.0f}, which are taken for 0 to 1"
+            raise OnnxgenError(what, help=f"store them as uint8, or divide them by {highest:.0f}")
 
 
 def bright_notes(samples: Samples, columns: Iterable[str]) -> list[str]:
@@ -176,10 +176,10 @@ def by_width(samples: Samples) -> list[tuple[Sequence[int], Samples]]:
 
     A sample's width depends on nothing but its own size, so what is read does not depend on other samples.
     """
-    found = _lines(samples)
-    if found is None or not found[1].width_step:
+    lines = _lines(samples)
+    if lines is None or not lines[1].width_step:
         return [(range(len(samples)), samples)]
-    column, step, sizes = found
+    column, step, sizes = lines
     widths = np.array([step.width_of(size) for size in sizes])
     each = [(width, np.flatnonzero(widths == width)) for width in sorted({*widths.tolist()})]
     if len(each) == 1:
@@ -189,10 +189,10 @@ def by_width(samples: Samples) -> list[tuple[Sequence[int], Samples]]:
 
 def widest(samples: Samples) -> Samples:
     """Return the samples in the width of the longest one."""
-    found = _lines(samples)
-    if found is None or not found[1].width_step:
+    lines = _lines(samples)
+    if lines is None or not lines[1].width_step:
         return samples
-    column, step, sizes = found
+    column, step, sizes = lines
     return _widened(samples, column, max(map(step.width_of, sizes), default=step.frame.width))
 
 
@@ -201,20 +201,20 @@ def squeezed(samples: Samples, trains: bool = False) -> list[str]:
 
     `trains`: all samples are fed in one width, also if the network takes others.
     """
-    found = _lines(samples)
-    if found is None or found[1].width_step and not trains:
+    lines = _lines(samples)
+    if lines is None or lines[1].width_step and not trains:
         return []
-    _, step, sizes = found
+    _, step, sizes = lines
     frame = step.frame
     needed = [step.placing.width_of(size, frame.height) for size in sizes]
     count = sum(width > frame.width for width in needed)
     if not count:
         return []
-    told = f"{counted(count, 'line')} longer than {frame.height}x{frame.width} squeezed to it"
+    what = f"{counted(count, 'line')} longer than {frame.height}x{frame.width} squeezed to it"
     if step.width_step:
         wide = step.widened(max(needed))
-        return [f"{told}; predict gives each its own width -> --size {frame.height}x{wide} trains them so"]
-    return [f"{told}, since the network takes that width alone -> cut long lines into shorter ones"]
+        return [f"{what}; predict gives each its own width -> --size {frame.height}x{wide} trains them so"]
+    return [f"{what}, since the network takes that width alone -> cut long lines into shorter ones"]
 
 
 def _lines(samples: Samples) -> tuple[str, ToInput, list[Size]] | None:

@@ -59,11 +59,11 @@ class Sounds:
 
     def decoded(self, indices: Sequence[int]) -> Tensor:
         assert self.length is not None, "sounds of several lengths"
-        made = np.zeros((len(indices), self.length), np.float32)
-        for row, index in zip(made, indices):
-            found = heard(self.paths[index], self.rate)[: self.length]
-            row[: len(found)] = found
-        return torch.from_numpy(made)
+        batch = np.zeros((len(indices), self.length), np.float32)
+        for row, index in zip(batch, indices):
+            sound = heard(self.paths[index], self.rate)[: self.length]
+            row[: len(sound)] = sound
+        return torch.from_numpy(batch)
 
 
 def heard(path: Path, rate: int) -> NDArray[np.float32]:
@@ -76,10 +76,10 @@ def heard(path: Path, rate: int) -> NDArray[np.float32]:
     from scipy.signal import resample_poly
 
     try:
-        found, own = soundfile.read(_named(path), dtype="float32", always_2d=True)
+        channels, own = soundfile.read(_named(path), dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}") from None
-    mono: NDArray[np.float32] = found.mean(1, dtype=np.float32)
+    mono: NDArray[np.float32] = channels.mean(1, dtype=np.float32)
     if own == rate:
         return mono
     divisor = math.gcd(own, rate)
@@ -96,12 +96,12 @@ def look_at_sound(path: Path) -> Seen:
     import soundfile
 
     try:
-        found, rate = soundfile.read(_named(path), dtype="float32", always_2d=True)
+        channels, rate = soundfile.read(_named(path), dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
         return one_line(error, 100).removeprefix(f"Error opening '{path}': ")
-    if not len(found):
+    if not len(channels):
         return "it has no samples"
-    return (int(rate), len(found)) if np.isfinite(found).all() else "it has numbers that are not finite"
+    return (int(rate), len(channels)) if np.isfinite(channels).all() else "it has numbers that are not finite"
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
@@ -135,16 +135,16 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
         what = f"{path} has sounds, but no folder for each class"
         raise OnnxgenError(what, help="lay it out as folder/class_name/*.wav, or give a table with a column of paths")
     refuse_nested(path, parts, SUFFIXES)
-    found: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
+    by_part: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
     for part, root in parts.items():
         files = _sounds_in(root) if root.is_dir() else [root]
         files = [file for file in files if not classes or file.parent != root]
         labels = torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files]) if classes else None
         others = Columns({} if labels is None else {"label": labels}, {"label": classes} if classes else {})
-        found[part] = [(file, "") for file in files], others
+        by_part[part] = [(file, "") for file in files], others
     faults = Faults(path if path.is_dir() else path.parent, "sound")
     source = DataSource({}, path.name, "label" if classes else "", text=frozenset({"label"} if classes else ()))
-    _fill(source, found, SOUND, faults, settings)
+    _fill(source, by_part, SOUND, faults, settings)
     return source
 
 
@@ -155,7 +155,7 @@ def with_sounds(source: DataSource, folder: Path, settings: Settings, faults: Fa
     if len(named) != 1:
         return
     (name,) = named
-    found: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
+    by_part: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
     for part, samples in source.parts.items():
         rows = source.files.get(part)
         lines = (
@@ -165,10 +165,10 @@ def with_sounds(source: DataSource, folder: Path, settings: Settings, faults: Fa
         )
         texts = list(source.raw[part][name])
         root = root_of(folder, texts)
-        found[part] = [(root / text, line) for text, line in zip(texts, lines)], samples
+        by_part[part] = [(root / text, line) for text, line in zip(texts, lines)], samples
     source.raw = {part: {n: c for n, c in columns.items() if n != name} for part, columns in source.raw.items()}
     source.text, source.table = source.text - {name}, False
-    _fill(source, found, name, faults, settings)
+    _fill(source, by_part, name, faults, settings)
 
 
 def _is_name(text: Any) -> bool:
@@ -177,30 +177,30 @@ def _is_name(text: Any) -> bool:
 
 def _fill(
     source: DataSource,
-    found: Mapping[str, tuple[list[tuple[Path, str]], Samples]],
+    by_part: Mapping[str, tuple[list[tuple[Path, str]], Samples]],
     name: str,
     faults: Faults,
     settings: Settings,
 ) -> None:
     """Give the source the sounds that can be used, of one rate, with a note of all others."""
     need(["soundfile"])
-    files = [path for pairs, _ in found.values() for path, _ in pairs]
+    files = [path for pairs, _ in by_part.values() for path, _ in pairs]
     seen = looked(faults.folder, [path for path in files if path.is_file()], look_at_sound, "sounds")
     rates = Counter(facts[0] for path in files if not isinstance(facts := seen.get(path, ""), str))
     rate = settings.sample_rate or (rates.most_common(1)[0][0] if rates else 0)
-    made: dict[str, Samples] = {}
+    samples: dict[str, Samples] = {}
     left, skipped, rows = {}, 0, dict(source.raw)
-    for part, (pairs, others) in found.items():
+    for part, (pairs, others) in by_part.items():
         kept = [i for i, (path, line) in enumerate(pairs) if _is_sound(path, line, seen, rate, settings, faults)]
         left[part], skipped = len(kept), skipped + len(pairs) - len(kept)
         heard_of = [known for i in kept if not isinstance(known := seen[pairs[i][0]], str)]
         frames = tuple(math.ceil(count * rate / own) for own, count in heard_of)
         sounds = Sounds(tuple(pairs[i][0] for i in kept), frames, rate)
-        made[part] = in_files(others, {name: sounds}, name, kept)
+        samples[part] = in_files(others, {name: sounds}, name, kept)
         if part in rows:
             rows[part] = {column: rows_of(values, kept) for column, values in rows[part].items()}
     source.notes += faults.notes(left, settings.strict, skipped)
-    source.parts, source.raw, source.rate = made, rows, rate
+    source.parts, source.raw, source.rate = samples, rows, rate
     if other := sum(count for own, count in rates.items() if own != rate):
         why = "" if settings.sample_rate else f", which {rates[rate]} have; --sample-rate names another"
         source.notes.append(f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz{why}")
@@ -235,7 +235,7 @@ def fit_sounds(source: DataSource, ports: Signature, feeding: Feeding) -> None:
     length = fixed if isinstance(fixed, int) else max(frames)
     source.parts |= {part: in_columns(samples).fitted(name, length=length) for part, samples in source.parts.items()}
     cut, filled = sum(count > length for count in frames), sum(count < length for count in frames)
-    said = [f"{cut} of {len(frames)} are longer and are cut"] * bool(cut)
-    said += [f"{filled} of {len(frames)} are shorter and end in zeros"] * bool(filled)
+    changes = [f"{cut} of {len(frames)} are longer and are cut"] * bool(cut)
+    changes += [f"{filled} of {len(frames)} are shorter and end in zeros"] * bool(filled)
     what = f"{legible(name)} has {length} samples at {source.rate} Hz, mono"
-    source.notes.append("; ".join([what, *said]))
+    source.notes.append("; ".join([what, *changes]))

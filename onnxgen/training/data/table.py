@@ -54,10 +54,12 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
     names = [name.strip() for name in rows[0][1]]
     _check_names(path, names)
     wrong = [(line, row) for line, row in rows[1:] if len(row) != len(names)]
-    said = [f"{path}, line {n}: {counted(len(row), 'value')}, but {counted(len(names), 'column')}" for n, row in wrong]
-    if said:
-        more = [f"{path}: so have {counted(len(said) - _NAMED, 'more line')}"] if len(said) > _NAMED else []
-        raise OnnxgenError(*said[:_NAMED], *more)
+    uneven = [
+        f"{path}, line {n}: {counted(len(row), 'value')}, but {counted(len(names), 'column')}" for n, row in wrong
+    ]
+    if uneven:
+        more = [f"{path}: so have {counted(len(uneven) - _NAMED, 'more line')}"] if len(uneven) > _NAMED else []
+        raise OnnxgenError(*uneven[:_NAMED], *more)
     lines, texts = [line for line, _ in rows[1:]], {*texts, TEXT}
     cells = {name: [cell.strip() for cell in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
     commas = [name for name, of in cells.items() if name not in texts and _has_commas(of)]
@@ -69,10 +71,10 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
         text = next(cell for cell in cells[name] if "," in cell)
         what = f"{path}: column {legible(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
         columns[name] = Problem(what, help="write decimals with a point, and thousands without a comma")
-    found = Rows(columns, path, lines)
+    table = Rows(columns, path, lines)
     if commas and certain:
-        found.notes.append(f"decimal commas become points in {counted(len(commas), 'column')}: {listed(commas, 4)}")
-    return found
+        table.notes.append(f"decimal commas become points in {counted(len(commas), 'column')}: {listed(commas, 4)}")
+    return table
 
 
 def _has_commas(texts: Sequence[str]) -> bool:
@@ -166,11 +168,11 @@ def arrow_column(path: Path, name: str, column: Any) -> Any:
     if values and all(isinstance(v, str) for v in values):
         return np.array(values, dtype=object)
     try:
-        found = np.array(values)
+        array = np.array(values)
     except ValueError:
-        found = np.array(None)
-    if found.ndim > 1 and found.dtype.kind in "biuf":
-        return found
+        array = np.array(None)
+    if array.ndim > 1 and array.dtype.kind in "biuf":
+        return array
     way, what = (
         "store numbers, text, or lists of numbers of one length",
         f"{path}: column {legible(name)!r} is of type {kind}",
@@ -193,10 +195,10 @@ def lists_of(values: Any, what: str, way: str) -> Lists | None:
         return None
     if not all(value is None or isinstance(value, (list, tuple)) for value in values):
         return None
-    found = np.empty(len(values), dtype=object)
+    column = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
-        found[i] = None if value is None else list(value)
-    return Lists(what, help=way, values=found)
+        column[i] = None if value is None else list(value)
+    return Lists(what, help=way, values=column)
 
 
 _NAMED_LINES = 5  # lines that are named, of those that can't be read
@@ -270,8 +272,8 @@ def _column_of_objects(path: Path, name: str, values: list[Any], lines: list[int
         kept = _objects(there) if kinds == {"text"} else np.array(there)
         return missing(f"{path}, line {lines[gaps[0]]}", name, gaps, kept) if gaps else kept
     first = {_kind(value): line for value, line in reversed(list(zip(values, lines))) if value is not None}
-    found = " and ".join(f"{kind} (line {line})" for kind, line in sorted(first.items(), key=lambda pair: pair[1]))
-    what = f"{path}: column {legible(name)!r} holds {found or 'nothing'}"
+    shown = " and ".join(f"{kind} (line {line})" for kind, line in sorted(first.items(), key=lambda pair: pair[1]))
+    what = f"{path}: column {legible(name)!r} holds {shown or 'nothing'}"
     return Problem(what, help="store one kind in a column: numbers, text, or lists of numbers or text")
 
 
@@ -285,10 +287,10 @@ def _kind(value: Any) -> str:
 
 def _objects(values: list[Any]) -> NDArray[Any]:
     """Return an array [n] of objects, also of lists."""
-    found = np.empty(len(values), dtype=object)
+    array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
-        found[i] = value
-    return found
+        array[i] = value
+    return array
 
 
 def read_npz(path: Path) -> dict[str, Any]:
@@ -298,8 +300,8 @@ def read_npz(path: Path) -> dict[str, Any]:
         OnnxgenError: the file is damaged or holds Python objects.
     """
     try:
-        found = np.load(path, allow_pickle=False)
-        return {"x": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+        loaded = np.load(path, allow_pickle=False)
+        return {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         pickled = "pickle" in str(error).lower()
         way = "save arrays of numbers: reading pickled objects would run code" if pickled else "save it again"
@@ -308,12 +310,12 @@ def read_npz(path: Path) -> dict[str, Any]:
 
 def divided(arrays: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the columns of each part, which names like `x_train` or `test_images` make; else all are "train"."""
-    made = {key: _divided(key) for key in arrays}
-    if not all(made.values()) or not any(found and found[0] == "train" for found in made.values()):
+    places = {key: _divided(key) for key in arrays}
+    if not all(places.values()) or not any(place and place[0] == "train" for place in places.values()):
         return {"train": arrays}
     parts: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
-        part, column = made[key] or ("", "")
+        part, column = places[key] or ("", "")
         parts.setdefault(part, {})[column] = array
     return {**parts}
 

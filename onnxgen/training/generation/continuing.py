@@ -51,7 +51,7 @@ def continued(
     """
     library = open_tokenizer(tokenizer).tokenizer
     prompts = [_prompt(library, text, number) for number, text in enumerate(texts)]
-    made: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     with evaluating(model), torch.random.fork_rng():
         lm = causal_lm(model, tokenizer)
         torch.manual_seed(seed)
@@ -59,8 +59,8 @@ def continued(
             for i, row in zip(group, generated(lm, [prompts[i] for i in group], new, temperature)):
                 value = np.full(new, BEHIND, dtype=np.int64)
                 value[: len(row)] = row
-                made[i] = Answer(_said(library, prompts[i], row), {}, value)
-    return [made[i] for i in range(len(texts))]
+                answers[i] = Answer(_said(library, prompts[i], row), {}, value)
+    return [answers[i] for i in range(len(texts))]
 
 
 def generated(
@@ -83,11 +83,11 @@ def generated(
 
 def _prompt(library: Any, text: str, number: int) -> list[int]:
     """Return the token ids of a text, without special tokens that the tokenizer puts behind it."""
-    found = library.encode(text)
-    if all(found.special_tokens_mask):
+    encoding = library.encode(text)
+    if all(encoding.special_tokens_mask):
         raise OnnxgenError(f"text {number} has no token", help="give a text to continue")
-    last = max(i for i, special in enumerate(found.special_tokens_mask) if not special)
-    return list(found.ids[: last + 1])
+    last = max(i for i, special in enumerate(encoding.special_tokens_mask) if not special)
+    return list(encoding.ids[: last + 1])
 
 
 def _groups(prompts: Sequence[Sequence[int]], size: int) -> list[list[int]]:

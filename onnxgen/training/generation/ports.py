@@ -72,18 +72,18 @@ def _refuse_encoder(ports: Signature) -> None:
 
 
 def _logits(ports: Signature) -> int:
-    found = [i for i, port in enumerate(ports.outputs) if port.name == "logits"]
+    named = [i for i, port in enumerate(ports.outputs) if port.name == "logits"]
     floats = [i for i, port in enumerate(ports.outputs) if port.dims is not None and len(port.dims) == 3]
-    if not found and len(floats) != 1:
+    if not named and len(floats) != 1:
         names = listed(port.name for port in ports.outputs)
         raise OnnxgenError(f"no output has scores of tokens [batch, length, vocabulary] (it has {names})", help=WAY)
-    return (found or floats)[0]
+    return (named or floats)[0]
 
 
 def _layers(pasts: list[Port], ports: Signature) -> tuple[tuple[tuple[str, str], tuple[int, int]], ...]:
     """Return the pairs of pasts, and the outputs that go on from them."""
     outputs = {place: i for i, port in enumerate(ports.outputs) if (place := _place(port)) is not None}
-    found: dict[int, dict[str, tuple[str, int]]] = {}
+    layers: dict[int, dict[str, tuple[str, int]]] = {}
     for port in pasts:
         past_shape(port)
         place, dims = _place(port), port.dims or ()
@@ -93,12 +93,12 @@ def _layers(pasts: list[Port], ports: Signature) -> tuple[tuple[tuple[str, str],
         if place not in outputs:
             what = f"no output goes on from input {legible(port.name)!r}: present.{place[0]}.{place[1]} is missing"
             raise OnnxgenError(what, help=WAY)
-        found.setdefault(place[0], {})[place[1]] = (port.name, outputs[place])
-    for number, pair in found.items():
+        layers.setdefault(place[0], {})[place[1]] = (port.name, outputs[place])
+    for number, pair in layers.items():
         if len(pair) < 2:
             what = f"layer {number} has a past for its {next(iter(pair))} alone: {next(iter(pair.values()))[0]}"
             raise OnnxgenError(what, help=WAY)
-    pairs = [(found[number]["key"], found[number]["value"]) for number in sorted(found)]
+    pairs = [(layers[number]["key"], layers[number]["value"]) for number in sorted(layers)]
     return tuple(((key[0], value[0]), (key[1], value[1])) for key, value in pairs)
 
 

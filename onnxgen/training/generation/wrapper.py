@@ -101,14 +101,14 @@ class CausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if cache is not None and past:
             for (names, _), layer in zip(self.ports.layers, cache.layers):
                 known |= zip(names, (layer.keys, layer.values))
-        given = []
+        arguments = []
         for role, port in zip(self.ports.roles, self.ports.given):
             kind = None if port.dtype is None else getattr(torch, port.dtype)
             if role not in known:  # a past; its type is that of the module, which `half()` changes
                 known[role] = torch.zeros(len(ids), *past_shape(port), dtype=self.dtype, device=ids.device)
-            given.append(known[role] if known[role].is_floating_point() else known[role].to(kind))
-        made = self.network(*given)
-        return made if isinstance(made, tuple) else (made,)
+            arguments.append(known[role] if known[role].is_floating_point() else known[role].to(kind))
+        results = self.network(*arguments)
+        return results if isinstance(results, tuple) else (results,)
 
     def _grown(self, cache: DynamicCache | None, outputs: tuple[Tensor, ...], past: int, new: int) -> DynamicCache:
         """Return the cache with the keys and values of the new tokens."""
@@ -178,15 +178,15 @@ def opened(lm: CausalLM, tokenizer: Path | None) -> CausalLM:
     folders, config = ([path.parent] if path is not None else beside(lm.network)), lm.generation_config
     if path is not None:
         facts = open_tokenizer(path).facts
-        given: dict[str, Any] = {"padding_side": "left", "model_input_names": [IDS, MASK]}
+        options: dict[str, Any] = {"padding_side": "left", "model_input_names": [IDS, MASK]}
         kind = PreTrainedTokenizerFast
         whole = path.name == TOKENIZER
-        made = kind.from_pretrained(path.parent, **given) if whole else kind(tokenizer_file=str(path), **given)
-        if made.pad_token is None:
-            made.pad_token = next((token for token in PADS if token in made.get_vocab()), made.eos_token)
+        wrapped = kind.from_pretrained(path.parent, **options) if whole else kind(tokenizer_file=str(path), **options)
+        if wrapped.pad_token is None:
+            wrapped.pad_token = next((token for token in PADS if token in wrapped.get_vocab()), wrapped.eos_token)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            setattr(config, name, facts.get(name, getattr(made, name)))
-        lm.tokenizer = made
+            setattr(config, name, facts.get(name, getattr(wrapped, name)))
+        lm.tokenizer = wrapped
     if (folder := next((folder for folder in folders if (folder / GENERATION).is_file()), None)) is not None:
         lm.generation_config = GenerationConfig.from_pretrained(folder, use_cache=config.use_cache)
     return lm

@@ -80,10 +80,10 @@ class Reading(Goal, nn.Module):
         table = torch.tensor([row + [PADDING] * (most - len(row)) for row in rows], dtype=torch.int64)
         self.register_buffer("table", table.reshape(len(rows), most), persistent=False)
 
-    def targets(self, given: Tensor) -> Tensor:
+    def targets(self, column: Tensor) -> Tensor:
         """Return class indices [n, most], padded with -1. A character that no class stands for has no class's index."""
         table: Tensor = self.table  # type: ignore[assignment]
-        return table[given] if self.texts else given
+        return table[column] if self.texts else column
 
     def readable(self, targets: Tensor, steps: int | None = None) -> Tensor:
         """Return True for each target [n] that the output has enough steps for, with one between equal neighbours.
@@ -101,10 +101,10 @@ class Reading(Goal, nn.Module):
     def logarithms(self, outputs: Outputs) -> Tensor:
         """Return the logarithms of the classes' probabilities [T, n, C]."""
         own = self.layout
-        made = outputs[own.output].permute(own.time, own.batch, own.axis).float()
+        scores = outputs[own.output].permute(own.time, own.batch, own.axis).float()
         if own.ending.kind == "softmax":
-            made = made.clamp_min(torch.finfo(made.dtype).tiny).log()
-        return made.log_softmax(2)  # of logarithms, the same
+            scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
+        return scores.log_softmax(2)  # of logarithms, the same
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
         logs, targets = self.logarithms(outputs), self.targets(batch[self.column])
@@ -123,9 +123,9 @@ class Reading(Goal, nn.Module):
         return _Errors(self)
 
     def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown:
-        given, said = batch[self.column][place], self.read(outputs)[place]
-        wanted = self.texts[int(given)] if self.texts else given[given >= 0].tolist()
-        read = spelled(said, self.blank, self.characters)
+        target, ids = batch[self.column][place], self.read(outputs)[place]
+        wanted = self.texts[int(target)] if self.texts else target[target >= 0].tolist()
+        read = spelled(ids, self.blank, self.characters)
         truth = wanted if isinstance(wanted, str) else spelled(wanted, self.blank, self.characters)
         return Shown(truth, read, truth == read)
 
@@ -144,61 +144,63 @@ class _Errors(Scores):
         self.goal = goal
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        goal, given = self.goal, batch[self.goal.column]
+        goal, targets = self.goal, batch[self.goal.column]
         if goal.texts:
-            wanted = [goal.texts[i] for i in given.tolist()]
-            made = [spelled(ids, goal.blank, goal.characters) for ids in goal.read(outputs)]
+            wanted = [goal.texts[i] for i in targets.tolist()]
+            read = [spelled(ids, goal.blank, goal.characters) for ids in goal.read(outputs)]
         else:  # a character for each class
-            wanted = ["".join(chr(i) for i in row if i >= 0) for row in given.tolist()]
-            made = ["".join(map(chr, ids)) for ids in goal.read(outputs)]
-        self.metrics["character_error"].update(made, wanted)
-        right = torch.tensor([float(a == b) for a, b in zip(made, wanted, strict=True)])
+            wanted = ["".join(chr(i) for i in row if i >= 0) for row in targets.tolist()]
+            read = ["".join(map(chr, ids)) for ids in goal.read(outputs)]
+        self.metrics["character_error"].update(read, wanted)
+        right = torch.tensor([float(a == b) for a, b in zip(read, wanted, strict=True)])
         self.metrics["exact_match"].update(right)
 
 
-def make(found: Situation) -> list[Goal]:
+def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task ctc`.
 
     Raises:
         OnnxgenError: output, targets, classes and blank do not fit together.
     """
-    refuse_augment(found, MIRRORS, "mirrors the image, but not its text")
-    layout, (column,) = _layout(found), found.feeding.others
-    field, asked = found.samples.fields[column], found.settings.classes
+    refuse_augment(situation, MIRRORS, "mirrors the image, but not its text")
+    layout, (column,) = _layout(situation), situation.feeding.others
+    field, asked = situation.samples.fields[column], situation.settings.classes
     texts = _texts(column, field)
-    known = _used(found.samples, column, texts)
-    used = characters_of(found.samples, column)
-    own = None if asked else own_alphabet(found.model, layout.classes)
+    known = _used(situation.samples, column, texts)
+    used = characters_of(situation.samples, column)
+    own = None if asked else own_alphabet(situation.model, layout.classes)
     if asked and len(asked) not in (layout.classes, layout.classes - 1) and not texts:
         what = f"--classes has {counted(len(asked), 'name')}, but the output has {layout.classes - 1} beside the blank"
         raise OnnxgenError(what, help="name them in the order of the output, without the blank or with it")
-    blank = _blank(found, layout, [] if texts else known, asked, own)
+    blank = _blank(situation, layout, [] if texts else known, asked, own)
     names = [name for i, name in enumerate(asked) if len(asked) < layout.classes or i != blank]
     characters = names or (own.characters if own is not None else used)
     # The alphabet of the training part is what is learned; any other must have the characters of every part.
     every = sorted({c for text in texts for c in text}) if texts and (names or own is not None) else used
-    _check_characters(characters, layout, every, own, found)
+    _check_characters(characters, layout, every, own, situation)
     goal = Reading(layout, column, blank, characters, texts)
     goal.settled = {"blank": blank, "classes": tuple(characters)}
-    begins = found.settings.replace_head is not None or found.settings.from_scratch
+    begins = situation.settings.replace_head is not None or situation.settings.from_scratch
     unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
     goal.new_head = len(characters) + 1 if unknown else 0
-    new = added(found.model, characters) if own is not None else []
-    goal.said = (*_notes(goal, found.settings, own, new), *as_author(found))
-    unread = _check(found, goal)
-    goal.said, goal.uncounted = ((*goal.said, *unread), ()) if found.training else (goal.said, tuple(unread))
+    new = added(situation.model, characters) if own is not None else []
+    goal.said = (*_notes(goal, situation.settings, own, new), *as_author(situation))
+    unread = _check(situation, goal)
+    goal.said, goal.uncounted = ((*goal.said, *unread), ()) if situation.training else (goal.said, tuple(unread))
     return [goal]
 
 
-def _layout(found: Situation) -> Layout:
-    output = trained_output(found, lambda made: made.ndim == 3, "an output with three axes, [T, N, C] or [N, T, C]")
-    made = found.outputs[output]
-    batch = batch_axis(found, output)
-    ending = read_ending(made, [axis for axis in range(3) if axis != batch])
+def _layout(situation: Situation) -> Layout:
+    output = trained_output(
+        situation, lambda scores: scores.ndim == 3, "an output with three axes, [T, N, C] or [N, T, C]"
+    )
+    scores = situation.outputs[output]
+    batch = batch_axis(situation, output)
+    ending = read_ending(scores, [axis for axis in range(3) if axis != batch])
     axis = ending.axis if ending.axis is not None and ending.axis != batch else 2
     time = 3 - batch - axis
-    steps, classes = made.shape[time], made.shape[axis]
-    return Layout(output, found.names[output], batch, time, axis, steps, classes, ending)
+    steps, classes = scores.shape[time], scores.shape[axis]
+    return Layout(output, situation.names[output], batch, time, axis, steps, classes, ending)
 
 
 def _texts(column: str, field: Field) -> tuple[str, ...]:
@@ -227,9 +229,11 @@ def _used(samples: Samples, column: str, texts: Sequence[str]) -> list[int]:
     return sorted(Values(samples, [column]).distinct(column) - ({PADDING} if not texts else set()))
 
 
-def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequence[str], own: Alphabet | None) -> int:
+def _blank(
+    situation: Situation, layout: Layout, used: Sequence[int], names: Sequence[str], own: Alphabet | None
+) -> int:
     """Return the blank: as the settings, the alphabet or the names of all classes say, else the end without targets."""
-    asked, last = found.settings.blank, layout.classes - 1
+    asked, last = situation.settings.blank, layout.classes - 1
     if asked is not None:
         if asked > last:
             raise OnnxgenError(f"--blank {asked}: the output has the classes 0 to {last}")
@@ -255,7 +259,7 @@ def _blank(found: Situation, layout: Layout, used: Sequence[int], names: Sequenc
 
 
 def _check_characters(
-    characters: Sequence[str], layout: Layout, used: Sequence[str], own: Alphabet | None, found: Situation
+    characters: Sequence[str], layout: Layout, used: Sequence[str], own: Alphabet | None, situation: Situation
 ) -> None:
     """Check that each class has one character, and in a training that there is one for each character of the texts.
 
@@ -265,12 +269,12 @@ def _check_characters(
         return
     if own is None and (long := [name for name in characters if len(name) != 1]):
         way = "name each character"
-        what = f"--task {found.settings.task}: --classes has {long[0]!r}, which is no single character"
+        what = f"--task {situation.settings.task}: --classes has {long[0]!r}, which is no single character"
         raise OnnxgenError(what, help=way)
     if len(characters) > layout.classes - 1:
         what = f"the texts have {len(characters)} characters, but the output {layout.classes - 1} beside the blank"
         raise OnnxgenError(what, help=f"--replace-head {len(characters) + 1}, if the model ends in a layer of classes")
-    lacking = sorted({*used} - {*characters}) if found.training else []
+    lacking = sorted({*used} - {*characters}) if situation.training else []
     if lacking and own is not None:
         what = f"the texts have {_spelled(lacking)}, which the model's alphabet of {len(characters):,} lacks"
         way = f"--replace-head {layout.classes + len(lacking)} --keep adds them, and --classes names another alphabet"
@@ -289,7 +293,7 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
     """Return notes; `new` are characters that the file does not list."""
     own, count = goal.layout, len(goal.characters)
     ends = own.ending.kind or "logits"
-    found = [
+    notes = [
         f"output {own.name} is {ends} of {own.classes} classes (axis {own.axis}) over {own.steps} steps (axis "
         f"{own.time}): trained with ctc_loss, blank {goal.blank}; a sample's loss is divided by its target's length"
     ]
@@ -299,19 +303,19 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
             f"as {alphabet.source} of the file lists them" if alphabet.listed else "with the classes that they have"
         )
         more = f" and new ones ({_spelled(new)})" if new else ""
-        found.append(f"the {count:,} characters are the model's own{more}, {whence}; give others with --classes")
+        notes.append(f"the {count:,} characters are the model's own{more}, {whence}; give others with --classes")
     elif goal.texts and not settings.classes:
-        found.append(f"characters in the order of the output: {''.join(goal.characters)!r}; give others with --classes")
+        notes.append(f"characters in the order of the output: {''.join(goal.characters)!r}; give others with --classes")
     if goal.texts and free > 0:
         stand = "stands" if free == 1 else "stand"
-        found.append(f"{counted(free, 'class')} of the output {stand} for no character of the training part")
+        notes.append(f"{counted(free, 'class')} of the output {stand} for no character of the training part")
     if goal.new_head:
         what = "nothing says which characters the model's classes were trained for: those of the data take their places"
-        found.append(f"{what} -> --replace-head {goal.new_head} begins a new head, --classes names the model's own")
-    return found
+        notes.append(f"{what} -> --replace-head {goal.new_head} begins a new head, --classes names the model's own")
+    return notes
 
 
-def _check(found: Situation, goal: Reading) -> list[str]:
+def _check(situation: Situation, goal: Reading) -> list[str]:
     """Return notes of targets that no answer could match: they are too long, or have characters without a class.
 
     Raises:
@@ -320,8 +324,8 @@ def _check(found: Situation, goal: Reading) -> list[str]:
     column, own = goal.column, goal.layout
     long, total, first = 0, 0, -1
     strange: list[int] = []  # of texts, those with characters that no class stands for
-    for indices, given in Values(found.samples, [column])[column]:
-        targets = goal.targets(given.long())
+    for indices, values in Values(situation.samples, [column])[column]:
+        targets = goal.targets(values.long())
         unknown = (targets >= own.classes).any(1)
         wrong = ((targets < PADDING) | (targets == goal.blank)).any(1)
         wrong |= (unknown & (not goal.texts)) | ((targets[:, 1:] >= 0) & (targets[:, :-1] == PADDING)).any(1)
@@ -331,7 +335,7 @@ def _check(found: Situation, goal: Reading) -> list[str]:
                 f"class indices are 0 to {own.classes - 1} without the blank, {goal.blank}, and {PADDING} behind them"
             )
             raise OnnxgenError(f"column {column!r} has {targets[row].tolist()} in sample {indices[row]}", help=rule)
-        strange += given[unknown].tolist() if goal.texts else []
+        strange += values[unknown].tolist() if goal.texts else []
         bad = ~goal.readable(targets) & ~unknown
         first = indices[int(bad.nonzero()[0])] if first < 0 and bad.any() else first
         long, total = long + int(bad.sum()), total + len(bad)
@@ -339,10 +343,10 @@ def _check(found: Situation, goal: Reading) -> list[str]:
     if not long:
         return notes
     what = f"{long} of {total} targets need more than the output's {own.steps} steps (the first is sample {first})"
-    if found.settings.strict or long == total:
+    if situation.settings.strict or long == total:
         way = "give shorter targets" + (", or leave out --strict" if long < total else "")
         raise OnnxgenError(what, help=way)
-    return [*notes, f"{what}: they are not trained" if found.training else f"{what}: the loss is without them"]
+    return [*notes, f"{what}: they are not trained" if situation.training else f"{what}: the loss is without them"]
 
 
 def _strange(texts: Sequence[str], goal: Reading, total: int, short: int) -> str:

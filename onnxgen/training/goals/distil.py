@@ -81,8 +81,8 @@ class Pair:
 
         The logarithm of a softmax is its logits up to a constant, which a softmax ignores.
         """
-        given, said = (_wide(output), self.student), (wanted.to(_wide(output).dtype).view_as(output), self.teacher)
-        return self._logits(*given), self._logits(*said)
+        own, taught = (_wide(output), self.student), (wanted.to(_wide(output).dtype).view_as(output), self.teacher)
+        return self._logits(*own), self._logits(*taught)
 
     def _logits(self, values: Tensor, ending: str) -> Tensor:
         tiny = torch.finfo(values.dtype).tiny
@@ -103,8 +103,8 @@ class Feature(nn.Module):
     If the two differ along one axis, a linear map of that axis (for channels, a 1x1 convolution) is trained with them.
     """
 
-    def __init__(self, seen: Seen, name: str, found: Tensor, column: str, wanted: Tensor) -> None:
-        """`name` is the student's module; `found` and `wanted` are the values for a few samples.
+    def __init__(self, seen: Seen, name: str, value: Tensor, column: str, wanted: Tensor) -> None:
+        """`name` is the student's module; `value` and `wanted` are the values for a few samples.
 
         Raises:
             OnnxgenError: the shapes differ in more than one axis.
@@ -112,20 +112,20 @@ class Feature(nn.Module):
         super().__init__()
         self.seen, self.column = seen, column
         weakref.finalize(self, seen.handle.remove)  # the student outlives it
-        differ = [axis for axis in range(found.ndim) if found.shape[axis : axis + 1] != wanted.shape[axis : axis + 1]]
-        if found.ndim != wanted.ndim or len(differ) > 1 or differ == [0]:
-            what = f"{name} of the student is {list(found.shape)}, its teacher's value {list(wanted.shape)}"
+        differ = [axis for axis in range(value.ndim) if value.shape[axis : axis + 1] != wanted.shape[axis : axis + 1]]
+        if value.ndim != wanted.ndim or len(differ) > 1 or differ == [0]:
+            what = f"{name} of the student is {list(value.shape)}, its teacher's value {list(wanted.shape)}"
             raise OnnxgenError(what, help="--teacher-features pairs values that differ in their width alone")
         self.axis = differ[0] if differ else -1
-        sizes = (found.shape[self.axis], wanted.shape[self.axis])
+        sizes = (value.shape[self.axis], wanted.shape[self.axis])
         self.projection = nn.Linear(*sizes) if differ else None
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean squared error of the student's latest forward pass."""
-        found = self.seen.taken()
+        value = self.seen.taken()
         if self.projection is not None:
-            found = self.projection(found.movedim(self.axis, -1)).movedim(-1, self.axis)
-        return F.mse_loss(_wide(found), batch[self.column].to(_wide(found).dtype))
+            value = self.projection(value.movedim(self.axis, -1)).movedim(-1, self.axis)
+        return F.mse_loss(_wide(value), batch[self.column].to(_wide(value).dtype))
 
 
 class DistilGoal(Goal, nn.Module):
@@ -185,11 +185,11 @@ _OF_A_SOFTMAX = ("softmax", "log_softmax")
 def _refuse_other_images(teacher: Teacher, settings: Settings) -> None:
     """Refuse images that the teacher was not trained with: its outputs would be those of other pictures."""
     for name, usual in (("channel_order", "rgb"), ("resize", "")):
-        taught, given = teacher.network.images.get(name, "auto"), getattr(settings, name)
-        taught, given = (usual if value == "auto" else value for value in (taught, given))
-        if taught and given and taught != given:
+        taught, own = teacher.network.images.get(name, "auto"), getattr(settings, name)
+        taught, own = (usual if value == "auto" else value for value in (taught, own))
+        if taught and own and taught != own:
             option = f"--{name.replace('_', '-')}"
-            what = f"the teacher {settings.teacher} was trained with {option} {taught}, and the student gets {given}"
+            what = f"the teacher {settings.teacher} was trained with {option} {taught}, and the student gets {own}"
             raise OnnxgenError(what, help=f"{option} {taught}")
 
 
@@ -211,20 +211,27 @@ def with_teacher(
     inputs = {port.name: column for port, column in zip(ports, feeding.inputs)}
     teacher = open_teacher(settings.teacher, [*settings.teacher_features], inputs, batch, scale)
     _refuse_other_images(teacher, settings)
-    said = teacher(batch)
+    answers = teacher(batch)
     inside = {path: Seen(module_called(model, path, "student")) for path in settings.teacher_features.values()}
     outputs = _outputs(model, feeding.arguments(batch))
     names = output_names(model, len(outputs))
     objectives = {goal.output: goal for goal in goals if isinstance(goal, Objective)}
-    endings = kinds_of(teacher, batch, said)
+    endings = kinds_of(teacher, batch, answers)
     pairs = [
         _pair(
-            index, names[index], outputs[index], taught, said[taught], endings[taught], objectives.get(index), settings
+            index,
+            names[index],
+            outputs[index],
+            taught,
+            answers[taught],
+            endings[taught],
+            objectives.get(index),
+            settings,
         )
         for index, taught in _paired(names, teacher).items()
     ]
     features = [
-        Feature(inside[path], path, inside[path].taken(), f"{PREFIX}{value}", said[value])
+        Feature(inside[path], path, inside[path].taken(), f"{PREFIX}{value}", answers[value])
         for value, path in settings.teacher_features.items()
     ]
     share = settings.teacher_weight if goals else 1.0
@@ -235,11 +242,11 @@ def with_teacher(
 def _outputs(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the outputs for a few samples, with autograd's history."""
     device = next(model.parameters()).device
-    given = [x.to(device) for x in inputs]
-    given = [x.detach().requires_grad_() if x.is_floating_point() else x for x in given]
+    arguments = [x.to(device) for x in inputs]
+    arguments = [x.detach().requires_grad_() if x.is_floating_point() else x for x in arguments]
     with evaluating(model), torch.enable_grad():
-        made = model(*given)
-    return made if isinstance(made, tuple) else (made,)
+        results = model(*arguments)
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _paired(names: Sequence[str], teacher: Teacher) -> dict[int, str]:
@@ -247,13 +254,13 @@ def _paired(names: Sequence[str], teacher: Teacher) -> dict[int, str]:
     has = teacher.network.outputs
     if len(names) == len(has) == 1:
         return {0: has[0]}
-    found = {index: name for index, name in enumerate(names) if name in has}
-    if not found:
+    pairs = {index: name for index, name in enumerate(names) if name in has}
+    if not pairs:
         what = f"the teacher's outputs are {listed(has)}, and the student's are {listed(names)}: none has the same name"
         raise OnnxgenError(
             what, help="give a teacher with an output of the same name (--outputs of `onnxgen` cuts one)"
         )
-    return found
+    return pairs
 
 
 def _pair(
@@ -261,7 +268,7 @@ def _pair(
     name: str,
     output: Tensor,
     taught: str,
-    said: Tensor,
+    answer: Tensor,
     teacher: str,
     objective: Objective | None,
     settings: Settings,
@@ -271,10 +278,12 @@ def _pair(
     Raises:
         OnnxgenError: their sizes differ, or the loss that was asked for is none that a teacher has.
     """
-    if output.numel() != said.numel() or len(output) != len(said):
-        what = f"output {name} of the student is {list(output.shape)}, and {taught} of the teacher {list(said.shape)}"
+    if output.numel() != answer.numel() or len(output) != len(answer):
+        what = f"output {name} of the student is {list(output.shape)}, and {taught} of the teacher {list(answer.shape)}"
         way = (
-            f"--replace-head {said.shape[1]}" if output.ndim == said.ndim == 2 else "give a teacher of the same classes"
+            f"--replace-head {answer.shape[1]}"
+            if output.ndim == answer.ndim == 2
+            else "give a teacher of the same classes"
         )
         raise OnnxgenError(what, help=way)
     ending = read_ending(output)

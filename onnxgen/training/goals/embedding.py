@@ -237,10 +237,10 @@ class PairRecallAt1(Metric):
 
     def update(self, vectors: Tensor, pairs: Tensor, roles: Tensor) -> None:
         """Add vectors [n, D] with the number of the pair [n] and the role [n] of each (see `Tuples`)."""
-        made = F.normalize(vectors.detach())
-        self.anchors.append(made[roles == 0])
+        unit = F.normalize(vectors.detach())
+        self.anchors.append(unit[roles == 0])
         self.pairs.append(pairs[roles == 0])
-        self.positives.append(made[roles == 1])
+        self.positives.append(unit[roles == 1])
         self.of_positives.append(pairs[roles == 1])
 
     def compute(self) -> Tensor:
@@ -275,14 +275,14 @@ class RecallAt1(Metric):
         self.labels.append(labels)
 
     def compute(self) -> dict[str, Tensor]:
-        made, labels = (
-            torch.cat([*found]) if isinstance(found, list) else found for found in (self.vectors, self.labels)
+        vectors, labels = (
+            torch.cat([*state]) if isinstance(state, list) else state for state in (self.vectors, self.labels)
         )
         right, counted = 0, 0
-        for start in range(0, len(made), _AT_ONCE):
-            mine = torch.arange(start, min(start + _AT_ONCE, len(made)), device=made.device)
-            near = made[mine] @ made.T
-            near[torch.arange(len(mine), device=made.device), mine] = -math.inf
+        for start in range(0, len(vectors), _AT_ONCE):
+            mine = torch.arange(start, min(start + _AT_ONCE, len(vectors)), device=vectors.device)
+            near = vectors[mine] @ vectors.T
+            near[torch.arange(len(mine), device=vectors.device), mine] = -math.inf
             same = labels[mine, None] == labels
             has = same.sum(1) > 1
             right += int((same.gather(1, near.argmax(1, keepdim=True))[:, 0] & has).sum())
@@ -291,22 +291,22 @@ class RecallAt1(Metric):
         return {"recall_at_1": torch.tensor(share), COUNTED: torch.tensor(counted)}
 
 
-def make(found: Situation) -> list[Goal]:
+def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task embedding`. Raises `OnnxgenError` if output, labels or loss do not fit."""
-    output = trained_output(found, lambda made: made.ndim == 2, "an output [N, D]")
-    (column,) = found.feeding.others
-    field, asked = found.samples.fields[column], found.settings.loss
-    if isinstance(found.samples, Tuples) and found.samples.score:
-        return [_of_scores(found, output, found.samples)]
+    output = trained_output(situation, lambda candidate: candidate.ndim == 2, "an output [N, D]")
+    (column,) = situation.feeding.others
+    field, asked = situation.samples.fields[column], situation.settings.loss
+    if isinstance(situation.samples, Tuples) and situation.samples.score:
+        return [_of_scores(situation, output, situation.samples)]
     if field.shape or field.dtype.is_floating_point:
         what = f"column {column!r} holds {field.dtype} {list(field.shape)} for each sample, not the number of a class"
         way = "give a class for each sample, as a whole number or a name; a score is of two columns of text"
         raise OnnxgenError(what, help=way)
     if not isinstance(asked, str):
         raise OnnxgenError("--task embedding trains one output, so --loss is a name", help="--loss arcface or triplet")
-    labels = torch.tensor(sorted(Values(found.samples, [column]).distinct(column)), dtype=torch.int64)
-    if isinstance(found.samples, Tuples):
-        return [_of_tuples(found, output, found.samples, "info_nce" if asked == "auto" else asked)]
+    labels = torch.tensor(sorted(Values(situation.samples, [column]).distinct(column)), dtype=torch.int64)
+    if isinstance(situation.samples, Tuples):
+        return [_of_tuples(situation, output, situation.samples, "info_nce" if asked == "auto" else asked)]
     if asked.strip().lower() == "info_nce":
         what = "InfoNCE (--loss info_nce) needs pairs, but the data has a class for each sample"
         raise OnnxgenError(what, help="give columns anchor and positive; or --loss arcface or triplet")
@@ -314,31 +314,31 @@ def make(found: Situation) -> list[Goal]:
         raise OnnxgenError(f"all samples of column {column!r} have one class", help="give samples of two or more")
     name = "arcface" if asked == "auto" else asked
     return [
-        by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")(found, output, labels)
+        by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")(situation, output, labels)
     ]
 
 
-def _of_scores(found: Situation, output: int, samples: Tuples) -> Goal:
+def _of_scores(situation: Situation, output: int, samples: Tuples) -> Goal:
     """Return the goal of pairs with a score. Raises `OnnxgenError` if all scores are equal, or for another loss."""
-    column, asked = samples.score, found.settings.loss
+    column, asked = samples.score, situation.settings.loss
     by_name("cosine" if asked == "auto" else str(asked), {"cosine": Similarity}, "loss of pairs with a score")
     scores = samples.column(column)
     assert scores is not None  # texts are in memory
     if len({*scores.tolist()}) < 2:
         raise OnnxgenError(f"all pairs have one score in column {column!r}", help="give pairs of two scores or more")
-    largest = found.settings.largest_score or max(float(scores.double().abs().max()), 1.0)
+    largest = situation.settings.largest_score or max(float(scores.double().abs().max()), 1.0)
     goal, divided = Similarity(output, column, largest), "" if largest == 1 else f", divided by {largest:g}"
     goal.settled = {"largest_score": largest}
     goal.said = (f"trained with the squared error between the cosine of a pair and its {column}{divided}",)
     return goal
 
 
-def _of_tuples(found: Situation, output: int, samples: Tuples, name: str) -> Goal:
+def _of_tuples(situation: Situation, output: int, samples: Tuples, name: str) -> Goal:
     """Return the goal of pairs or triplets. Raises `OnnxgenError` for a loss that needs classes."""
     known: dict[str, type[Embedding]] = {"info_nce": InfoNce, "triplet": PairedBatchHard}
     goal = by_name(name, known, "loss of pairs")(output, PAIR)
     goal.columns = (PAIR, ROLE)
-    what, size = "pairs" if samples.rows_of_each == 2 else "triplets", found.settings.batch
+    what, size = "pairs" if samples.rows_of_each == 2 else "triplets", situation.settings.batch
     columns = " and ".join(MEMBERS[: samples.rows_of_each])
     goal.said = (
         f"trained with {name.strip().lower()} on {what} of columns {columns}: each anchor is compared with its batch "
@@ -347,8 +347,8 @@ def _of_tuples(found: Situation, output: int, samples: Tuples, name: str) -> Goa
     return goal
 
 
-def _arcface(found: Situation, output: int, labels: Tensor) -> Goal:
-    goal = ArcFace(output, found.feeding.others[0], labels, found.outputs[output].shape[1])
+def _arcface(situation: Situation, output: int, labels: Tensor) -> Goal:
+    goal = ArcFace(output, situation.feeding.others[0], labels, situation.outputs[output].shape[1])
     goal.said = (
         f"trained with arcface, with a centre for each of {len(labels)} classes; a class without a centre counts in "
         "recall_at_1, not in the loss",
@@ -356,10 +356,10 @@ def _arcface(found: Situation, output: int, labels: Tensor) -> Goal:
     return goal
 
 
-def _triplet(found: Situation, output: int, labels: Tensor) -> Goal:
-    goal = BatchHard(output, found.feeding.others[0])
+def _triplet(situation: Situation, output: int, labels: Tensor) -> Goal:
+    goal = BatchHard(output, situation.feeding.others[0])
     goal.said = (
-        f"trained with batch-hard triplets of each batch of {found.settings.batch}, drawn from {len(labels)} "
+        f"trained with batch-hard triplets of each batch of {situation.settings.batch}, drawn from {len(labels)} "
         "classes; the loss depends on the batches",
     )
     return goal

@@ -77,9 +77,9 @@ class Scores:
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add a batch. All tensors are on the CPU."""
-        given = self.arranged(outputs, batch)
+        arguments = self.arranged(outputs, batch)
         for metric in self.metrics.values():
-            metric.update(*given)
+            metric.update(*arguments)
 
     def compute(self, device: torch.device) -> dict[str, float]:
         """Return the metrics of all processes; `device` is where they can exchange tensors.
@@ -87,12 +87,12 @@ class Scores:
         A metric with one number for each output is their mean. A metric that is a dict has a name for each number, of
         which those in `names` are returned.
         """
-        found: dict[str, float] = {}
+        numbers: dict[str, float] = {}
         for name, metric in self.metrics.items():
-            made = metric.to(device).compute()
-            named = made if isinstance(made, Mapping) else {name: made}
-            found |= {key: torch.as_tensor(value).double().mean().item() for key, value in named.items()}
-        return {name: found[name] for name in self.names}
+            computed = metric.to(device).compute()
+            named = computed if isinstance(computed, Mapping) else {name: computed}
+            numbers |= {key: torch.as_tensor(value).double().mean().item() for key, value in named.items()}
+        return {name: numbers[name] for name in self.names}
 
 
 class Goal:
@@ -209,36 +209,36 @@ class FunctionGoal(Goal, nn.Module):
             OnnxgenError: the function fails, or returns something else.
         """
         try:
-            made = self.function(dict(zip(self.outputs, outputs)), batch)
+            returned = self.function(dict(zip(self.outputs, outputs)), batch)
         except OnnxgenError:
             raise
         except Exception as error:
             raise OnnxgenError(f"task {self.spec}: {typed(error)}", help=WAY) from error
-        found = made if isinstance(made, Mapping) else {"loss": made}
-        for name, value in found.items():
+        results = returned if isinstance(returned, Mapping) else {"loss": returned}
+        for name, value in results.items():
             if not isinstance(value, (Tensor, float, int)) or (isinstance(value, Tensor) and value.numel() != 1):
                 kind = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
                 raise OnnxgenError(f"task {self.spec}: {name} is {kind}, not a single number", help=WAY)
-        if not isinstance(found.get("loss"), Tensor):
+        if not isinstance(results.get("loss"), Tensor):
             raise OnnxgenError(f"task {self.spec} returned no loss that is a tensor", help=WAY)
-        numbers = tuple(str(name) for name in found if name != "loss")
+        numbers = tuple(str(name) for name in results if name != "loss")
         if self.numbers and numbers != self.numbers:
             what = (
                 f"task {self.spec} returned {', '.join(numbers) or 'no numbers'}, and {', '.join(self.numbers)} before"
             )
             raise OnnxgenError(what, help="return the same names each time")
         self.numbers = numbers
-        return {str(name): torch.as_tensor(value).reshape(()) for name, value in found.items()}
+        return {str(name): torch.as_tensor(value).reshape(()) for name, value in results.items()}
 
 
-def make(spec: str, found: Situation) -> Sequence[Goal]:
+def make(spec: str, situation: Situation) -> Sequence[Goal]:
     """Return the goal of a function, "module:function". Raises `OnnxgenError` if there is none, or if it fails."""
     function = imported(spec, "task", WAY)
     function = function() if inspect.isclass(function) else function
     if not callable(function):
         raise OnnxgenError(f"task {spec} is {type(function).__name__}, not a function", help=WAY)
-    goal = FunctionGoal(function, spec, found.names, (*found.feeding.inputs, *found.feeding.others))
-    goal.mean_loss(found.outputs, found.batch, training=False)  # its errors come before training
+    goal = FunctionGoal(function, spec, situation.names, (*situation.feeding.inputs, *situation.feeding.others))
+    goal.mean_loss(situation.outputs, situation.batch, training=False)  # its errors come before training
     return [goal]
 
 
@@ -252,9 +252,9 @@ class _Numbers(Scores):
         self.goal = goal
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
-        made = self.goal.called(outputs, batch)
+        numbers = self.goal.called(outputs, batch)
         for name, metric in self.metrics.items():
-            metric.update(made[name], len(next(iter(batch.values()))))
+            metric.update(numbers[name], len(next(iter(batch.values()))))
 
 
 _STATES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
@@ -328,8 +328,8 @@ def _classes(module: Any, prefix: str) -> list[tuple[str, type[torchmetrics.Metr
 
     named = [(name, getattr(module, name)) for name in module.__all__ if name.startswith(prefix)]
     # A metric that says whether higher is better is one number: no curve, table or threshold.
-    found = [(name.removeprefix(prefix), one) for name, one in named if issubclass(one, Metric)]
-    return [(name, one) for name, one in found if one.higher_is_better is not None and _takes_two(one)]
+    classes = [(name.removeprefix(prefix), one) for name, one in named if issubclass(one, Metric)]
+    return [(name, one) for name, one in classes if one.higher_is_better is not None and _takes_two(one)]
 
 
 def _takes_two(metric: type[torchmetrics.Metric]) -> bool:
@@ -339,10 +339,10 @@ def _takes_two(metric: type[torchmetrics.Metric]) -> bool:
 
 
 def _metric(name: str, objective: Objective) -> torchmetrics.Metric:
-    found = known_metrics(objective)
-    chosen = by_name(name, found | {snake(n): one for n, one in found.items()}, f"metric of {_named(objective)}")
+    known = known_metrics(objective)
+    chosen = by_name(name, known | {snake(n): one for n, one in known.items()}, f"metric of {_named(objective)}")
     takes = inspect.signature(chosen).parameters
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "num_classes": objective.classes,
         "num_labels": objective.labels,
         "num_outputs": objective.labels,
@@ -352,7 +352,7 @@ def _metric(name: str, objective: Objective) -> torchmetrics.Metric:
         "validate_args": False,
     }
     try:
-        return chosen(**{key: value for key, value in given.items() if key in takes})
+        return chosen(**{key: value for key, value in options.items() if key in takes})
     except (TypeError, ValueError) as error:
         raise OnnxgenError(f"metric {name} can't be made: {error}", help="leave it out of --metric") from None
 

@@ -63,11 +63,11 @@ class Images(Goal):
         return (self.column,)
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
-        made, target = outputs[self.output].float(), batch[self.column].float()
+        image, target = outputs[self.output].float(), batch[self.column].float()
         if self.scale is not None:
             mean, deviation = self._by_channel(target)
             target = (target - mean) / deviation
-        return PLACES[self.loss](made, target)
+        return PLACES[self.loss](image, target)
 
     def _by_channel(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of each channel, to be combined with images."""
@@ -78,18 +78,18 @@ class Images(Goal):
 
     def answered(self, outputs: Outputs) -> Tensor:
         """Return what the model answers in the range of the stored targets: images from 0 to 1, or numbers."""
-        made = outputs[self.output].float()
+        image = outputs[self.output].float()
         if self.scale is None:
-            return made
-        mean, deviation = self._by_channel(made)
-        return (made * deviation + mean).clamp(0, 1)
+            return image
+        mean, deviation = self._by_channel(image)
+        return (image * deviation + mean).clamp(0, 1)
 
     def compared(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return answers and targets [n, C, H, W] for metrics."""
-        made, target = self.answered(outputs), batch[self.column].float()
+        image, target = self.answered(outputs), batch[self.column].float()
         if self.axes == "HWC":
-            return made.permute(0, 3, 1, 2).contiguous(), target.permute(0, 3, 1, 2).contiguous()
-        return (made, target) if self.axes == "CHW" else (made[:, None], target[:, None])
+            return image.permute(0, 3, 1, 2).contiguous(), target.permute(0, 3, 1, 2).contiguous()
+        return (image, target) if self.axes == "CHW" else (image[:, None], target[:, None])
 
     def scores(self) -> Scores:
         metrics: dict[str, Any]
@@ -117,42 +117,42 @@ class Images(Goal):
         if self.scale is None:
             low, high = pair[0].amin(), pair[0].amax()
             pair = [(x - low) / (high - low).clamp_min(1e-12) for x in pair]
-        truth, said = (x.clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0) for x in pair)
-        return Shown("input, target, answer", pictures=(truth, said))
+        truth, answer = (x.clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0) for x in pair)
+        return Shown("input, target, answer", pictures=(truth, answer))
 
 
-def make(found: Situation) -> list[Goal]:
+def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task image-to-image`. Raises `OnnxgenError` if output, target or loss do not fit."""
-    (column,) = found.feeding.others
-    step = getattr(found.samples, "steps", {}).get(column)
-    target, loss = found.batch[column], asked_loss(found, "l1", "--loss l1 or mse")
+    (column,) = situation.feeding.others
+    step = getattr(situation.samples, "steps", {}).get(column)
+    target, loss = situation.batch[column], asked_loss(situation, "l1", "--loss l1 or mse")
     wanted = f"an output like column {column!r}, {list(target.shape)}"
-    output = trained_output(found, lambda made: made.shape == target.shape, wanted)
+    output = trained_output(situation, lambda candidate: candidate.shape == target.shape, wanted)
     axes = step.frame.axes if isinstance(step, ToInput) else {3: "HW", 4: "CHW"}.get(target.ndim, "")
     if not axes:
         raise OnnxgenError(f"column {column!r} is {list(target.shape)}, which are no images", help="give [n, C, H, W]")
     small = min(size for axis, size in zip(axes, target.shape[1:]) if axis != "C") < SMALLEST
     images = isinstance(step, ToInput) and step.scale is not None
-    scale, said = (
-        _range(found, output, axes, target) if images else (None, f"column {column!r} is taken as it is stored")
+    scale, note = (
+        _range(situation, output, axes, target) if images else (None, f"column {column!r} is taken as it is stored")
     )
-    said = f"{said}; output {found.names[output]} is trained with {loss}"
-    said += f"; no ssim, which needs {SMALLEST} pixels in both directions" if small and images else ""
+    note = f"{note}; output {situation.names[output]} is trained with {loss}"
+    note += f"; no ssim, which needs {SMALLEST} pixels in both directions" if small and images else ""
     order = "BGR" if isinstance(step, ToInput) and step.reversed else "RGB"
-    return [Images(output, found.names[output], column, axes, scale, loss, small, order, said=(said,))]
+    return [Images(output, situation.names[output], column, axes, scale, loss, small, order, said=(note,))]
 
 
-def _range(found: Situation, output: int, axes: str, target: Tensor) -> tuple[Scale, str]:
+def _range(situation: Situation, output: int, axes: str, target: Tensor) -> tuple[Scale, str]:
     """Return the range that the target gets, and a sentence why: that of the output's last operation, else that of the
     input.
     """
-    (column,), channels = found.feeding.others, 1 if axes == "HW" else target.shape[1 + axes.index("C")]
-    if (bounds := _bounds(found.outputs[output].grad_fn)) in _RANGES:
+    (column,), channels = situation.feeding.others, 1 if axes == "HW" else target.shape[1 + axes.index("C")]
+    if (bounds := _bounds(situation.outputs[output].grad_fn)) in _RANGES:
         assert bounds is not None
         low, high = bounds
-        said = f"{column} goes from {low:g} to {high:g}, as output {found.names[output]} does"
-        return (((0.0 - low) / (high - low),) * channels, (1 / (high - low),) * channels), said
-    step = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0])
+        why = f"{column} goes from {low:g} to {high:g}, as output {situation.names[output]} does"
+        return (((0.0 - low) / (high - low),) * channels, (1 / (high - low),) * channels), why
+    step = getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0])
     if not isinstance(step, ToInput):
         return ((0.0,) * channels, (1.0,) * channels), f"{column} goes from 0 to 1"
     if step.scale is None:
@@ -160,14 +160,14 @@ def _range(found: Situation, output: int, axes: str, target: Tensor) -> tuple[Sc
             (0.0,) * channels,
             (1 / step.white,) * channels,
         ), f"{column} goes from 0 to {step.white:g}, as the input"
-    given: Any = step.scale
-    if len(given[0]) != channels:
-        given = tuple({*values} for values in given)
-        if any(len(values) > 1 for values in given):
-            what = f"the range of output {found.names[output]} is open: the input has {scale_text(step.scale)}"
+    scale: Any = step.scale
+    if len(scale[0]) != channels:
+        scale = tuple({*values} for values in scale)
+        if any(len(values) > 1 for values in scale):
+            what = f"the range of output {situation.names[output]} is open: the input has {scale_text(step.scale)}"
             raise OnnxgenError(what, help="give one mean and deviation for all channels: --normalize 0,1")
-        given = tuple(tuple(values) * channels for values in given)
-    return given, f"{column} is scaled like the input"
+        scale = tuple(tuple(values) * channels for values in scale)
+    return scale, f"{column} is scaled like the input"
 
 
 def _bounds(step: Any) -> tuple[float, float] | None:

@@ -67,23 +67,23 @@ class Keypoints(Goal):
 
     def wanted(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the places as shares [n, K, 2], and whether they are visible [n, K]."""
-        given = batch[self.column].float()
-        visible = given[..., 2] > 0 if given.shape[2] == 3 else torch.ones_like(given[..., 0], dtype=torch.bool)
-        return _shares(given[..., :2], self.pixels), visible
+        column = batch[self.column].float()
+        visible = column[..., 2] > 0 if column.shape[2] == 3 else torch.ones_like(column[..., 0], dtype=torch.bool)
+        return _shares(column[..., :2], self.pixels), visible
 
     def places(self, outputs: Outputs) -> Tensor:
         """Return the places that are predicted, as shares [n, K, 2]."""
-        made = outputs[self.output].float()
+        raw = outputs[self.output].float()
         if self.of_maps:
-            return peaks(made)[..., :2]
-        places = made.reshape(len(made), -1, self.shape[-1] if len(self.shape) == 2 else 2)[..., :2]
+            return peaks(raw)[..., :2]
+        places = raw.reshape(len(raw), -1, self.shape[-1] if len(self.shape) == 2 else 2)[..., :2]
         return _shares(places, self.size if self.pixels else None)
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
         places, visible = self.wanted(batch)
         if self.of_maps:
-            made = outputs[self.output].float()
-            each = F.mse_loss(made, gaussians(places, made.shape[2], made.shape[3]), reduction="none").mean((2, 3))
+            maps = outputs[self.output].float()
+            each = F.mse_loss(maps, gaussians(places, maps.shape[2], maps.shape[3]), reduction="none").mean((2, 3))
             return (each * visible).mean()
         measure = PLACES[self.loss]
         each = measure(self.places(outputs), places, reduction="none").mean(2) * visible
@@ -137,11 +137,11 @@ def gaussians(places: Tensor, height: int, width: int) -> Tensor:
     return along[0][..., :, None] * along[1][..., None, :]
 
 
-def make(found: Situation) -> list[Goal]:
+def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task keypoints`. Raises `OnnxgenError` if output, places or loss do not fit."""
-    refuse_augment(found, MOVES, "moves the image, but not its keypoints")
-    (column,) = found.feeding.others
-    field = found.samples.fields[column]
+    refuse_augment(situation, MOVES, "moves the image, but not its keypoints")
+    (column,) = situation.feeding.others
+    field = situation.samples.fields[column]
     if len(field.shape) != 2 or field.shape[1] not in (2, 3):
         what = f"column {column!r} has {list(field.shape)} for each sample"
         raise OnnxgenError(
@@ -150,38 +150,38 @@ def make(found: Situation) -> list[Goal]:
     count = field.shape[0]
     shapes = [(2 * count,), (count, 2), *([(count, 3)] if field.shape[1] == 3 else [])]
     output = trained_output(
-        found,
-        lambda made: tuple(made.shape[1:]) in shapes or (made.ndim == 4 and made.shape[1] == count),
+        situation,
+        lambda raw: tuple(raw.shape[1:]) in shapes or (raw.ndim == 4 and raw.shape[1] == count),
         f"an output for {count} keypoints, [N, {2 * count}], [N, {count}, 2 or 3] or [N, {count}, H, W]",
     )
-    made = found.outputs[output]
-    size, stored = _sizes(found)
-    pixels = stored if _pixels(found.samples, column, stored) else None
-    loss = _loss(found, made.ndim == 4)
+    raw = situation.outputs[output]
+    size, stored = _sizes(situation)
+    pixels = stored if _pixels(situation.samples, column, stored) else None
+    loss = _loss(situation, raw.ndim == 4)
     of_image = "" if pixels is None else f"pixels of an image of {pixels[0]:.0f}x{pixels[1]:.0f}"
-    said = f"places in {column} are {of_image or 'shares of width and height'}"
-    said += f"; trained with {loss} of " + ("heatmaps" if made.ndim == 4 else "shares, without keypoints not visible")
-    shape = tuple(made.shape[1:])
-    ending = ending_of(made)
-    goal = Keypoints(output, found.names[output], column, shape, size, loss, pixels, ending, said=(said,))
+    note = f"places in {column} are {of_image or 'shares of width and height'}"
+    note += f"; trained with {loss} of " + ("heatmaps" if raw.ndim == 4 else "shares, without keypoints not visible")
+    shape = tuple(raw.shape[1:])
+    ending = ending_of(raw)
+    goal = Keypoints(output, situation.names[output], column, shape, size, loss, pixels, ending, said=(note,))
     return [goal]
 
 
-def _loss(found: Situation, of_maps: bool) -> str:
-    name = asked_loss(found, "mse" if of_maps else "l1", "--loss l1 or mse")
+def _loss(situation: Situation, of_maps: bool) -> str:
+    name = asked_loss(situation, "mse" if of_maps else "l1", "--loss l1 or mse")
     if of_maps and name not in ("mse", "mse_loss"):
-        raise OnnxgenError(f"heatmaps are trained with mse, not {found.settings.loss}", help="leave out --loss")
+        raise OnnxgenError(f"heatmaps are trained with mse, not {situation.settings.loss}", help="leave out --loss")
     return "mse" if of_maps else name
 
 
-def _sizes(found: Situation) -> tuple[tuple[float, float], tuple[float, float] | None]:
+def _sizes(situation: Situation) -> tuple[tuple[float, float], tuple[float, float] | None]:
     """Return width and height of the first input's image, and of the image as stored; without one 1, 1 and None."""
-    column = found.feeding.inputs[0]
-    step = getattr(found.samples, "steps", {}).get(column)
+    column = situation.feeding.inputs[0]
+    step = getattr(situation.samples, "steps", {}).get(column)
     if isinstance(step, ToInput):
-        stored = dict(zip(step.axes, getattr(found.samples, "samples", found.samples).fields[column].shape))
+        stored = dict(zip(step.axes, getattr(situation.samples, "samples", situation.samples).fields[column].shape))
         return (float(step.frame.width), float(step.frame.height)), (float(stored["W"]), float(stored["H"]))
-    shape = found.batch[column].shape
+    shape = situation.batch[column].shape
     size = (float(shape[3]), float(shape[2])) if len(shape) == 4 else None
     return size or (1.0, 1.0), size
 
@@ -193,11 +193,11 @@ def _pixels(samples: Samples, column: str, size: tuple[float, float] | None) -> 
         OnnxgenError: they are neither.
     """
     highest = lowest = 0.0
-    for _, given in Values(samples, [column])[column]:
-        if given.ndim != 3:  # read from files, of which the extremes are kept
+    for _, values in Values(samples, [column])[column]:
+        if values.ndim != 3:  # read from files, of which the extremes are kept
             raise OnnxgenError(f"column {column!r} must be in memory", help="give it as an array")
-        places = given[..., :2].double()
-        places = places[given[..., 2] > 0] if given.shape[2] == 3 else places
+        places = values[..., :2].double()
+        places = places[values[..., 2] > 0] if values.shape[2] == 3 else places
         if places.numel():
             highest, lowest = max(highest, float(places.max())), min(lowest, float(places.min()))
     if lowest >= -1 and highest <= 2:  # a keypoint may lie outside of the image

@@ -64,72 +64,74 @@ class Tokens(Goal):
         return Scores({"perplexity": Perplexity(ignore_index=IGNORED_CLASS)}, self.compared)
 
 
-def next_token(found: Situation) -> Sequence[Goal]:
+def next_token(situation: Situation) -> Sequence[Goal]:
     """Return the goal to predict each next token.
 
     Raises:
         OnnxgenError: no output has scores of tokens, or the scores at a position depend on later tokens.
     """
-    goal = _scored(found, 1)
-    changed = _later_tokens_change(found, goal)
+    goal = _scored(situation, 1)
+    changed = _later_tokens_change(situation, goal)
     if changed:
-        what = f"output {found.names[goal.output]} at position {changed - 1} depends on token {changed}"
+        what = f"output {situation.names[goal.output]} at position {changed - 1} depends on token {changed}"
         what += ", so the network sees the tokens that it should predict"
         raise OnnxgenError(what, help="--task masked-language-model")
     return [goal]
 
 
-def every_token(found: Situation) -> Sequence[Goal]:
+def every_token(situation: Situation) -> Sequence[Goal]:
     """Return the goal to predict the tokens of masks, or of another text.
 
     Raises:
         OnnxgenError: no output has scores of tokens.
     """
-    return [_scored(found, 0)]
+    return [_scored(situation, 0)]
 
 
-def _scored(found: Situation, shift: int) -> Tokens:
+def _scored(situation: Situation, shift: int) -> Tokens:
     """Return the goal for the first output with scores for each token."""
-    size = found.batch[LABELS].shape
-    for index, output in enumerate(found.outputs):
+    size = situation.batch[LABELS].shape
+    for index, output in enumerate(situation.outputs):
         if output.ndim == 3 and output.shape[:2] == size and output.is_floating_point():
-            _check_vocabulary(found, output.shape[2])
+            _check_vocabulary(situation, output.shape[2])
             return Tokens(index, shift, read_ending(output, [2]).kind == "softmax")
-    shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in zip(found.names, found.outputs))
-    what = f"--task {found.settings.task} needs scores of each token [{size[0]}, {size[1]}, vocabulary], but there are"
+    shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in zip(situation.names, situation.outputs))
+    what = (
+        f"--task {situation.settings.task} needs scores of each token [{size[0]}, {size[1]}, vocabulary], but there are"
+    )
     raise OnnxgenError(f"{what} {shapes}", help="export the network with its language-model head")
 
 
-def _check_vocabulary(found: Situation, size: int) -> None:
-    labels = column_of(found.samples, LABELS)
-    limit(found.samples, LABELS, size - 1, f"the network has scores for {size}")
-    highest = int((found.batch[LABELS] if labels is None else labels).max())
+def _check_vocabulary(situation: Situation, size: int) -> None:
+    labels = column_of(situation.samples, LABELS)
+    limit(situation.samples, LABELS, size - 1, f"the network has scores for {size}")
+    highest = int((situation.batch[LABELS] if labels is None else labels).max())
     if highest >= size:
         what = f"column {LABELS!r} has token {highest}, but the network has scores for {size}"
         raise OnnxgenError(what, help="give the network's own tokenizer: --tokenizer tokenizer.json")
 
 
-def _later_tokens_change(found: Situation, goal: Tokens) -> int:
+def _later_tokens_change(situation: Situation, goal: Tokens) -> int:
     """Return the first position of a token that changes the scores before it; 0 if there is none.
 
     The second half of the longest sample is replaced by other tokens.
     """
-    ids = next((c for c in found.feeding.inputs if _same(found.batch[c], found.batch[LABELS])), None)
+    ids = next((c for c in situation.feeding.inputs if _same(situation.batch[c], situation.batch[LABELS])), None)
     if ids is None:
         what = f"column {LABELS!r} does not hold the token ids of an input"
         raise OnnxgenError(what, help="leave it out, or store the ids themselves: they are shifted in the loss")
-    real = (found.batch[LABELS] != IGNORED_CLASS).sum(1)
+    real = (situation.batch[LABELS] != IGNORED_CLASS).sum(1)
     row, length = int(real.argmax()), int(real.max())
     if length < 2:
         return 0
-    start, vocabulary = (length + 1) // 2, found.outputs[goal.output].shape[2]
-    changed = found.batch[ids].clone()
+    start, vocabulary = (length + 1) // 2, situation.outputs[goal.output].shape[2]
+    changed = situation.batch[ids].clone()
     changed[row, start:length] = (changed[row, start:length] + 1) % vocabulary
-    device = next(found.model.parameters()).device
-    with evaluating(found.model), torch.no_grad():
-        made = found.model(*found.feeding.arguments(found.batch | {ids: changed}, device))
-    other = (made if isinstance(made, tuple) else (made,))[goal.output][row, :start]
-    return start if differ(found.outputs[goal.output].detach()[row, :start], other) else 0
+    device = next(situation.model.parameters()).device
+    with evaluating(situation.model), torch.no_grad():
+        outputs = situation.model(*situation.feeding.arguments(situation.batch | {ids: changed}, device))
+    other = (outputs if isinstance(outputs, tuple) else (outputs,))[goal.output][row, :start]
+    return start if differ(situation.outputs[goal.output].detach()[row, :start], other) else 0
 
 
 def differ(before: Tensor, other: Tensor, least: float = 0.0) -> bool:

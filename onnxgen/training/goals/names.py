@@ -54,8 +54,8 @@ def loss_name(text: str) -> str:
 
 def snake(name: str) -> str:
     """Return the name of a class as that of a metric: `F1Score` is `f1_score`."""
-    found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-    return _RENAMED.get(found, found)
+    metric = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return _RENAMED.get(metric, metric)
 
 
 def check_names(settings: Settings, problems: Problems, classes: bool = False) -> None:
@@ -123,12 +123,12 @@ def _look_up(name: str, known: tuple[str, ...], what: str, problems: Problems) -
 
 def _listed(package: str, file: str, bases: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the classes that a file of a package lists in `__all__`, without these; () if it lists none."""
-    found = find_spec(package)
-    path = Path(found.origin).parent / file if found is not None and found.origin else None
+    spec = find_spec(package)
+    path = Path(spec.origin).parent / file if spec is not None and spec.origin else None
     try:
         body = ast.parse(path.read_bytes()).body if path is not None else []
-        given = [item for item in body if isinstance(item, ast.Assign)]
-        lists = [item.value for item in given if getattr(item.targets[0], "id", "") == "__all__"]
+        assignments = [item for item in body if isinstance(item, ast.Assign)]
+        lists = [item.value for item in assignments if getattr(item.targets[0], "id", "") == "__all__"]
         names = tuple(map(str, ast.literal_eval(lists[0]))) if lists else ()
     except (OSError, SyntaxError, ValueError):
         return ()

@@ -50,16 +50,16 @@ def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
     purpose = recorded_purpose(model)
     if source.task or purpose is None:
         return source.task or OUTPUTS
-    given = Given(source, fed(model), settings, purpose)
+    context = Given(source, fed(model), settings, purpose)
     if not purpose.kind:
-        return _of_candidates(given)
+        return _of_candidates(context)
     cards = [card for card in possible(purpose) if settings.replace_head is None or card.new_head]
     if not cards:
         return OUTPUTS
-    card, has = next(((card, has) for card in cards if (has := card.has(given))), (cards[0], ""))
+    card, has = next(((card, has) for card in cards if (has := card.has(context))), (cards[0], ""))
     if not card.needs:
         return OUTPUTS
-    against = given.speaks_against(card.losses)
+    against = context.speaks_against(card.losses)
     if has and not against:
         source.notes.append(f"trained with --task {card.name}: {purpose.evidence[0]}, and {has}; {_EACH}")
         return card.name
@@ -69,19 +69,19 @@ def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
     return OUTPUTS
 
 
-def _of_candidates(given: Given) -> str:
+def _of_candidates(context: Given) -> str:
     """Return the task for a network whose purpose is unsure. If the data leaves several, a note names them."""
-    cards = [card for card in possible(given.purpose) if card.new_head or given.settings.replace_head is None]
-    found = {c.name: has for c in cards if (has := c.has(given)) and not given.speaks_against(c.losses)}
-    tasks = [name for name in found if CARDS[name].is_named(given)] or [*found]
+    cards = [card for card in possible(context.purpose) if card.new_head or context.settings.replace_head is None]
+    suited = {c.name: has for c in cards if (has := c.has(context)) and not context.speaks_against(c.losses)}
+    tasks = [name for name in suited if CARDS[name].is_named(context)] or [*suited]
     if not tasks:
         return OUTPUTS
-    maybe = f"the network may be for {' or '.join(given.purpose.candidates)}"
-    if len(tasks) == 1 and CARDS[tasks[0]].is_certain(given):
-        given.source.notes.append(f"trained with --task {tasks[0]}: {maybe}, and {found[tasks[0]]}; {_EACH}")
+    maybe = f"the network may be for {' or '.join(context.purpose.candidates)}"
+    if len(tasks) == 1 and CARDS[tasks[0]].is_certain(context):
+        context.source.notes.append(f"trained with --task {tasks[0]}: {maybe}, and {suited[tasks[0]]}; {_EACH}")
         return tasks[0]
     what = f"{maybe}: trained with a loss of each output; the data also suits --task {' or '.join(tasks)}"
-    given.source.notes.append(what)
+    context.source.notes.append(what)
     return OUTPUTS
 
 
@@ -111,37 +111,37 @@ _NUMBERS: dict[str, Callable[..., Tensor]] = {
 PLACES = _NUMBERS | {f"{name}_loss": loss for name, loss in _NUMBERS.items()} | {"mae": F.l1_loss}
 
 
-def trained_output(found: Situation, fits: Callable[[Tensor], bool], wanted: str) -> int:
+def trained_output(situation: Situation, fits: Callable[[Tensor], bool], wanted: str) -> int:
     """Return the index of the output that the task trains: the one that `--target OUTPUT=COLUMN` names, else the only
     one that fits.
 
     Raises:
         OnnxgenError: there is none, or there are several. `wanted` says in words what fits.
     """
-    task, names = found.settings.task, found.names
-    shapes = listed(f"{name} {list(made.shape)}" for name, made in zip(names, found.outputs))
-    said = found.settings.target
-    if isinstance(said, Mapping) and said:
-        name = next(iter(said))
-        if len(said) > 1 or name not in names:
+    task, names = situation.settings.task, situation.names
+    shapes = listed(f"{name} {list(output.shape)}" for name, output in zip(names, situation.outputs))
+    asked = situation.settings.target
+    if isinstance(asked, Mapping) and asked:
+        name = next(iter(asked))
+        if len(asked) > 1 or name not in names:
             raise OnnxgenError(f"--task {task} trains one output (there are {shapes})", help="--target OUTPUT=COLUMN")
-        if not fits(found.outputs[names.index(name)]):
+        if not fits(situation.outputs[names.index(name)]):
             raise OnnxgenError(f"--task {task} needs {wanted}, but the outputs are {shapes}")
         return names.index(name)
-    fitting = [index for index, made in enumerate(found.outputs) if fits(made)]
+    fitting = [index for index, output in enumerate(situation.outputs) if fits(output)]
     if len(fitting) == 1:
         return fitting[0]
-    what = f"--task {task} needs {wanted}, and the outputs are {shapes} for a batch of {_count(found)}"
+    what = f"--task {task} needs {wanted}, and the outputs are {shapes} for a batch of {_count(situation)}"
     raise OnnxgenError(what, help="--target OUTPUT=COLUMN" if fitting else "train another output or task")
 
 
-def asked_loss(found: Situation, usual: str, way: str) -> str:
+def asked_loss(situation: Situation, usual: str, way: str) -> str:
     """Return the loss that the settings name, of those of the task; `usual` for "auto".
 
     Raises:
         OnnxgenError: there is no such loss, or one is named for each output. `way` is an example of what to do.
     """
-    task, asked = found.settings.task, found.settings.loss
+    task, asked = situation.settings.task, situation.settings.loss
     if not isinstance(asked, str):
         raise OnnxgenError(f"--task {task} trains one output, so --loss is a name", help=way)
     if asked == "auto":
@@ -150,36 +150,36 @@ def asked_loss(found: Situation, usual: str, way: str) -> str:
     return asked.strip().lower()
 
 
-def batch_axis(found: Situation, output: int) -> int:
+def batch_axis(situation: Situation, output: int) -> int:
     """Return the axis of an output that is the batch: the first or the second one.
 
     Raises:
         OnnxgenError: neither is, or both may be.
     """
-    ports, made = fed(found.model), found.outputs[output]
+    ports, tensor = fed(situation.model), situation.outputs[output]
     dims = (ports.outputs[output].dims if output < len(ports.outputs) else None) or ()
     batch = {port.dims[0] for port in ports.inputs if port.dims and isinstance(port.dims[0], str)}
-    named = [axis for axis in (0, 1) if len(dims) == made.ndim and dims[axis] in batch]
-    sized = [axis for axis in (0, 1) if made.shape[axis] == _count(found)]
+    named = [axis for axis in (0, 1) if len(dims) == tensor.ndim and dims[axis] in batch]
+    sized = [axis for axis in (0, 1) if tensor.shape[axis] == _count(situation)]
     fits = [axis for axis in sized if axis in named] if len(named) == 1 else sized
     if len(fits) == 1:
         return fits[0]
     which = "both of its first axes may be" if fits else "none of its first axes is"
-    what = f"output {found.names[output]} is {list(made.shape)} for a batch of {_count(found)}: {which} the batch"
-    raise OnnxgenError(what, help="generate the model again with --dynamic-batch")
+    what = f"output {situation.names[output]} is {list(tensor.shape)} for a batch of {_count(situation)}"
+    raise OnnxgenError(f"{what}: {which} the batch", help="generate the model again with --dynamic-batch")
 
 
-def refuse_augment(found: Situation, moving: Sequence[str], why: str) -> None:
+def refuse_augment(situation: Situation, moving: Sequence[str], why: str) -> None:
     """Refuse augmentation that moves the image, but not the target. Raises `OnnxgenError`."""
-    asked = found.settings.augment
+    asked = situation.settings.augment
     names = FOR_PHOTOS if asked == "auto" else recipes(asked, False)
     if wrong := [name for name in names if name in moving]:
         rest = ",".join(name for name in names if name not in moving)
         raise OnnxgenError(f"--augment {','.join(wrong)} {why}", help=f"--augment {rest or 'none'}")
 
 
-def _count(found: Situation) -> int:
-    return len(next(iter(found.batch.values())))
+def _count(situation: Situation) -> int:
+    return len(next(iter(situation.batch.values())))
 
 
 def output_names(model: nn.Module, count: int) -> tuple[str, ...]:
@@ -193,12 +193,12 @@ def own_alphabet(model: nn.Module, classes: int) -> Alphabet | None:
 
     It is what was trained or chosen in this process (`set_classes`), else what the weights of its module record.
     """
-    found = _recorded(model)
-    found = None if found is None else found.of(classes)
-    told = told_classes(model)
-    if told is None or (found is not None and found.characters == told):
-        return found
-    return Alphabet(PREFIX + "classes", told) if 0 < len(told) < classes else None
+    alphabet = _recorded(model)
+    alphabet = None if alphabet is None else alphabet.of(classes)
+    chosen = told_classes(model)
+    if chosen is None or (alphabet is not None and alphabet.characters == chosen):
+        return alphabet
+    return Alphabet(PREFIX + "classes", chosen) if 0 < len(chosen) < classes else None
 
 
 def added(model: nn.Module, characters: Sequence[str]) -> list[str]:
@@ -217,13 +217,16 @@ def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[s
     return every if len(every) < classes else tuple(used)
 
 
-def as_author(found: Situation) -> list[str]:
+def as_author(situation: Situation) -> list[str]:
     """Return a note of how the author of the file feeds images, if the file tells the author, but these are not so fed.
 
     A new head changes nothing about that.
     """
-    step, usual = getattr(found.samples, "steps", {}).get(found.feeding.inputs[0]), usual_of(_metadata(found.model))
-    return usual.left(found.settings) if usual is not None and isinstance(step, ToInput) else []
+    step, usual = (
+        getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0]),
+        usual_of(_metadata(situation.model)),
+    )
+    return usual.left(situation.settings) if usual is not None and isinstance(step, ToInput) else []
 
 
 def _recorded(model: nn.Module) -> Alphabet | None:

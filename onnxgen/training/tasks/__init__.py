@@ -39,10 +39,10 @@ def card_of(name: str) -> Card:
     return _PLAIN if name == AUTO else by_name(name, {OUTPUTS: _PLAIN, **CARDS}, "task")
 
 
-def _of_function(name: str, found: Situation) -> Sequence[Goal]:
+def _of_function(name: str, situation: Situation) -> Sequence[Goal]:
     from onnxgen.training.goals.goal import make
 
-    return make(name, found)
+    return make(name, situation)
 
 
 def known(name: object) -> Card:

@@ -54,7 +54,7 @@ class Situation:
 def later(place: str) -> Callable[..., Any]:
     """Return a function of `goals/`, named like "ctc.make", that is imported when it is called."""
     module, _, function = place.rpartition(".")
-    return lambda *given: getattr(import_module(f"onnxgen.training.goals.{module}"), function)(*given)
+    return lambda *arguments: getattr(import_module(f"onnxgen.training.goals.{module}"), function)(*arguments)
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Given:
 
     def aim(self, *usual: str) -> str:
         """Return the column that is the target: the one that the settings name, or that has a `usual` name; or ""."""
-        said = self.settings.target
-        said = next(iter(said.values()), "") if isinstance(said, Mapping) else said
+        asked = self.settings.target
+        asked = next(iter(asked.values()), "") if isinstance(asked, Mapping) else asked
         named = next((column for column in usual if column in self.fields), "")
-        found = said or self.source.target or named or target_called(self.fields)
-        return found if found in self.fields else ""
+        name = asked or self.source.target or named or target_called(self.fields)
+        return name if name in self.fields else ""
 
     def aims(self) -> list[str]:
         """Return the columns that are targets."""
@@ -190,15 +190,15 @@ class Card:
     refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     parts: Parts | None = None
     kinds: tuple[str, ...] = ()
-    has: Callable[[Given], str] = lambda given: ""
+    has: Callable[[Given], str] = lambda context: ""
     needs: str = ""
     alone: tuple[str, ...] | bool = ()
     new_head: bool = False
 
-    def is_certain(self, given: Given) -> bool:
+    def is_certain(self, context: Given) -> bool:
         """Return True if the data can't be meant for a loss of each output."""
-        return self.alone if isinstance(self.alone, bool) else any(name in given.fields for name in self.alone)
+        return self.alone if isinstance(self.alone, bool) else any(name in context.fields for name in self.alone)
 
-    def is_named(self, given: Given) -> bool:
+    def is_named(self, context: Given) -> bool:
         """Return True if the target has a name that is for this task whatever else the network may be for."""
-        return self.alone is True and given.aim(*self.columns) in self.columns
+        return self.alone is True and context.aim(*self.columns) in self.columns

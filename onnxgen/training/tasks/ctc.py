@@ -5,13 +5,13 @@ from __future__ import annotations
 from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given) -> str:
+def _has(context: Given) -> str:
     """Texts; names of folders are none."""
-    name = given.aim(*CARD.columns)
-    if not name or not given.source.raw:
+    name = context.aim(*CARD.columns)
+    if not name or not context.source.raw:
         return ""
-    whole = len(given.fields[name].shape) == 1 and not given.fields[name].dtype.is_floating_point
-    return f"column {name!r} has a text for each sample" if name in given.source.text or whole else ""
+    whole = len(context.fields[name].shape) == 1 and not context.fields[name].dtype.is_floating_point
+    return f"column {name!r} has a text for each sample" if name in context.source.text or whole else ""
 
 
 CARD = Card(

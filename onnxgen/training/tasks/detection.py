@@ -28,11 +28,11 @@ def _divides(model: nn.Module, notes: list[str]) -> bool:
     return True
 
 
-def _has(given: Given) -> str:
+def _has(context: Given) -> str:
     """Boxes are for this task whatever the network is for. Raises `OnnxgenError` if there are classes instead."""
-    said = isinstance(given.settings.target, Mapping) or given.speaks_against()
-    if given.purpose.kind and not said and (classes := given.classes()):
-        what = f"the network finds boxes ({given.purpose.evidence[0]}), but {classes}, and no boxes"
+    asked = isinstance(context.settings.target, Mapping) or context.speaks_against()
+    if context.purpose.kind and not asked and (classes := context.classes()):
+        what = f"the network finds boxes ({context.purpose.evidence[0]}), but {classes}, and no boxes"
         way = "name a folder with labels of YOLO, COCO or Pascal VOC; for a loss of each output, --task outputs"
         raise OnnxgenError(what, help=way)
     return ""

@@ -8,33 +8,33 @@ from onnxgen.errors import OnnxgenError
 from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given) -> str:
+def _has(context: Given) -> str:
     """Pairs, or classes; of a network that may be for something else no classes that each output has a score for."""
     from onnxgen.training.data.image_pairs import member_columns
 
-    if not given.purpose.kind and given.has_a_score_of_each_class():
+    if not context.purpose.kind and context.has_a_score_of_each_class():
         return ""
-    members = member_columns(given.source, given.ports, given.settings) or _pairs_of_texts(given)
+    members = member_columns(context.source, context.ports, context.settings) or _pairs_of_texts(context)
     if members:
         return f"columns {' and '.join(members)} belong together"
-    output = given.purpose.facts.get("output")
-    dims = next((port.dims for port in given.ports.outputs if port.name == output), None)
-    vectors = not given.purpose.kind or dims is None or len(dims) == 2
-    return given.classes() if vectors else ""
+    output = context.purpose.facts.get("output")
+    dims = next((port.dims for port in context.ports.outputs if port.name == output), None)
+    vectors = not context.purpose.kind or dims is None or len(dims) == 2
+    return context.classes() if vectors else ""
 
 
-def _pairs_of_texts(given: Given) -> tuple[str, ...]:
+def _pairs_of_texts(context: Given) -> tuple[str, ...]:
     """Return the columns of text that make pairs: anchors and positives, or two with a number beside them."""
     from onnxgen.training.data.text.choosing import apart
     from onnxgen.training.data.text.roles import IDS
 
-    ids = given.roles().get(IDS)
-    settings = replace(given.settings, task=CARD.name)
+    ids = context.roles().get(IDS)
+    settings = replace(context.settings, task=CARD.name)
     try:
-        found = apart(given.source, ids, settings, True, given.aims()) if ids is not None else None
+        chosen = apart(context.source, ids, settings, True, context.aims()) if ids is not None else None
     except OnnxgenError:  # two texts, and nothing says how they belong together
-        found = None
-    return found.texts if found is not None else ()
+        chosen = None
+    return chosen.texts if chosen is not None else ()
 
 
 CARD = Card(

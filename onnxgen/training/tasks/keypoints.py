@@ -5,9 +5,9 @@ from __future__ import annotations
 from onnxgen.training.tasks.card import PLACE_LOSSES, Card, Given, later
 
 
-def _has(given: Given) -> str:
-    name = given.aim(*CARD.columns)
-    shape = given.fields[name].shape if name else ()
+def _has(context: Given) -> str:
+    name = context.aim(*CARD.columns)
+    shape = context.fields[name].shape if name else ()
     return f"column {name!r} has {shape[0]} places" if len(shape) == 2 and shape[1] in (2, 3) else ""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given) -> str:
-    return given.plain_text() if given.purpose.facts.get("causal") or not given.purpose.kind else ""
+def _has(context: Given) -> str:
+    return context.plain_text() if context.purpose.facts.get("causal") or not context.purpose.kind else ""
 
 
 CARD = Card(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from onnxgen.training.tasks.card import Card, Given, later
 
 
-def _has(given: Given) -> str:
+def _has(context: Given) -> str:
     from onnxgen.training.data.text.choosing import text_columns
     from onnxgen.training.data.text.roles import DECODER
 
-    several = len(text_columns(given.source)) > 1 and DECODER in given.roles()
+    several = len(text_columns(context.source)) > 1 and DECODER in context.roles()
     return "the data has two columns of text" if several else ""
 
 

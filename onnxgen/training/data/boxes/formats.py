@@ -56,14 +56,14 @@ def open_coco(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     files = {"train": path} if path.is_file() else coco_files(path)
     folder = path.parent if path.is_file() or path.name == FOLDER else path
     faults, read = Faults(folder), {part: _read(file) for part, file in files.items()}
-    names = {part: _categories(files[part], found) for part, found in read.items()}
+    names = {part: _categories(files[part], content) for part, content in read.items()}
     notes: list[str] = []
     classes = _classes(read, names, notes)
     parts, crowds, lost = {}, 0, 0
-    for part, found in read.items():
+    for part, content in read.items():
         reader = _Reader(files[part], faults, {key: classes.get(name, -1) for key, name in names[part].items()})
-        parts[part] = reader.pictures(found["images"])
-        reader.boxes(found["annotations"])
+        parts[part] = reader.pictures(content["images"])
+        reader.boxes(content["annotations"])
         crowds, lost = crowds + reader.crowds, lost + reader.lost
     if crowds:
         notes.append(f"{counted(crowds, 'annotation')} of crowds (iscrowd) left out")
@@ -72,24 +72,24 @@ def open_coco(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 200)}", help="it must be COCO's JSON") from None
-    if not isinstance(found, dict):
-        raise OnnxgenError(f"{path} is not COCO's JSON: it is a {type(found).__name__}", help=_WAY)
+    if not isinstance(content, dict):
+        raise OnnxgenError(f"{path} is not COCO's JSON: it is a {type(content).__name__}", help=_WAY)
     for key in ("images", "annotations", "categories"):
-        if not isinstance(found.get(key), list):
+        if not isinstance(content.get(key), list):
             raise OnnxgenError(f"{path} is not COCO's JSON: it has no list {key!r}", help=_WAY)
-    return found
+    return content
 
 
 _WAY = "COCO's JSON is an object with the lists images, annotations and categories"
 
 
-def _categories(path: Path, found: Mapping[str, Any]) -> dict[int, str]:
+def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
     """Return the names of the categories by id, in the order of the ids."""
     names: dict[int, str] = {}
-    for index, category in enumerate(found["categories"]):
+    for index, category in enumerate(content["categories"]):
         key, name = (category.get("id"), category.get("name")) if isinstance(category, dict) else (None, None)
         where = f"{path}, categories[{index}]"
         if type(key) is not int or not isinstance(name, str):
@@ -102,15 +102,15 @@ def _categories(path: Path, found: Mapping[str, Any]) -> dict[int, str]:
 
 def _classes(read: Mapping[str, Any], names: Mapping[str, dict[int, str]], notes: list[str]) -> dict[str, int]:
     """Return the class index of each name. A category that only stands above others is none (Roboflow writes one)."""
-    each = [c for found in read.values() for c in found["categories"]]
+    each = [c for content in read.values() for c in content["categories"]]
     above = [c.get("supercategory") for c in each]
     used = {
         names[part].get(a["category_id"])
-        for part, found in read.items()
-        for a in found["annotations"]
+        for part, content in read.items()
+        for a in content["annotations"]
         if isinstance(a, dict) and type(a.get("category_id")) is int
     }
-    every = dict.fromkeys(name for found in names.values() for name in found.values())
+    every = dict.fromkeys(name for content in names.values() for name in content.values())
     kept = [name for name in every if name in used or name not in above or _is_own(each, name)]
     if left := [name for name in every if name not in kept]:
         notes.append(f"no class: {listed(left)} has no boxes, and is the supercategory of others")
@@ -145,8 +145,8 @@ class _Reader:
                 self.lost += 1
                 continue
             size = image.get("width"), image.get("height")
-            told = (float(size[0]), float(size[1])) if all(type(n) in (int, float) for n in size) else None
-            self.by_id[image["id"]] = Picture(root / image["file_name"], where, size=told)
+            declared = (float(size[0]), float(size[1])) if all(type(n) in (int, float) for n in size) else None
+            self.by_id[image["id"]] = Picture(root / image["file_name"], where, size=declared)
         return list(self.by_id.values())
 
     def _root(self, names: Iterable[str]) -> Path:
@@ -155,8 +155,8 @@ class _Reader:
         beside = [here, here / "images"]
         beside += [here.parent / part, here.parent / "images" / part, here.parent / "images", here.parent]
         some = list(islice(names, _TRIED))
-        if found := [root for root in beside for name in some if (root / name).is_file()][:1]:
-            return found[0]
+        if roots := [root for root in beside for name in some if (root / name).is_file()][:1]:
+            return roots[0]
         if some:
             places = listed(f"{self.faults.place(root)}/" for root in beside)
             self.faults.why.append(f"{self.name}: none of its images is in any of {places}")
@@ -228,22 +228,22 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True, classes: tuple
     faults = Faults(folder)
     notes: list[str] = []
     if file is not None:
-        said = described(file, classes)
-        classes, notes = said.names, [*said.notes]
-        found = {part: _listed(places, said.root, faults) for part, places in said.parts.items()}
+        description = described(file, classes)
+        classes, notes = description.names, [*description.notes]
+        listings = {part: _listed(places, description.root, faults) for part, places in description.parts.items()}
     else:
         pairs = yolo_pairs(folder)
         classes = _class_file(folder, called(folder, LABELS), *(labels for _, labels in pairs.values())) or classes
-        found = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
+        listings = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
         notes = unread(pairs)
     parts = {
-        part: [_picture(i, label, len(classes), faults) for i, label in f.pairs.items()] for part, f in found.items()
+        part: [_picture(i, label, len(classes), faults) for i, label in f.pairs.items()] for part, f in listings.items()
     }
     named = bool(classes)
     if not named:
         highest = max((box.label for pictures in parts.values() for p in pictures for box in p.boxes), default=-1)
         classes = tuple(map(str, range(highest + 1)))
-    lost = sum(files.lost for files in found.values())
+    lost = sum(files.lost for files in listings.values())
     return opened(
         parts, classes, faults, pixels=False, named=named, strict=strict, labelled=labelled, lost=lost, notes=notes
     )
@@ -263,9 +263,9 @@ def _listed(places: Iterable[Path], root: Path, faults: Faults) -> _Files:
     lost = 0
     for place in places:
         if place.is_dir():
-            found, number = paired(place, _labels_of(place), [".txt"], faults, "label file", _NAMES)
+            matches, number = paired(place, _labels_of(place), [".txt"], faults, "label file", _NAMES)
             lost += number
-            pairs |= found
+            pairs |= matches
         else:
             pairs |= _of_list(place, root, faults)
     return _Files(pairs, lost)
@@ -276,20 +276,20 @@ def _of_list(file: Path, root: Path, faults: Faults) -> dict[Path, Path | None]:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (UnicodeDecodeError, OSError) as error:
         raise OnnxgenError(f"{file} can't be read: {one_line(error, 100)}", help="save it as text in UTF-8") from None
-    found: dict[Path, Path | None] = {}
+    pairs: dict[Path, Path | None] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line:
             continue
         image = next((p for p in (file.parent / line, root / line) if "\0" not in line and p.is_file()), root / line)
-        if wrong := _unusable_line(line, image, found):
+        if wrong := _unusable_line(line, image, pairs):
             faults.add(f"{faults.place(file)}, line {number}", f"{legible(line)} {wrong}")
         else:
             label = _labels_of(image).with_suffix(".txt")
-            found[image] = label if label.is_file() else None
-    return found
+            pairs[image] = label if label.is_file() else None
+    return pairs
 
 
-def _unusable_line(line: str, image: Path, found: Mapping[Path, Any]) -> str:
+def _unusable_line(line: str, image: Path, pairs: Mapping[Path, Any]) -> str:
     """Return what is wrong with a line of a list; "" if nothing is."""
     if "\0" in line or ".." in Path(line).parts:
         return "leaves the folder"
@@ -297,7 +297,7 @@ def _unusable_line(line: str, image: Path, found: Mapping[Path, Any]) -> str:
         return "is no file"
     if image.suffix.lower() not in SUFFIXES:
         return "is no image"
-    return "is listed twice" if image in found else ""
+    return "is listed twice" if image in pairs else ""
 
 
 def _labels_of(path: Path) -> Path:
@@ -392,21 +392,21 @@ def open_voc(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     images = images_by_stem(folder)
     parts = listed_parts(folder, "Main", faults) or {"train": _all(folder, images, faults)}
     read = {
-        part: [_Read(folder, where, stem, images, faults) for where, stem in found] for part, found in parts.items()
+        part: [_Read(folder, where, stem, images, faults) for where, stem in entries] for part, entries in parts.items()
     }
-    classes = tuple(sorted({name for found in read.values() for one in found for name in one.names}))
+    classes = tuple(sorted({name for entries in read.values() for one in entries for name in one.names}))
     place = {name: index for index, name in enumerate(classes)}
-    parted = {part: [one.picture(place) for one in found if one.image] for part, found in read.items()}
-    lost = sum(one.image is None for found in read.values() for one in found)
+    parted = {part: [one.picture(place) for one in entries if one.image] for part, entries in read.items()}
+    lost = sum(one.image is None for entries in read.values() for one in entries)
     return opened(parted, classes, faults, pixels=True, strict=strict, labelled=labelled, lost=lost)
 
 
 def images_by_stem(folder: Path) -> dict[str, list[Path]]:
     """Return the images of `JPEGImages` by their names without ending."""
-    found: dict[str, list[Path]] = {}
+    by_stem: dict[str, list[Path]] = {}
     for path in images_in(folder / VOC_IMAGES):
-        found.setdefault(path.stem, []).append(path)
-    return found
+        by_stem.setdefault(path.stem, []).append(path)
+    return by_stem
 
 
 def listed_parts(folder: Path, kind: str, faults: Faults) -> dict[str, list[tuple[str, str]]]:
@@ -414,7 +414,7 @@ def listed_parts(folder: Path, kind: str, faults: Faults) -> dict[str, list[tupl
 
     `trainval` is the training part if there is no `train`.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}
     for part in ("train", "val", "test"):
         path = folder / SETS / kind / f"{part}.txt"
         if part == "train" and not path.is_file():
@@ -428,24 +428,24 @@ def listed_parts(folder: Path, kind: str, faults: Faults) -> dict[str, list[tupl
         names = [
             (f"{faults.place(path)}, line {n}", line.split()[0]) for n, line in enumerate(lines, 1) if line.strip()
         ]
-        found[part] = _once(names, faults)
-    if found and "train" not in found:
+        parts[part] = _once(names, faults)
+    if parts and "train" not in parts:
         raise OnnxgenError(
             f"{folder / SETS / kind} has no train.txt", help="list the names of the training images there"
         )
-    return found
+    return parts
 
 
 def _once(names: Sequence[tuple[str, str]], faults: Faults) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for where, name in names:
-        if name in found:
+        if name in places:
             faults.add(where, f"{legible(name)} is listed twice")
         elif "/" in name or "\\" in name or "\0" in name:
             faults.add(where, f"{legible(name)} is not the name of an image in {VOC_IMAGES}")
         else:
-            found[name] = where
-    return [(where, name) for name, where in found.items()]
+            places[name] = where
+    return [(where, name) for name, where in places.items()]
 
 
 def _all(folder: Path, images: dict[str, list[Path]], faults: Faults) -> list[tuple[str, str]]:
@@ -453,7 +453,7 @@ def _all(folder: Path, images: dict[str, list[Path]], faults: Faults) -> list[tu
     files = {path.stem: path for path in files_in(folder / ANNOTATIONS, ".xml")}
     where = {stem: faults.place(path) for stem, path in files.items()}
     where |= {stem: faults.place(paths[0]) for stem, paths in images.items() if stem not in files}
-    return sorted(((place, stem) for stem, place in where.items()), key=lambda found: found[1])
+    return sorted(((place, stem) for stem, place in where.items()), key=lambda entry: entry[1])
 
 
 class _Read:
@@ -471,14 +471,16 @@ class _Read:
         self._boxes: list[tuple[str, tuple[float, ...]]] = []
         self._size: tuple[float, float] | None = None
         self._sound = True
-        found = images.get(stem, [])
-        if len(found) != 1:
+        candidates = images.get(stem, [])
+        if len(candidates) != 1:
             several = (
-                f"{VOC_IMAGES} has {len(found)} images of this name" if found else f"{VOC_IMAGES} has no such image"
+                f"{VOC_IMAGES} has {len(candidates)} images of this name"
+                if candidates
+                else f"{VOC_IMAGES} has no such image"
             )
             self._wrong(several if where.endswith(".xml") else f"{legible(stem)}: {several}")
             return
-        self.image = found[0]
+        self.image = candidates[0]
         file = folder / ANNOTATIONS / f"{stem}.xml"
         if not file.is_file():
             self._wrong(f"{ANNOTATIONS} has no {file.name}")
@@ -499,8 +501,8 @@ class _Read:
         if root.tag != "annotation":
             self._wrong(f"not an annotation of VOC: it begins with {legible(root.tag)!r}")
             return
-        told = [root.findtext(f"size/{side}") for side in ("width", "height")]
-        size = [_number(text) for text in told]
+        sides = [root.findtext(f"size/{side}") for side in ("width", "height")]
+        size = [_number(text) for text in sides]
         if size[0] and size[1]:  # some tools write 0 for what they don't know
             self._size = size[0], size[1]
         for number, element in enumerate(root.iterfind("object"), 1):
@@ -513,8 +515,8 @@ class _Read:
             elif None in corners:
                 corner = corners.index(None)
                 has = texts[corner]
-                said = "is missing" if has is None else f"is {legible(has)!r}, which is not a number"
-                self._wrong(f"{_CORNERS[corner]} {said}", where)
+                fault = "is missing" if has is None else f"is {legible(has)!r}, which is not a number"
+                self._wrong(f"{_CORNERS[corner]} {fault}", where)
             else:
                 x1, y1, x2, y2 = (corner for corner in corners if corner is not None)
                 self.names.append(name)

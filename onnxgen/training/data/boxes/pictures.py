@@ -132,20 +132,20 @@ def opened(
     seen = looked_at(faults.folder, [*dict.fromkeys(paths)])
     rows = {id(picture): _rows(picture, seen.get(picture.path), pixels, faults) for picture in every}
     kept = {part: [p for p in pictures if p.sound] for part, pictures in parts.items()}
-    said = faults.notes({part: len(of) for part, of in kept.items()}, strict, lost + sum(not p.sound for p in every))
+    skipped = faults.notes({part: len(of) for part, of in kept.items()}, strict, lost + sum(not p.sound for p in every))
     most = max(len(rows[id(p)]) for pictures in kept.values() for p in pictures)
     if not most and labelled:
         raise OnnxgenError(f"{faults.folder} has no boxes: no image has a label", help="add labels, or name other data")
     sizes = {seen[p.path] for pictures in kept.values() for p in pictures}
     size = next(iter(sizes)) if len(sizes) == 1 else None
-    made: dict[str, Samples] = {}
+    samples: dict[str, Samples] = {}
     for part, pictures in kept.items():
         boxes = _stacked([rows[id(p)] for p in pictures], max(most, 1))
         shapes = tuple(seen[p.path][-2:] for p in pictures)
         images = Images(tuple(p.path for p in pictures), size)  # type: ignore[arg-type]
-        made[part] = Columns({IMAGE: images, BOXES: Boxes(boxes, shapes)}, {BOXES: classes})  # type: ignore[arg-type]
+        samples[part] = Columns({IMAGE: images, BOXES: Boxes(boxes, shapes)}, {BOXES: classes})  # type: ignore[arg-type]
     return DataSource(
-        made,
+        samples,
         faults.folder.name,
         BOXES,
         {IMAGE: 255.0},
@@ -154,7 +154,7 @@ def opened(
         sizes=frozenset(sizes),  # type: ignore[arg-type]
         kinds=seen.kinds,
         task=task_for(BOXES),
-        notes=[*said, *_bare(kept), *notes],
+        notes=[*skipped, *_bare(kept), *notes],
     )
 
 
@@ -164,11 +164,11 @@ def _bare(parts: Mapping[str, Sequence[Picture]]) -> list[str]:
 
 
 def _stacked(rows: Sequence[Sequence[tuple[float, ...]]], most: int) -> Tensor:
-    found = torch.full((len(rows), most, WIDTH), -1.0)
-    for place, boxes in zip(found, rows):
+    stacked = torch.full((len(rows), most, WIDTH), -1.0)
+    for place, boxes in zip(stacked, rows):
         if boxes:
             place[: len(boxes)] = torch.tensor(boxes)
-    return found
+    return stacked
 
 
 def _rows(picture: Picture, seen: Seen | None, pixels: bool, faults: Faults) -> list[tuple[float, ...]]:
@@ -197,13 +197,13 @@ def _unfit(picture: Picture, seen: Seen | None, faults: Faults) -> tuple[str, st
     if isinstance(seen, str):
         return faults.place(picture.path), f"can't be read: {seen}"
     _, height, width = seen
-    told = picture.size
-    if told is None or told == (width, height):
+    declared = picture.size
+    if declared is None or declared == (width, height):
         return None
-    if not all(math.isfinite(number) for number in told):
+    if not all(math.isfinite(number) for number in declared):
         return picture.where, "the size of the image is not a number"
-    turned = " (EXIF turns it; labels must be of the upright picture)" if told == (height, width) else ""
-    size = f"{told[0]:g}x{told[1]:g}"
+    turned = " (EXIF turns it; labels must be of the upright picture)" if declared == (height, width) else ""
+    size = f"{declared[0]:g}x{declared[1]:g}"
     return picture.where, f"labels for an image of {size}, but {picture.path.name} is {width}x{height}{turned}"
 
 

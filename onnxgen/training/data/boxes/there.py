@@ -41,13 +41,13 @@ def coco_files(folder: Path) -> dict[str, Path]:
     """
     inner = folder if folder.name == FOLDER else folder / FOLDER
     paths = [path for path in files_in(inner, ".json") if path.is_file() and _INSTANCES.fullmatch(path.stem)]
-    found = [(path, _part_of(path)) for path in paths]
-    found += [(path / ROBOFLOW, part_called(path.name)) for path in folders(folder)]
+    candidates = [(path, _part_of(path)) for path in paths]
+    candidates += [(path / ROBOFLOW, part_called(path.name)) for path in folders(folder)]
     near = files_in(folder, ".json") if inner != folder else []
     beside = [path for path in near if path.is_file() and (path.name == ROBOFLOW or _begins_as_coco(path))]
-    found += [(path, _part_of(path)) for path in beside]
+    candidates += [(path, _part_of(path)) for path in beside]
     parts: dict[str, Path] = {}
-    for path, part in found:
+    for path, part in candidates:
         if part is None or not path.is_file():
             continue
         if part in parts:
@@ -95,8 +95,8 @@ def yolo_root(path: Path) -> Path:
 
 def yolo_pairs(folder: Path) -> dict[str, tuple[Path, Path]]:
     """Return the folders of images and of labels by part: both are one, if labels lie beside their images."""
-    if found := laid_out(folder, LABELS):
-        return found
+    if pairs := laid_out(folder, LABELS):
+        return pairs
     if not folder.is_dir():
         return {}
     parts = {part: path for path in folders(folder) if (part := part_called(path.name)) and _is_mixed(path)}
@@ -145,15 +145,15 @@ def described(file: Path, classes: Sequence[str] = ()) -> Described:
     Raises:
         OnnxgenError: it can't be read, or has no names or no train, or names a place of train or val that is not there.
     """
-    given = _read(file)
-    names = _names(file, {**given, "names": given.get("names") or [*classes]})
-    base = given.get("path", "")
+    entries = _read(file)
+    names = _names(file, {**entries, "names": entries.get("names") or [*classes]})
+    base = entries.get("path", "")
     root = file.parent / base if isinstance(base, str) else file.parent
     root = root if root.is_dir() else file.parent  # written for another machine
     parts, notes = {}, []
-    for part in (part for part in PARTS if given.get(part)):
+    for part in (part for part in PARTS if entries.get(part)):
         try:
-            parts[part] = _places(file, root, part, given[part])
+            parts[part] = _places(file, root, part, entries[part])
         except OnnxgenError as error:
             if part != "test":  # which nobody needs to train, so published files name it and come without
                 raise
@@ -163,15 +163,15 @@ def described(file: Path, classes: Sequence[str] = ()) -> Described:
     return Described(names, root, parts, tuple(notes))
 
 
-def _places(file: Path, root: Path, part: str, said: Any) -> tuple[Path, ...]:
-    found = []
-    for entry in said if isinstance(said, list) else [said]:
+def _places(file: Path, root: Path, part: str, entries: Any) -> tuple[Path, ...]:
+    places = []
+    for entry in entries if isinstance(entries, list) else [entries]:
         place = _place(root, entry)
         if place is None:
             way = "it is a folder of images, or a .txt with the path of an image in each line"
             raise OnnxgenError(f"{file}: {part} is {legible(str(entry))}, and there is no such place", help=way)
-        found.append(place)
-    return tuple(found)
+        places.append(place)
+    return tuple(places)
 
 
 def _place(root: Path, entry: Any) -> Path | None:
@@ -188,19 +188,19 @@ def _read(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.load(file.read_bytes(), Loader=yaml.BaseLoader)
+        content = yaml.load(file.read_bytes(), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise OnnxgenError(f"{file} can't be read: {one_line(error, 200)}", help="it must be YAML in UTF-8") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise OnnxgenError(f"{file} is not a data.yaml of YOLO", help=_FORM)
-    return found
+    return content
 
 
 _FORM = "it has lines such as train: images/train, and names: [cat, dog]"
 
 
-def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
-    names = given.get("names")
+def _names(file: Path, entries: Mapping[str, Any]) -> tuple[str, ...]:
+    names = entries.get("names")
     if not names:
         way = "names: [cat, dog], in the order of their numbers; or --classes cat,dog"
         raise OnnxgenError(f"{file} has no names of the classes", help=way)
@@ -214,6 +214,6 @@ def _names(file: Path, given: Mapping[str, Any]) -> tuple[str, ...]:
         raise OnnxgenError(f"{file}: names is not a list of names", help="names: [cat, dog]")
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise OnnxgenError(f"{file}: two classes are called {legible(twice[0])!r}", help="give each its own name")
-    if (count := given.get("nc", str(len(names)))) != str(len(names)):
+    if (count := entries.get("nc", str(len(names)))) != str(len(names)):
         raise OnnxgenError(f"{file}: nc is {legible(str(count))}, but there are {len(names)} names", help="remove nc")
     return tuple(names)

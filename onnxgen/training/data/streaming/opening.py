@@ -46,13 +46,13 @@ _MOST_BYTES = 1 << 28  # of samples that are read at once to decide types
 
 def matching(text: str) -> list[Path]:
     """Return the files that a pattern names. Raises `OnnxgenError` if one of them is missing."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for name in _expanded(text):
         files = sorted(glob.glob(name)) if set("*?") & {*name} else [name] * Path(name).is_file()
         if not files:
             raise OnnxgenError(f"there is no file {name}", help="correct the pattern of --data")
-        found += map(Path, files)
-    return list(dict.fromkeys(found))
+        paths += map(Path, files)
+    return list(dict.fromkeys(paths))
 
 
 def _expanded(text: str) -> list[str]:
@@ -61,11 +61,11 @@ def _expanded(text: str) -> list[str]:
     for inner in _BRACES.findall(text):
         numbers = re.fullmatch(r"(\d+)\.\.(\d+)", inner)
         width = len(numbers[1]) if numbers else 0
-        given = inner.split(",")
-        choices.append([f"{n:0{width}}" for n in range(int(numbers[1]), int(numbers[2]) + 1)] if numbers else given)
+        words = inner.split(",")
+        choices.append([f"{n:0{width}}" for n in range(int(numbers[1]), int(numbers[2]) + 1)] if numbers else words)
     between = _BRACES.split(text)[::2]
-    made = itertools.product(*choices)
-    return ["".join(a + b for a, b in itertools.zip_longest(between, chosen, fillvalue="")) for chosen in made]
+    combinations = itertools.product(*choices)
+    return ["".join(a + b for a, b in itertools.zip_longest(between, chosen, fillvalue="")) for chosen in combinations]
 
 
 def shards_of(path: Path) -> list[Path]:
@@ -97,10 +97,10 @@ def _is_run(path: Path) -> bool:
     if path.suffix.lower() != ".npy":
         return False
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError):
         return False
-    return found.ndim == 1 and found.dtype.kind in "iu"
+    return array.ndim == 1 and array.dtype.kind in "iu"
 
 
 def open_stream(paths: Sequence[Path], name: str, settings: Settings) -> DataSource:
@@ -126,13 +126,13 @@ def open_stream(paths: Sequence[Path], name: str, settings: Settings) -> DataSou
 
 def _parts(paths: Sequence[Path]) -> dict[str, list[Path]]:
     """Return the shards of each part, by a word of the file's name or by its folder; without such words "train"."""
-    found: dict[str, list[Path]] = {}
-    said = [next(filter(None, map(part_called, re.split(r"[^a-zA-Z0-9]+", path.stem))), None) for path in paths]
+    parts: dict[str, list[Path]] = {}
+    named = [next(filter(None, map(part_called, re.split(r"[^a-zA-Z0-9]+", path.stem))), None) for path in paths]
     folders = len({path.parent for path in paths}) > 1  # else its name is that of the whole data
-    for path, part in zip(paths, said):
+    for path, part in zip(paths, named):
         part = part or (part_called(path.parent.name) if folders else None) or "train"
-        found.setdefault(part, []).append(path)
-    return found
+        parts.setdefault(part, []).append(path)
+    return parts
 
 
 def _known_classes(paths: Sequence[Path], settings: Settings) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ def _classes(values: Sequence[Any], known: tuple[str, ...], where: Path, column:
 
 def _named_columns(settings: Settings) -> set[str]:
     target = settings.target
-    said = {target} if isinstance(target, str) else set((target or {}).values())
-    return {*settings.inputs.values(), *said}
+    targets = {target} if isinstance(target, str) else set((target or {}).values())
+    return {*settings.inputs.values(), *targets}
 
 
 # ---- tar -------------------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def _open_tar(parts: Mapping[str, list[Path]], name: str, settings: Settings) ->
     source = DataSource({}, name)
     made_of: dict[str, tuple[str, str]] = {}
     types: dict[str, Field] = {}
-    for part, paths in sorted(parts.items(), key=lambda found: found[0] != "train"):
+    for part, paths in sorted(parts.items(), key=lambda entry: entry[0] != "train"):
         counts, note = sizes_of(paths)
         source.notes += [note] if note else []
         spans = spans_of(range(len(paths)), [0] * len(paths), counts)
@@ -189,39 +189,39 @@ def _open_tar(parts: Mapping[str, list[Path]], name: str, settings: Settings) ->
 
 
 def _first(paths: Sequence[Path]) -> list[Record]:
-    found, size = list[Record](), 0
+    head, size = list[Record](), 0
     for record in itertools.islice(itertools.chain.from_iterable(records(path, None) for path in paths), HEAD):
-        found.append(record)
+        head.append(record)
         size += sum(len(member.getbuffer()) for member in record.values())
         if size > _MOST_BYTES:
             break
-    return found
+    return head
 
 
 def _made_of(first: Sequence[Record], path: Path, settings: Settings) -> dict[str, tuple[str, str]]:
     """Return the columns of samples with these first ones; see `TarReader`."""
     endings = list(dict.fromkeys(ending for record in first for ending in record))
-    made = {"image": (PICTURE, "")} if PICTURE in endings else {}
+    columns = {"image": (PICTURE, "")} if PICTURE in endings else {}
     if len(pictures := [e for e in endings if e.rpartition(".")[2] in ("png", "jpg", "jpeg")]):
         what = f"{path} has several pictures for a sample ({listed(pictures)})"
         raise OnnxgenError(what, help="streamed samples have one, such as 0001.jpg")
     for ending in (e for e in endings if e.rpartition(".")[2] == "npy"):
-        made[ending.rpartition(".")[0] or "x"] = ending, ""
+        columns[ending.rpartition(".")[0] or "x"] = ending, ""
     entries = _entries(first, settings) if "json" in endings else []
-    made |= {entry: ("json", entry) for entry in entries}
-    if not target_called(made):
-        made |= next(({"label": (e, "")} for e in ("cls", "txt") if e in endings), {})
-    if not made:
+    columns |= {entry: ("json", entry) for entry in entries}
+    if not target_called(columns):
+        columns |= next(({"label": (e, "")} for e in ("cls", "txt") if e in endings), {})
+    if not columns:
         what = f"{path}: sample files end in {listed(endings)}, and none of them can be read"
         raise OnnxgenError(what, help="a sample is a picture or .npy, beside .cls, .json, .txt or .npy")
-    return made
+    return columns
 
 
 def _entries(first: Sequence[Record], settings: Settings) -> list[str]:
     """Return the entries of JSON that are columns: those that the settings name, and the one called as a target."""
-    found = next(record["json"] for record in first if "json" in record)
+    member = next(record["json"] for record in first if "json" in record)
     try:
-        names = [*stored_object(found)]
+        names = [*stored_object(member)]
     except Fault:
         return []
     return [n for n in names if n in _named_columns(settings) or n == target_called(names)]
@@ -255,8 +255,8 @@ def _types(
             types[column] = Field(tensor_of([0], column).dtype, (), classes)
             continue
         floats = next((v for v in map(np.asarray, values) if v.dtype.kind == "f"), np.asarray(values[0]))
-        found = tensor_of(floats[None], f"{path}: {column}")
-        types[column] = Field(found.dtype, tuple(found.shape[1:]), classes if not found.is_floating_point() else ())
+        tensor = tensor_of(floats[None], f"{path}: {column}")
+        types[column] = Field(tensor.dtype, tuple(tensor.shape[1:]), classes if not tensor.is_floating_point() else ())
     return types
 
 
@@ -321,21 +321,21 @@ def _parquet_reader(
     names = class_names(schema)
     aims = _named_columns(settings) - {*settings.inputs.values()} or {target_called(table.column_names)}
     for column in (n for n in table.column_names if n not in pictures):
-        found = values_of(path, column, table.column(column))
-        if isinstance(found, Problem):
-            unfit[column] = found
-        elif found.dtype == object and column not in aims:
+        values = values_of(path, column, table.column(column))
+        if isinstance(values, Problem):
+            unfit[column] = values
+        elif values.dtype == object and column not in aims:
             unfit[column] = Problem(f"{path}: column {legible(column)!r} is text", help="streamed inputs are numbers")
         else:
             known = _known_classes([path], settings) or names.get(column, ())
-            classes = _classes(found.tolist(), known, path, f"column {column}") if column in aims else ()
-            named |= {column} if found.dtype == object else set()
-            tensor = tensor_of([0] if found.dtype == object else found, f"{path}: column {legible(column)!r}")
+            classes = _classes(values.tolist(), known, path, f"column {column}") if column in aims else ()
+            named |= {column} if values.dtype == object else set()
+            tensor = tensor_of([0] if values.dtype == object else values, f"{path}: column {legible(column)!r}")
             types[column] = Field(tensor.dtype, tuple(tensor.shape[1:]), () if tensor.is_floating_point() else classes)
     sizes: set[tuple[int, ...]] = set()
     for column in pictures:
         need(["PIL"])
-        looked = [look_at(Member(found or b"", column)) for found in picture_bytes(table.column(column))]
+        looked = [look_at(Member(values or b"", column)) for values in picture_bytes(table.column(column))]
         sizes = {size for size in looked if not isinstance(size, str)}
     return ParquetReader(tuple(groups), types, tuple(pictures), {}, _one(sizes)), unfit, frozenset(named)
 
@@ -366,8 +366,8 @@ def _with_head(stream: Stream, source: DataSource, part: str) -> Stream:
     if not head:
         raise OnnxgenError(f"none of the first samples of the {part} part can be read: {_told(faults)}")
     if faults:
-        found = counted(len(faults), "sample")
-        source.notes.append(f"{found} of the first ones can't be read, skipped: {_told(faults)}")
+        count = counted(len(faults), "sample")
+        source.notes.append(f"{count} of the first ones can't be read, skipped: {_told(faults)}")
     return replace(stream, head=head)
 
 

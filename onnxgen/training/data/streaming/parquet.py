@@ -65,11 +65,11 @@ class ParquetReader:
     @property
     def fields(self) -> Mapping[str, Field]:
         shape = stored_shape(self.size)
-        made = {}
+        joined = {}
         for name, members in self.joined.items():
             whole = not any(self.types[member].dtype.is_floating_point for member in members)
-            made[name] = Field(torch.int64 if whole else torch.float32, (len(members),))
-        return {**self.types, **{name: Field(torch.uint8, shape) for name in self.pictures}, **made}
+            joined[name] = Field(torch.int64 if whole else torch.float32, (len(members),))
+        return {**self.types, **{name: Field(torch.uint8, shape) for name in self.pictures}, **joined}
 
     def only(self, names: Sequence[str]) -> ParquetReader:
         """Return a reader of these columns, and of those that they are made of."""
@@ -85,8 +85,8 @@ class ParquetReader:
     def read(self, runs: Sequence[Run]) -> Read:
         import pyarrow
 
-        found = [table for run in runs for table in self._read(*run)]
-        table = pyarrow.concat_tables(found)
+        tables = [table for run in runs for table in self._read(*run)]
+        table = pyarrow.concat_tables(tables)
         places = [(shard, place) for shard, start, stop in runs for place in range(start, stop)]
         columns = {name: self._column(name, table.column(name), places) for name in self.types}
         pictures = {name: picture_bytes(table.column(name)) for name in self.pictures}
@@ -131,12 +131,12 @@ class ParquetReader:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
             what = f"{self.name(*places[row])}: column {legible(name)!r} has no value"
             raise OnnxgenError(what, help="fill it in, or remove the row")
-        found = values_of(path, name, column)
-        if isinstance(found, Problem):
-            raise OnnxgenError(found)
-        if field.classes and found.dtype == object:
-            return torch.tensor([self._class(name, text, places[i]) for i, text in enumerate(found.tolist())])
-        tensor = tensor_of(found, f"{path}: column {legible(name)!r}")
+        values = values_of(path, name, column)
+        if isinstance(values, Problem):
+            raise OnnxgenError(values)
+        if field.classes and values.dtype == object:
+            return torch.tensor([self._class(name, text, places[i]) for i, text in enumerate(values.tolist())])
+        tensor = tensor_of(values, f"{path}: column {legible(name)!r}")
         if tensor.shape[1:] != field.shape:
             what = f"{self.name(*places[0])}: column {legible(name)!r} is {list(tensor.shape[1:])}"
             raise OnnxgenError(f"{what}, and in the first rows {list(field.shape)}", help="store lists of one length")
@@ -151,9 +151,9 @@ class ParquetReader:
 
     def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         which, faults = torch.tensor(places), {}
-        made = {name: columns[name].index_select(0, which) for name in self.types}
+        batch = {name: columns[name].index_select(0, which) for name in self.types}
         for name, members in self.joined.items():
-            made[name] = torch.stack([made[member] for member in members], 1).to(self.fields[name].dtype)
+            batch[name] = torch.stack([batch[member] for member in members], 1).to(self.fields[name].dtype)
         for name in self.pictures:
             assert self.size is not None, "images of several sizes"
             images = np.zeros((len(places), *self.fields[name].shape), np.uint8)
@@ -163,8 +163,8 @@ class ParquetReader:
                     images[i] = decoded(member, self.size, self.placing)
                 except OnnxgenError as error:
                     faults[place] = f"{self.name(*columns[_PLACE][place])}: {error}"
-            made[name] = torch.from_numpy(images)
-        return made, faults
+            batch[name] = torch.from_numpy(images)
+        return batch, faults
 
 
 def values_of(path: Path, name: str, column: Any) -> Any:
@@ -226,7 +226,7 @@ def row_groups(paths: Sequence[Path]) -> tuple[list[tuple[Path, int, int]], Span
 
 
 def _compare(first: Path, schema: Any, path: Path, own: Any) -> None:
-    then, now = ({field.name: field.type for field in found} for found in (schema, own))
+    then, now = ({field.name: field.type for field in columns} for columns in (schema, own))
     differing = sorted(name for name in {**then, **now} if then.get(name) != now.get(name))
     if differing:
         shown = (f"{name} ({now.get(name, 'none')}, there {then.get(name, 'none')})" for name in differing)

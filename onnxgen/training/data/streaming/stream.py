@@ -124,8 +124,8 @@ class Stream:
         for key in windows:
             if key not in held.windows:
                 coming, held.ahead = held.ahead, None
-                found = coming[1].result() if coming is not None else None  # also of another: one reads at a time
-                held.windows[key] = found if found is not None and coming and coming[0] == key else self._read(key)
+                content = coming[1].result() if coming is not None else None  # also of another: one reads at a time
+                held.windows[key] = content if content is not None and coming and coming[0] == key else self._read(key)
         if ahead is not None and held.ahead is None and len(windows) == 1 and get_worker_info() is not None:
             held.reading = held.reading or ThreadPoolExecutor(1)
             held.ahead = ahead, held.reading.submit(self._read, ahead)
@@ -144,10 +144,10 @@ class Stream:
         parts: list[Batch] = []
         faults: dict[int, str] = {}
         for here, places, columns in groups:
-            made, why = self.reader.batch(columns, [places[indices[i]] for i in here])
+            taken, why = self.reader.batch(columns, [places[indices[i]] for i in here])
             index_of = {places[indices[i]]: indices[i] for i in here} if why else {}
             faults |= {index_of[place]: reason for place, reason in why.items()}
-            parts.append(made)
+            parts.append(taken)
         if faults:
             raise OnnxgenError(*faults.values(), help="repair it") if self.strict else Unreadable(faults)
         batch = parts[0]
@@ -159,12 +159,12 @@ class Stream:
 
     def _grouped(self, indices: Sequence[int]) -> list[tuple[list[int], dict[int, int], Read]] | None:
         """Return which of these samples are in each window that is held, with its places; None if one is in none."""
-        found, left = [], list(range(len(indices)))
+        groups, left = [], list(range(len(indices)))
         for places, columns in self._held.windows.values() if self._held.pid == os.getpid() else ():
             here = [i for i in left if indices[i] in places]
             left = [i for i in left if indices[i] not in places] if len(here) < len(left) else []
-            found += [(here, places, columns)] if here else []
-        return None if left else found
+            groups += [(here, places, columns)] if here else []
+        return None if left else groups
 
     def name(self, index: int) -> str:
         """Return the file of a sample and its place there."""
@@ -172,14 +172,14 @@ class Stream:
 
     def faults(self, indices: Sequence[int]) -> dict[int, str]:
         """Read samples, and return why some can't be read, by index."""
-        found: dict[int, str] = {}
+        faults: dict[int, str] = {}
         lenient = replace(self, strict=False)
         for start in range(0, len(indices), _AT_ONCE):
             try:
                 lenient.take(indices[start : start + _AT_ONCE], 0)
             except Unreadable as error:
-                found |= error.why
-        return found
+                faults |= error.why
+        return faults
 
     def column(self, name: str) -> Tensor | None:
         """A column is never in memory as a whole."""
@@ -223,16 +223,16 @@ class Stream:
                 if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) <= highest:
                     wrong = (flat < 0) | (flat > highest)
                     row = int(wrong.any(1).nonzero()[0])
-                    found = flat[row][wrong[row]][0].item()
-                    raise OnnxgenError(f"{self.name(indices[row])}: {name} has {found}, but {what}")
+                    value = flat[row][wrong[row]][0].item()
+                    raise OnnxgenError(f"{self.name(indices[row])}: {name} has {value}, but {what}")
 
 
 def stream_of(samples: Samples | None) -> Stream | None:
     """Return the stream that samples are made of; None if they are no stream."""
-    found: Any = samples
-    while found is not None and not isinstance(found, Stream):
-        found = getattr(found, "samples", None)
-    return found
+    inner: Any = samples
+    while inner is not None and not isinstance(inner, Stream):
+        inner = getattr(inner, "samples", None)
+    return inner
 
 
 def reading(samples: Samples, names: Iterable[str]) -> Samples:
@@ -254,13 +254,13 @@ def leading(samples: Samples, most: int) -> list[int]:
 
 def _intervals(indices: Iterable[int]) -> list[Interval]:
     """Return the intervals of consecutive indices, in ascending order."""
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     for index in sorted(set(indices)):
-        if found and found[-1][1] == index:
-            found[-1] = found[-1][0], index + 1
+        if intervals and intervals[-1][1] == index:
+            intervals[-1] = intervals[-1][0], index + 1
         else:
-            found.append((index, index + 1))
-    return found
+            intervals.append((index, index + 1))
+    return intervals
 
 
 Ints = NDArray[np.int64]
@@ -296,34 +296,34 @@ class Spans:
 
     def runs(self, interval: Interval) -> list[tuple[int, int, int]]:
         """Return (shard, start, stop) of the samples of an interval, in order."""
-        found, (begin, end) = [], interval
+        runs, (begin, end) = [], interval
         while begin < end:
             span = int(np.searchsorted(self.ends, begin, "right"))
             shard, start = self.place(begin)
             stop = min(end, int(self.ends[span]))
-            found.append((shard, start, start + stop - begin))
+            runs.append((shard, start, start + stop - begin))
             begin = stop
-        return found
+        return runs
 
     def held_back(self, shares: Mapping[str, float], seed: int) -> dict[str, Spans]:
         """Return the spans of each part, and the rest as "train".
 
         Whole spans are drawn. If there are few, each of them gives its last samples.
         """
-        count, found = len(self.counts), {}
+        count, parts = len(self.counts), {}
         if count >= WHOLE_SPANS:
             order, used = np.random.Generator(np.random.PCG64(seed)).permutation(count), 0
             for part, share in shares.items():
                 more = max(1, round(share * count))
-                found[part] = self._some(np.sort(order[used : used + more]))
+                parts[part] = self._some(np.sort(order[used : used + more]))
                 used += more
-            return {**found, "train": self._some(np.sort(order[used:]))}
+            return {**parts, "train": self._some(np.sort(order[used:]))}
         left = self
         for part, share in shares.items():
             taken = np.minimum(np.maximum(1, np.rint(share * self.counts).astype(np.int64)), left.counts)
             left = replace(left, counts=left.counts - taken)
-            found[part] = replace(left, starts=left.starts + left.counts, counts=taken)
-        return {**found, "train": left._some(np.flatnonzero(left.counts))}
+            parts[part] = replace(left, starts=left.starts + left.counts, counts=taken)
+        return {**parts, "train": left._some(np.flatnonzero(left.counts))}
 
     def of_shards(self, shards: Ints) -> Spans:
         return self._some(np.flatnonzero(np.isin(self.shards, shards)))
@@ -351,9 +351,9 @@ class Order:
         indices: list[int] = []
         windows: list[Window] = []
         for number in range(begin // self.size, -(-end // self.size)):
-            found, window = self._window(number)
+            shuffled, window = self._window(number)
             first = number * self.size
-            indices += found[max(begin - first, 0) : end - first].tolist()
+            indices += shuffled[max(begin - first, 0) : end - first].tolist()
             windows.append(window)
         return indices, windows
 
@@ -370,10 +370,10 @@ class Order:
             moved = int(self.spans.ends[span] - self._ends[place])  # from a place in the order to an index
             intervals.append((begin + moved, stop + moved))
             begin = stop
-        found = np.concatenate([np.arange(*interval) for interval in intervals])
+        indices = np.concatenate([np.arange(*interval) for interval in intervals])
         if self.seed is not None:
-            found = _random(self.seed, number).permutation(found)
-        return found, tuple(intervals)
+            indices = _random(self.seed, number).permutation(indices)
+        return indices, tuple(intervals)
 
 
 def _random(*seed: int) -> np.random.Generator:
@@ -382,5 +382,5 @@ def _random(*seed: int) -> np.random.Generator:
 
 def spans_of(shards: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Spans:
     """Return spans, without those that have no sample."""
-    made = Spans(*(np.array(values, dtype=np.int64) for values in (shards, starts, counts)))
-    return made._some(np.flatnonzero(made.counts))
+    spans = Spans(*(np.array(values, dtype=np.int64) for values in (shards, starts, counts)))
+    return spans._some(np.flatnonzero(spans.counts))

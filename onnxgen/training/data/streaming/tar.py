@@ -122,20 +122,20 @@ def sizes_of(paths: Sequence[Path]) -> tuple[list[int], str]:
     for path in missing:
         stat = path.stat()
         name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-        found = cache.get("tar", name)
-        if not isinstance(found, int):
-            cache.put("tar", name, found := sum(1 for _ in records(path, ())))
-        known[path] = found
+        count = cache.get("tar", name)
+        if not isinstance(count, int):
+            cache.put("tar", name, count := sum(1 for _ in records(path, ())))
+        known[path] = count
     note = f"{counted(len(missing), 'shard')} counted, since no {SIZES} beside them tells their samples"
     return [known[path] for path in paths], note if missing else ""
 
 
 def _listed(path: Path) -> dict[Path, int]:
     try:
-        found = json_object(path.read_text(encoding="utf-8"))
+        content = json_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OnnxgenError(f"{path} can't be read: {one_line(error, 100)}", help="correct or remove it") from None
-    known = {path.parent / name: count for name, count in found.items() if "\0" not in name}
+    known = {path.parent / name: count for name, count in content.items() if "\0" not in name}
     for shard, count in known.items():
         if shard.is_file() and (type(count) is not int or not 0 <= count < 1 << 40):
             what = f"{path} says that {shard.name} has {str(count)[:40]} samples"
@@ -207,18 +207,18 @@ class TarReader:
         return OnnxgenError(what, help=f"correct {SIZES}, or remove it: then samples are counted")
 
     def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
-        made: dict[str, list[Any]] = {name: [] for name in self.made_of}
+        rows: dict[str, list[Any]] = {name: [] for name in self.made_of}
         faults: dict[int, str] = {}
         for place in places:
             record = columns["records"][place]
             try:
-                for name, values in made.items():
+                for name, values in rows.items():
                     values.append(self.value(record, name))
             except Fault as fault:
                 faults[place] = f"{record.where}: {fault}"
         if faults:
             return {}, faults
-        return {name: torch.from_numpy(np.stack(values)) for name, values in made.items()}, {}
+        return {name: torch.from_numpy(np.stack(values)) for name, values in rows.items()}, {}
 
     def value(self, record: Record, name: str) -> NDArray[Any]:
         """Return a column of a sample. Raises `Fault` if it can't be read, `OnnxgenError` for an unknown class."""
@@ -231,16 +231,16 @@ class TarReader:
                 return decoded(member, self.size, self.placing)
             except OnnxgenError as error:
                 raise Fault(str(error)) from None
-        found, wanted = stored(member, ending, entry), self.types[name]
+        value, wanted = stored(member, ending, entry), self.types[name]
         if name in self.named:
-            found = str(found)
-            if found not in wanted.classes:
-                what = f"{record.where}: {found[:40]!r} is none of the {len(wanted.classes)} known classes"
+            value = str(value)
+            if value not in wanted.classes:
+                what = f"{record.where}: {value[:40]!r} is none of the {len(wanted.classes)} known classes"
                 raise OnnxgenError(what, help="add it to --classes or classes.txt, or remove the sample")
-            found = wanted.classes.index(found)
-        if isinstance(found, str):
-            raise Fault(f"{member} has {found[:40]!r}, and the first samples have numbers")
-        array = np.asarray(found)
+            value = wanted.classes.index(value)
+        if isinstance(value, str):
+            raise Fault(f"{member} has {value[:40]!r}, and the first samples have numbers")
+        array = np.asarray(value)
         kind = np.dtype(str(wanted.dtype).removeprefix("torch."))
         if array.shape != wanted.shape or not np.can_cast(array.dtype, kind, "same_kind"):
             raise Fault(
@@ -258,8 +258,8 @@ def _array(content: bytes) -> NDArray[Any]:
     begin = _NPY_BEFORE + int.from_bytes(content[8:10] if content[6:7] == b"\1" else content[8:12], "little")
     begin += 2 * (content[6:7] != b"\1")
     shape, by_columns, dtype = _header(content[:begin])
-    found = np.frombuffer(content, dtype, offset=begin)
-    return found.reshape(shape[::-1]).T if by_columns else found.reshape(shape)
+    array = np.frombuffer(content, dtype, offset=begin)
+    return array.reshape(shape[::-1]).T if by_columns else array.reshape(shape)
 
 
 @lru_cache(256)
@@ -268,10 +268,10 @@ def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    found = read(file)
-    if found[2].hasobject:
+    header = read(file)
+    if header[2].hasobject:
         raise ValueError("it holds Python objects, and reading them would run code")
-    return found
+    return header
 
 
 def stored(member: Member, ending: str, entry: str) -> Any:
@@ -283,11 +283,11 @@ def stored(member: Member, ending: str, entry: str) -> Any:
             return _array(member.getvalue())
         text = member.read().decode("utf-8").strip()
         if kind == "json":
-            found = json.loads(text)
-            if not isinstance(found, dict) or entry not in found:
+            content = json.loads(text)
+            if not isinstance(content, dict) or entry not in content:
                 raise Fault(f"{member} has no entry {entry!r}")
-            found = found[entry]
-            return found if isinstance(found, str) else np.asarray(found)
+            content = content[entry]
+            return content if isinstance(content, str) else np.asarray(content)
     except (ValueError, UnicodeDecodeError) as error:
         raise Fault(f"{member} can't be read: {one_line(error, 100)}") from None
     return int(text) if text.lstrip("-").isdecimal() else text

@@ -50,36 +50,36 @@ class TokenReader:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        made = {}
+        fields = {}
         for name, role in (self.roles or {LABELS: IDS}).items():
             past = role if isinstance(role, tuple) else None
-            made[name] = Field(torch.int64, (self.length,)) if past is None else Field(torch.float32, past)
-        return made
+            fields[name] = Field(torch.int64, (self.length,)) if past is None else Field(torch.float32, past)
+        return fields
 
     def name(self, shard: int, place: int) -> str:
         return f"{self.files[shard].path}, tokens from {place * self.length:,}"
 
     def read(self, runs: Sequence[Run]) -> Read:
-        found = []
+        blocks = []
         for shard, start, stop in runs:
             file, count = self.files[shard], (stop - start) * self.length
             place = file.offset + start * self.length * np.dtype(file.dtype).itemsize
             tokens = np.fromfile(file.path, file.dtype, count, offset=place)
             if len(tokens) < count:
                 raise OnnxgenError(f"{file.path} has become shorter", help="write it again, and leave it unchanged")
-            found.append(tokens.reshape(stop - start, self.length))
-        return {LABELS: np.concatenate(found)}
+            blocks.append(tokens.reshape(stop - start, self.length))
+        return {LABELS: np.concatenate(blocks)}
 
     def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
-        ids, made = torch.from_numpy(columns[LABELS][places].astype(np.int64)), {}
+        ids, batch = torch.from_numpy(columns[LABELS][places].astype(np.int64)), {}
         for name, role in (self.roles or {LABELS: IDS}).items():
             if isinstance(role, tuple):
-                made[name] = torch.zeros(len(ids), *role)
+                batch[name] = torch.zeros(len(ids), *role)
             elif role == POSITIONS:
-                made[name] = torch.arange(self.length).expand(len(ids), -1)
+                batch[name] = torch.arange(self.length).expand(len(ids), -1)
             else:
-                made[name] = ids if role == IDS else torch.full_like(ids, role == MASK)
-        return made, {}
+                batch[name] = ids if role == IDS else torch.full_like(ids, role == MASK)
+        return batch, {}
 
 
 def file_of(path: Path) -> TokenFile:

@@ -56,8 +56,8 @@ def choose(
     """
     texts = text_columns(source)
     aims = _aims(source, ports, settings, labels)
-    if card_of(settings.task).compares and (found := apart(source, ids, settings, targets, aims)) is not None:
-        return found
+    if card_of(settings.task).compares and (members := apart(source, ids, settings, targets, aims)) is not None:
+        return members
     target = aims[0] if aims and targets else ""
     words = not labels and _has_tags(source, ports, settings, target)
     if labels == "other" and targets and target not in texts:
@@ -104,18 +104,18 @@ def _score(source: DataSource, texts: Sequence[str], aims: Sequence[str]) -> str
     fields = next(iter(source.parts.values())).fields
     numbers = [name for name, field in fields.items() if name not in source.text and not field.shape]
     numbers += [name for name, problem in source.unfit.items() if isinstance(problem, Gaps) and name not in texts]
-    found = aims[0] if aims else numbers[0] if len(numbers) == 1 else ""
-    if found in source.unfit:
-        problem = source.unfit[found]
+    score = aims[0] if aims else numbers[0] if len(numbers) == 1 else ""
+    if score in source.unfit:
+        problem = source.unfit[score]
         raise OnnxgenError(problem.of_target() if isinstance(problem, Gaps) else problem)
-    if found in source.text:
-        what = f"column {legible(found)!r} holds text, and the score of {listed(texts)} is a number for each pair"
+    if score in source.text:
+        what = f"column {legible(score)!r} holds text, and the score of {listed(texts)} is a number for each pair"
         raise OnnxgenError(what, help=_SCORE)
-    if found not in fields:
-        what = f"--target {legible(found)}: the data has no such column" if found else "which column is the score"
-        what += "" if found else f" of {listed(texts)}?"
+    if score not in fields:
+        what = f"--target {legible(score)}: the data has no such column" if score else "which column is the score"
+        what += "" if score else f" of {listed(texts)}?"
         raise OnnxgenError(f"{what} (columns of numbers: {listed(numbers) or 'none'})", help=_SCORE)
-    return found
+    return score
 
 
 def text_columns(source: DataSource) -> list[str]:
@@ -144,17 +144,17 @@ def _aims(source: DataSource, ports: Signature, settings: Settings, labels: str)
             what = f"--task {settings.task} has no target: it predicts the text itself"
             raise OnnxgenError(what, help="leave out --target; the text is --inputs INPUT=COLUMN")
         return ()
-    found = aims_of(source, ports, settings, list(next(iter(source.parts.values())).fields))
+    aims = aims_of(source, ports, settings, list(next(iter(source.parts.values())).fields))
     tags = [name for name in TAGS if isinstance(source.unfit.get(name), Lists)]
-    return found or ([] if labels else tags[:1])
+    return aims or ([] if labels else tags[:1])
 
 
 def _has_tags(source: DataSource, ports: Signature, settings: Settings, target: str) -> bool:
     """Return True if the target has a label for each word: lists, or text for an output [batch, length, classes]."""
     if isinstance(source.unfit.get(target), Lists):
         return True
-    said = settings.target if isinstance(settings.target, Mapping) else {}
-    names = {column: name for name, column in said.items()}
+    by_output = settings.target if isinstance(settings.target, Mapping) else {}
+    names = {column: name for name, column in by_output.items()}
     wanted = [port for port in ports.outputs if port.name in (names.get(target), target)]
     port = wanted[0] if wanted else ports.outputs[0] if len(ports.outputs) == 1 else None
     return bool(target) and _is_text(source, target) and port is not None and len(port.dims or ()) == 3

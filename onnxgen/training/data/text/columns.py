@@ -141,9 +141,9 @@ def _labelled(source: DataSource, roles: Mapping[str, Port], settings: Settings,
         return None
     for part, samples in source.parts.items():
         if isinstance(samples, Columns):
-            made = samples.columns[ids].long()
-            made = made.masked_fill(samples.columns[mask] == 0, IGNORED) if mask in samples.columns else made
-            source.parts[part] = samples.with_column(LABELS, made)
+            targets = samples.columns[ids].long()
+            targets = targets.masked_fill(samples.columns[mask] == 0, IGNORED) if mask in samples.columns else targets
+            source.parts[part] = samples.with_column(LABELS, targets)
     return None
 
 
@@ -175,8 +175,8 @@ class _Fit:
             raise OnnxgenError(f"how long are the blocks that {source.name} is cut into?", help=way)
         parts = {part: encoder.blocks(part) if running else encoder.part(part) for part in source.parts}
         length = fixed or self._length(parts, limit)
-        for part, found in parts.items():
-            source.parts[part] = self._made(part, found, length, start, running)
+        for part, encoded in parts.items():
+            source.parts[part] = self._made(part, encoded, length, start, running)
         self._note(encoder, length, running)
         taken = {*chosen.texts, *([chosen.target] if chosen.words or self.labels == "other" else [])}
         source.text = (source.text - taken) | ({chosen.target} if encoder.tags else frozenset())
@@ -194,58 +194,61 @@ class _Fit:
 
     def _length(self, parts: Mapping[str, Encoded], limit: int | None) -> int:
         """Return the longest of all texts. For tags of words it differs from the number of classes."""
-        longest = max(len(ids) for found in parts.values() for one in self._members(found) for ids in one.ids)
+        longest = max(len(ids) for encoded in parts.values() for one in self._members(encoded) for ids in one.ids)
         scores = [port.dims[2] for port in self.ports.outputs if port.dims and len(port.dims) == 3]
         if self.chosen.words and longest in scores:  # else either axis of the output could be the classes
             longest += 1 if limit is None or longest < limit else -1
         return longest
 
-    def _members(self, found: Encoded) -> list[Encoded]:
+    def _members(self, encoded: Encoded) -> list[Encoded]:
         """Return what each column of texts is, if they are read apart."""
-        return [found, *found.further] if self.chosen.apart else [found]
+        return [encoded, *encoded.further] if self.chosen.apart else [encoded]
 
-    def _made(self, part: str, found: Encoded, length: int, start: int | None, running: bool) -> Columns:
+    def _made(self, part: str, encoded: Encoded, length: int, start: int | None, running: bool) -> Columns:
         samples, chosen = in_columns(self.source.parts[part]), self.chosen
-        kept = torch.tensor(found.kept, dtype=torch.int64)
+        kept = torch.tensor(encoded.kept, dtype=torch.int64)
         drop = {*chosen.texts, *([chosen.target] if chosen.words or self.labels == "other" else [])}
         columns = {} if running else {n: c[kept] for n, c in samples.columns.items() if n not in drop}
         rows = None if running else kept if samples.rows is None else samples.rows[kept]
-        for text, one in zip(chosen.texts, self._members(found)):
-            made = self._inputs(one, length, start)
-            columns |= {_of_member(text, name): column for name, column in made.items()} if chosen.apart else made
+        for text, one in zip(chosen.texts, self._members(encoded)):
+            inputs = self._inputs(one, length, start)
+            columns |= {_of_member(text, name): column for name, column in inputs.items()} if chosen.apart else inputs
         classes = {name: names for name, names in samples.classes.items() if name in columns}
-        if found.tags is not None:
-            columns[chosen.target] = _padded(found.tags, length, IGNORED)
-            classes |= {chosen.target: found.classes} if found.classes else {}
+        if encoded.tags is not None:
+            columns[chosen.target] = _padded(encoded.tags, length, IGNORED)
+            classes |= {chosen.target: encoded.classes} if encoded.classes else {}
         if self.labels in ("next", "masked") and self.targets:
-            columns[LABELS] = _padded(found.ids, length, IGNORED)
+            columns[LABELS] = _padded(encoded.ids, length, IGNORED)
             if self.labels == "masked":
                 special = torch.tensor(sorted(self.tokenizing.specials), dtype=torch.int64)
                 columns[LABELS] = columns[LABELS].masked_fill(torch.isin(columns[LABELS], special), IGNORED)
         return Columns(columns, classes, rows)
 
-    def _inputs(self, found: Encoded, length: int, start: int | None) -> dict[str, Tensor]:
-        pad, count = self.tokenizing.pad, len(found.ids)
-        mask = _padded([[1] * len(ids) for ids in found.ids], length, 0)
-        made = {IDS: _padded(found.ids, length, pad), MASK: mask, TYPES: _padded(found.types, length, 0)}
-        made[POSITIONS] = (mask.cumsum(1) - 1).clamp_min(0)
-        made[BRANCH] = torch.zeros(count, dtype=torch.bool)
+    def _inputs(self, encoded: Encoded, length: int, start: int | None) -> dict[str, Tensor]:
+        pad, count = self.tokenizing.pad, len(encoded.ids)
+        mask = _padded([[1] * len(ids) for ids in encoded.ids], length, 0)
+        by_role = {IDS: _padded(encoded.ids, length, pad), MASK: mask, TYPES: _padded(encoded.types, length, 0)}
+        by_role[POSITIONS] = (mask.cumsum(1) - 1).clamp_min(0)
+        by_role[BRANCH] = torch.zeros(count, dtype=torch.bool)
         if start is not None:
-            others = found.further[0].ids if self._predicts(found) else [[start]] * count
+            others = encoded.further[0].ids if self._predicts(encoded) else [[start]] * count
             longest = fixed_length(self.roles, DECODER) or max(map(len, others))
             labels = _padded(others, longest, IGNORED)
             shifted = torch.cat([torch.full((count, 1), start), labels[:, :-1]], 1)
-            made |= {DECODER: shifted.masked_fill(shifted == IGNORED, pad), DECODER_MASK: (shifted != IGNORED).long()}
-            made |= {LABELS: labels} if self._predicts(found) else {}
-        columns = {port.name: made[role] for role, port in self.roles.items() if role in made}
+            by_role |= {
+                DECODER: shifted.masked_fill(shifted == IGNORED, pad),
+                DECODER_MASK: (shifted != IGNORED).long(),
+            }
+            by_role |= {LABELS: labels} if self._predicts(encoded) else {}
+        columns = {port.name: by_role[role] for role, port in self.roles.items() if role in by_role}
         for role, port in self.roles.items():
             if role.startswith(PAST):
                 columns[port.name] = torch.zeros(count, *past_shape(port))
-        return columns | ({LABELS: made[LABELS]} if LABELS in made else {})
+        return columns | ({LABELS: by_role[LABELS]} if LABELS in by_role else {})
 
-    def _predicts(self, found: Encoded) -> bool:
+    def _predicts(self, encoded: Encoded) -> bool:
         """Return True if the further text of each sample is the one to predict."""
-        return bool(found.further) and not self.chosen.apart
+        return bool(encoded.further) and not self.chosen.apart
 
     def _note(self, encoder: Encoder, length: int, running: bool) -> None:
         name, texts = self.roles[IDS].name, " and ".join(map(legible, self.chosen.texts))
@@ -263,7 +266,7 @@ def _of_member(text: str, name: str) -> str:
 
 def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> Tensor:
     """Return rows [n, length] (int64), filled up with a value, or cut."""
-    made = np.full((len(rows), length), value, dtype=np.int64)
-    for line, row in zip(made, rows):
+    padded = np.full((len(rows), length), value, dtype=np.int64)
+    for line, row in zip(padded, rows):
         line[: len(row)] = row[:length]
-    return torch.from_numpy(made)
+    return torch.from_numpy(padded)

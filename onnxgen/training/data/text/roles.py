@@ -22,18 +22,18 @@ def roles_of(ports: Signature, columns: Sequence[str]) -> dict[str, Port]:
     Without an input called `input_ids`, it is the only input of whole numbers [batch, length] without a column of its
     own name.
     """
-    found: dict[str, Port] = {}
+    roles: dict[str, Port] = {}
     for port in ports.inputs:
         name = _ALSO.get(port.name, port.name)
         if name in (IDS, MASK, TYPES, POSITIONS, DECODER, DECODER_MASK, BRANCH):
-            found[name] = port
+            roles[name] = port
         elif _PAST.match(port.name):
-            found[f"{PAST} {port.name}"] = port
-    if IDS not in found:
-        left = [port for port in ports.inputs if port not in found.values() and port.name not in columns]
+            roles[f"{PAST} {port.name}"] = port
+    if IDS not in roles:
+        left = [port for port in ports.inputs if port not in roles.values() and port.name not in columns]
         whole = [port for port in left if port.dtype in ("int64", "int32") and len(port.dims or (0, 0)) == 2]
-        found |= {IDS: whole[0]} if len(whole) == 1 else {}
-    return found if IDS in found else {}
+        roles |= {IDS: whole[0]} if len(whole) == 1 else {}
+    return roles if IDS in roles else {}
 
 
 def past_shape(port: Port) -> tuple[int, ...]:

@@ -61,10 +61,10 @@ class Tokenizing:
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token, which may also be given as its number; None if there is no such token."""
-        found: int | None = self.tokenizer.token_to_id(token)
-        if found is None and token.isdecimal() and int(token) < self.tokenizer.get_vocab_size():
+        number: int | None = self.tokenizer.token_to_id(token)
+        if number is None and token.isdecimal() and int(token) < self.tokenizer.get_vocab_size():
             return int(token)
-        return found
+        return number
 
     @property
     def mask(self) -> int | None:
@@ -86,22 +86,22 @@ class Tokenizing:
             OnnxgenError: there is no such token, or nothing says which it is.
         """
         known = self.facts.get("decoder_start_token_id")
-        found = self.id_of(asked) if asked is not None else known if isinstance(known, int) else None
-        if found is None and asked is not None:
+        number = self.id_of(asked) if asked is not None else known if isinstance(known, int) else None
+        if number is None and asked is not None:
             raise OnnxgenError(
                 f"--decoder-start {legible(asked)}: the tokenizer has no such token", help=str(self.path)
             )
-        if found is None:
+        if number is None:
             what = "no generation_config.json beside the tokenizer says with which token the decoder starts"
             raise OnnxgenError(what, help="--decoder-start TOKEN: </s> for BART, <pad> for T5 and Marian")
-        return found
+        return number
 
     def _special(self, name: str, usual: tuple[str, ...]) -> int | None:
-        said = self.facts.get(name)
-        said = said.get("content") if isinstance(said, Mapping) else said
-        for token in (said, *usual):
-            if isinstance(token, str) and (found := self.tokenizer.token_to_id(token)) is not None:
-                return int(found)
+        own = self.facts.get(name)
+        own = own.get("content") if isinstance(own, Mapping) else own
+        for token in (own, *usual):
+            if isinstance(token, str) and (number := self.tokenizer.token_to_id(token)) is not None:
+                return int(number)
         return None
 
 
@@ -150,13 +150,13 @@ def open_tokenizer(path: Path) -> Tokenizing:
     for name in _BESIDE:
         facts |= _facts(path.with_name(name))
     limits = [(tokenizer.truncation or {}).get("max_length"), facts.get("model_max_length")]
-    known = [found for found in limits if isinstance(found, int) and 0 < found < _NO_LIMIT]
+    known = [tokenizing for tokenizing in limits if isinstance(tokenizing, int) and 0 < tokenizing < _NO_LIMIT]
     pad = (tokenizer.padding or {}).get("pad_id")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    found = Tokenizing(tokenizer, path, text, min(known) if known else None, 0, facts)
-    pad = found._special("pad_token", PADS) if pad is None else pad
-    return Tokenizing(tokenizer, path, text, found.limit, pad or 0, facts)
+    tokenizing = Tokenizing(tokenizer, path, text, min(known) if known else None, 0, facts)
+    pad = tokenizing._special("pad_token", PADS) if pad is None else pad
+    return Tokenizing(tokenizer, path, text, tokenizing.limit, pad or 0, facts)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -226,13 +226,13 @@ class Encoder:
 
     def notes(self) -> list[str]:
         """Return facts about all parts."""
-        found = list(self._left_out)
+        notes = list(self._left_out)
         if self._cut:
-            found.append(f"{counted(self._cut, 'text')} cut to {counted(self.limit or 0, 'token')}")
+            notes.append(f"{counted(self._cut, 'text')} cut to {counted(self.limit or 0, 'token')}")
         if self._unknown > MANY_UNKNOWN * self._all:
             what = f"{self._unknown:,} of {self._all:,} tokens are unknown to the tokenizer"
-            found.append(f"{what}: is it the network's own?")
-        return found
+            notes.append(f"{what}: is it the network's own?")
+        return notes
 
     def part(self, part: str) -> Encoded:
         """Tokenise a part.
@@ -246,18 +246,18 @@ class Encoder:
         broken = {i: row for i, row in enumerate(rows) if isinstance(row, str)}
         kept = [i for i in range(len(rows)) if i not in broken]
         apart = len(self.chosen.texts) if self.chosen.apart else 2 if self.others else 1
-        found = [self._encoded([rows[i][place] for i in kept]) for place in range(apart)]
-        empty = {i for i, *each in zip(kept, *found) if not all(one.ids for one in each)}
+        encodings = [self._encoded([rows[i][place] for i in kept]) for place in range(apart)]
+        empty = {i for i, *each in zip(kept, *encodings) if not all(one.ids for one in each)}
         broken |= dict.fromkeys(empty, "no token in its text")
         self._report(part, broken, len(rows))
         some = [n for n, i in enumerate(kept) if i not in empty]
         samples = [kept[n] for n in some]
-        made, *rest = (Encoded(samples, [x[n].ids for n in some], [x[n].type_ids for n in some]) for x in found)
-        made.further = rest
+        encoded, *rest = (Encoded(samples, [x[n].ids for n in some], [x[n].type_ids for n in some]) for x in encodings)
+        encoded.further = rest
         if self.chosen.words:
-            made.tags = [self._aligned(found[0][n].word_ids, rows[kept[n]][1]) for n in some]
-            made.classes = self.tags
-        return made
+            encoded.tags = [self._aligned(encodings[0][n].word_ids, rows[kept[n]][1]) for n in some]
+            encoded.classes = self.tags
+        return encoded
 
     def blocks(self, part: str) -> Encoded:
         """Tokenise the lines of a part as one text, and cut it into blocks. A block of one token is left out."""
@@ -266,10 +266,10 @@ class Encoder:
         ids = self.tokenizing.tokenizer.encode(text, add_special_tokens=False).ids
         size = self.limit or len(ids)
         self._count(ids)
-        made = [block for start in range(0, len(ids), size) if len(block := ids[start : start + size]) > 1]
-        if not made:
+        blocks = [block for start in range(0, len(ids), size) if len(block := ids[start : start + size]) > 1]
+        if not blocks:
             raise OnnxgenError(f"the {part} part of {self.source.name} has less than two tokens")
-        return Encoded(range(len(made)), made, [[0] * len(block) for block in made])
+        return Encoded(range(len(blocks)), blocks, [[0] * len(block) for block in blocks])
 
     def _check_room(self) -> None:
         """Refuse a length that the tokenizer's own tokens fill: the library would not cut at all, or leave no text."""
@@ -281,7 +281,7 @@ class Encoder:
 
     def _names(self) -> tuple[str, ...]:
         """Return the names of all tags, sorted."""
-        found: set[str] = set()
+        tags: set[str] = set()
         for part, columns in self.source.raw.items():
             for i, row in enumerate(columns[self.chosen.target]):
                 names = {tag for tag in _words(row) if isinstance(tag, str)}
@@ -289,8 +289,8 @@ class Encoder:
                 if known and (unknown := sorted(names - {*known})):
                     what = f"{self._where(part, i)}: {listed(unknown)} is no class"
                     raise OnnxgenError(what, help=f"the classes are {listed(known)}")
-                found |= names
-        return tuple(sorted(found))
+                tags |= names
+        return tuple(sorted(tags))
 
     def _row(self, values: Sequence[Any]) -> Any:
         """Return what is tokenised of a sample and its target, or the reason why it can't be."""
@@ -318,27 +318,27 @@ class Encoder:
         try:
             if self.limit is not None:
                 tokenizer.enable_truncation(self.limit)
-            found = tokenizer.encode_batch(texts, is_pretokenized=words)
+            encodings = tokenizer.encode_batch(texts, is_pretokenized=words)
         except Exception as error:  # the library raises `Exception` itself
             what = f"{self.tokenizing.path} can't tokenise {self.source.name}: {one_line(error, 200)}"
             raise OnnxgenError(what, help="a greater --max-length, or another --tokenizer") from None
-        for one in found:
+        for one in encodings:
             self._cut += bool(one.overflowing)
             self._count(one.ids)
-        return list(found)
+        return list(encodings)
 
     def _for_words(self) -> Any:
         """Return the tokenizer for words: one of bytes must put a space before each, as `add_prefix_space` does."""
         from tokenizers import Tokenizer
 
-        found = json.loads(self.tokenizing.text)
-        step = found.get("pre_tokenizer") or {}
+        config = json.loads(self.tokenizing.text)
+        step = config.get("pre_tokenizer") or {}
         for one in [step, *step.get("pretokenizers", [])]:
             if one.get("type") == "ByteLevel":
                 one["add_prefix_space"] = True
-        made = Tokenizer.from_str(json.dumps(found))
-        made.no_padding()
-        return made
+        tokenizer = Tokenizer.from_str(json.dumps(config))
+        tokenizer.no_padding()
+        return tokenizer
 
     def _aligned(self, places: Sequence[int | None], tags: Sequence[Any]) -> list[int]:
         """Return the class index for the first token of each word, and -100 for all other tokens."""

@@ -70,18 +70,18 @@ def overlap(first: Tensor, second: Tensor, kind: str = "iou") -> Tensor:
     iou: Tensor = shared / (union + EPSILON)
     if kind == "iou":
         return iou
-    found: Tensor
+    measure: Tensor
     around = torch.maximum(high1, high2) - torch.minimum(low1, low2)
     if kind == "giou":
         whole = around.prod(-1)
-        found = iou - (whole - union) / (whole + EPSILON)
-        return found
+        measure = iou - (whole - union) / (whole + EPSILON)
+        return measure
     apart = (low1 + high1 - low2 - high2).square().sum(-1) / 4
     angles = [torch.atan(size[..., 0] / (size[..., 1] + EPSILON)) for size in (size1, size2)]
     ratio = (angles[0] - angles[1]).square() * (4 / math.pi**2)
     weight = (ratio / (1 - iou + ratio + EPSILON)).detach()
-    found = iou - apart / (around.square().sum(-1) + EPSILON) - weight * ratio
-    return found
+    measure = iou - apart / (around.square().sum(-1) + EPSILON) - weight * ratio
+    return measure
 
 
 def suppress(
@@ -109,8 +109,8 @@ def suppress(
     values, order = scores[points, classes].sort(descending=True, stable=True)
     order = order[:CANDIDATES]
     points, classes = points[order], classes[order]
-    found = boxes[points]
-    over = overlap(found[:, None], found[None], "iou") > most_overlap
+    corners = boxes[points]
+    over = overlap(corners[:, None], corners[None], "iou") > most_overlap
     over &= classes[:, None] == classes[None]
     kept = torch.ones(len(order), dtype=torch.bool)
     rows = over.cpu()
@@ -229,12 +229,12 @@ class Decoder:
 
 def _taken(maps: Sequence[Tensor], channels: Channels, level: Level) -> Tensor:
     """Return channels of a map as [batch, points, channels]."""
-    found, anchors = maps[channels.map], len(level.anchors)
-    if found.ndim != 4 or found.shape[1] != anchors * channels.step:
-        what = f"a raw map of the head is {list(found.shape)}, not [batch, {anchors * channels.step}, height, width]"
+    raw, anchors = maps[channels.map], len(level.anchors)
+    if raw.ndim != 4 or raw.shape[1] != anchors * channels.step:
+        what = f"a raw map of the head is {list(raw.shape)}, not [batch, {anchors * channels.step}, height, width]"
         raise OnnxgenError(what, help="generate the network of the file that the head was read from")
-    batch, _, height, width = found.shape
-    apart = found.reshape(batch, anchors, channels.step, height * width).permute(0, 3, 1, 2)
+    batch, _, height, width = raw.shape
+    apart = raw.reshape(batch, anchors, channels.step, height * width).permute(0, 3, 1, 2)
     return apart[..., channels.first : channels.first + channels.count].reshape(batch, -1, channels.count)
 
 
@@ -267,11 +267,11 @@ def boxes_of(maps: Sequence[Tensor], target: Target, fit: Fit, size: tuple[int, 
         size: height and width of the image itself.
         least: boxes with a lower score are left out.
     """
-    found = Decoder(tail_of(target.head["tail"]))([raw.float() for raw in maps])
-    scores = found.scores[0]
-    points, classes = suppress(found.boxes[0], scores, least_score=least).unbind(1)
+    decoded = Decoder(tail_of(target.head["tail"]))([raw.float() for raw in maps])
+    scores = decoded.scores[0]
+    points, classes = suppress(decoded.boxes[0], scores, least_score=least).unbind(1)
     whole = torch.tensor([size[1], size[0]] * 2)
-    corners = fit.out_of_frame(found.boxes[0][points].double()) * whole
+    corners = fit.out_of_frame(decoded.boxes[0][points].double()) * whole
     names = target.all_names
     boxes = tuple(
         Box(names[label], score, (corner[0], corner[1], corner[2], corner[3]))

@@ -88,41 +88,41 @@ class Detection(Goal):
         return Scores({"map": metric}, lambda outputs, batch: (self.maps(outputs), batch), REPORTED)
 
     def shown(self, outputs: Outputs, batch: Batch, place: int, names: Sequence[str]) -> Shown:
-        decoded = self.decoder([found[place : place + 1] for found in self.maps(outputs)])
+        decoded = self.decoder([boxes[place : place + 1] for boxes in self.maps(outputs)])
         kept = suppress(decoded.boxes[0], decoded.scores[0], least_score=SURE)
-        found = decoded.boxes[0][kept[:, 0]] / torch.tensor([*decoded.size, *decoded.size])
+        boxes = decoded.boxes[0][kept[:, 0]] / torch.tensor([*decoded.size, *decoded.size])
         rows = batch[COLUMN][place]
         rows = rows[rows[:, 0] >= 0]
         named = [[names[int(n)] if int(n) < len(names) else str(int(n)) for n in c] for c in (rows[:, 0], kept[:, 1])]
-        truth, said = (", ".join(sorted(part)) or "nothing" for part in named)
-        return Shown(truth, said, boxes=(rows[:, 1:], found))
+        truth, answer = (", ".join(sorted(part)) or "nothing" for part in named)
+        return Shown(truth, answer, boxes=(rows[:, 1:], boxes))
 
 
-def make(found: Situation) -> list[Goal]:
+def make(situation: Situation) -> list[Goal]:
     """Return the goal of a network whose outputs are the raw maps of a detector.
 
     Raises:
         OnnxgenError: the ONNX file is not there or is no detector that can be read, the outputs are not its raw maps,
             or a box can't be learned.
     """
-    detector = detector_of(found.model)
+    detector = detector_of(situation.model)
     detector.refuse_whole()
-    if left := [name for name in detector.tail.maps if name not in found.names]:
-        what = f"the model returns {counted(len(found.names), 'output')}, without the raw map {legible(left[0])!r}"
+    if left := [name for name in detector.tail.maps if name not in situation.names]:
+        what = f"the model returns {counted(len(situation.names), 'output')}, without the raw map {legible(left[0])!r}"
         raise OnnxgenError(what, help="let forward return all of its raw maps, in their order")
-    places = tuple(found.names.index(name) for name in detector.tail.maps)
-    tail = tail_of_model(detector.tail, [found.outputs[place].shape for place in places])
-    boxes = column_of(found.samples, COLUMN)
+    places = tuple(situation.names.index(name) for name in detector.tail.maps)
+    tail = tail_of_model(detector.tail, [situation.outputs[place].shape for place in places])
+    boxes = column_of(situation.samples, COLUMN)
     if boxes is not None:
         refuse_wrong(boxes, tail.classes)
-    said = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
-    said += [f"assumed: {tail.assumed}"] if tail.assumed else []
-    said += YOLOX.left(found.settings) if tail.kind == "offsets" else []
-    names = found.settings.classes or found.samples.fields[COLUMN].classes
+    notes = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
+    notes += [f"assumed: {tail.assumed}"] if tail.assumed else []
+    notes += YOLOX.left(situation.settings) if tail.kind == "offsets" else []
+    names = situation.settings.classes or situation.samples.fields[COLUMN].classes
     if len(names) > tail.classes:
         what = f"--classes has {counted(len(names), 'name')}, but the model has {counted(tail.classes, 'class')}"
         raise OnnxgenError(what, help=f"--replace-head {len(names)}")
-    return [Detection(tail, places, names, said=tuple(said), whole=(detector.onnx, detector.tail))]
+    return [Detection(tail, places, names, said=tuple(notes), whole=(detector.onnx, detector.tail))]
 
 
 FIGURES = {"map": "AP_all", "map50": "AP_50", "map75": "AP_75"}  # names in reports, and COCO's
@@ -184,8 +184,8 @@ class MeanAveragePrecision(Metric):
         """Return the figures of all batches so far."""
         rows = [_rows(self.found, self.found_counts), _rows(self.truth, self.truth_counts)]
         images = max((row.image for part in rows for row in part), default=-1) + 1
-        found = average_precision(rows[0], rows[1], images)
-        return {**{name: torch.tensor(found[key]) for name, key in FIGURES.items()}, BEST_SCORE: self.best}
+        figures = average_precision(rows[0], rows[1], images)
+        return {**{name: torch.tensor(figures[key]) for name, key in FIGURES.items()}, BEST_SCORE: self.best}
 
 
 @dataclass(frozen=True)
@@ -211,16 +211,16 @@ def _rows(rows: list[Tensor] | Tensor, counts: list[Tensor] | Tensor) -> list[Ro
     if not isinstance(boxes, Tensor) or not isinstance(per_image, Tensor):
         return []
     images = torch.arange(len(per_image)).repeat_interleave(per_image.cpu()).tolist()
-    found = boxes.cpu().tolist()
-    return [Row(image, int(box[0]), (*box[1:5],), *box[5:]) for image, box in zip(images, found)]
+    numbers = boxes.cpu().tolist()
+    return [Row(image, int(box[0]), (*box[1:5],), *box[5:]) for image, box in zip(images, numbers)]
 
 
-def average_precision(found: Sequence[Row], truth: Sequence[Row], images: int) -> dict[str, float]:
+def average_precision(predictions: Sequence[Row], truth: Sequence[Row], images: int) -> dict[str, float]:
     """Return COCO's figures of boxes: "AP_all", "AP_50", "AP_75" and others."""
-    labels = sorted({row.label for row in (*found, *truth)})
+    labels = sorted({row.label for row in (*predictions, *truth)})
     if not truth:
         return dict.fromkeys(FIGURES.values(), -1.0)
-    if not found:
+    if not predictions:
         return dict.fromkeys(FIGURES.values(), 0.0)
     coco: Any = importlib.import_module(PACKAGE)
     dataset = {
@@ -230,7 +230,9 @@ def average_precision(found: Sequence[Row], truth: Sequence[Row], images: int) -
     }
     with contextlib.redirect_stdout(io.StringIO()):
         right = coco.COCO(dataset)
-        evaluation = coco.COCOeval_faster(right, right.loadRes([row.coco(n) for n, row in enumerate(found)]), "bbox")
+        evaluation = coco.COCOeval_faster(
+            right, right.loadRes([row.coco(n) for n, row in enumerate(predictions)]), "bbox"
+        )
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

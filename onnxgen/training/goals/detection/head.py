@@ -53,13 +53,13 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     places = [next(n for n, port in enumerate(ports) if port.name == name) for name in detector.tail.maps]
     tail = tail_of_model(detector.tail, [ports[place].dims or () for place in places])
     named = len(next(iter(data.parts.values())).fields[COLUMN].classes) if COLUMN in data.named else tail.classes
-    said = _unnamed(data, tail, classes)
+    notes = _unnamed(data, tail, classes)
     if classes is None and named == tail.classes:
-        return (), said
+        return (), notes
     wanted = classes or named
     need_decoding(detector.onnx, detector.options, detector.tail, wanted)
     paths = replace_classes(model, tail, places, wanted)
-    return paths, [*said, f"a new head for {wanted} classes, in place of {tail.classes}: {', '.join(paths)}"]
+    return paths, [*notes, f"a new head for {wanted} classes, in place of {tail.classes}: {', '.join(paths)}"]
 
 
 def _unnamed(data: Data, tail: Tail, classes: int | None) -> list[str]:
@@ -82,7 +82,7 @@ def class_layers(model: nn.Module) -> tuple[str, ...]:
     names = [port.name for port in signature_of(model).outputs]
     tail = detector_of(model).tail
     layers = layers_of_maps(model, example_for(model), [names.index(tail.maps[n.classes.map]) for n in tail.levels])
-    return tuple(dict.fromkeys(path for found in layers for path in (found.head.path, *found.head.also)))
+    return tuple(dict.fromkeys(path for layer in layers for path in (layer.head.path, *layer.head.also)))
 
 
 def tail_of_model(tail: Tail, shapes: Sequence[Sequence[Any]]) -> Tail:
@@ -96,13 +96,13 @@ def tail_of_model(tail: Tail, shapes: Sequence[Sequence[Any]]) -> Tail:
     """
     level = tail.levels[0]
     more, rest = divmod(shapes[level.classes.map][1], len(level.anchors))
-    found = tail.of_classes(tail.classes + more - level.classes.step)
-    wrong = [n for n, channels in channels_of(found).items() if shapes[n][1] != channels]
-    if rest or wrong or found.classes < 1:
+    fitted = tail.of_classes(tail.classes + more - level.classes.step)
+    wrong = [n for n, channels in channels_of(fitted).items() if shapes[n][1] != channels]
+    if rest or wrong or fitted.classes < 1:
         what = f"the raw maps have {', '.join(str(shape[1]) for shape in shapes)} channels, and the head of the file"
         has = ", ".join(map(str, channels_of(tail).values()))
         raise OnnxgenError(f"{what} has {has}", help="change only the number of classes")
-    return found
+    return fitted
 
 
 def channels_of(tail: Tail) -> dict[int, int]:
@@ -131,19 +131,19 @@ def replace_classes(model: nn.Module, tail: Tail, places: Sequence[int], classes
     layers = layers_of_maps(model, example_for(model), [places[level.classes.map] for level in levels])
     wanted = tail.of_classes(classes)
     done = set[tuple[int, str]]()
-    for level, after, found in zip(levels, wanted.levels, layers):
-        weight = found.parts[0].owner
+    for level, after, layer in zip(levels, wanted.levels, layers):
+        weight = layer.parts[0].owner
         if (id(weight.module), weight.name) in done:  # levels share the layer
             continue
         done.add((id(weight.module), weight.name))
         kept = _kept(level.classes, after.classes, len(level.anchors))
-        made = put_rows(found, after.classes.step * len(level.anchors), kept, _drawn)
-        fills = [part.fill for part in found.parts]
+        tensors = put_rows(layer, after.classes.step * len(level.anchors), kept, _drawn)
+        fills = [part.fill for part in layer.parts]
         for fill in ("bias", "zeros"):
             if fill in fills:
-                _begin(made[fills.index(fill)], after, wanted.background)
+                _begin(tensors[fills.index(fill)], after, wanted.background)
                 break
-    return tuple(dict.fromkeys(found.head.path for found in layers))
+    return tuple(dict.fromkeys(layer.head.path for layer in layers))
 
 
 def _drawn(weight: Tensor) -> None:
@@ -182,6 +182,6 @@ def detector_of(model: nn.Module, size: str = "auto") -> Detector:
     from onnxgen.training.goals.detection.ready import detector_at  # imported here: it imports the pipeline
 
     module, onnx_file = files_of(model)
-    found = detector_at(module, metadata_of(space_of(model)), size, onnx_file)
+    detector = detector_at(module, metadata_of(space_of(model)), size, onnx_file)
     names = [port.name for port in signature_of(model).outputs]  # some may have been added by hand
-    return replace(found, missing=tuple(name for name in found.tail.maps if name not in names))
+    return replace(detector, missing=tuple(name for name in detector.tail.maps if name not in names))

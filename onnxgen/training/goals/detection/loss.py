@@ -121,8 +121,8 @@ def refuse_wrong(boxes: Tensor, classes: int, column: str = COLUMN) -> None:
         "has a corner that is no share from 0 to 1": ~((corners >= 0) & (corners <= 1)).all(-1),
         "ends before it begins": (corners[..., 2:] <= corners[..., :2]).any(-1),
     }
-    for told, found in wrong.items():
-        places = (found & is_box).nonzero()
+    for fault, mask in wrong.items():
+        places = (mask & is_box).nonzero()
         if len(places):
             image, row = places[0].tolist()
             shown = ", ".join(f"{number:g}" for number in boxes[image, row].tolist())
@@ -133,7 +133,7 @@ def refuse_wrong(boxes: Tensor, classes: int, column: str = COLUMN) -> None:
                 if len(more_classes)
                 else ""
             )
-            raise OnnxgenError(f"column {column!r}: box ({shown}) of image {image} {told}{more}", help=way)
+            raise OnnxgenError(f"column {column!r}: box ({shown}) of image {image} {fault}{more}", help=way)
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ class DetectionLoss:
 
     def loss(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], training: bool = True) -> Tensor:
         """Return the sum over the batch by `count(batch)`. Losses of parts of a batch add up to that of the batch."""
-        found, (labels, targets) = self.decoder(outputs), self.targets(outputs, batch)
-        size = targets.new_tensor([*found.size, *found.size])
+        decoded, (labels, targets) = self.decoder(outputs), self.targets(outputs, batch)
+        size = targets.new_tensor([*decoded.size, *decoded.size])
         targets = targets * size
-        scores = found.scores.detach()
-        assigned = assign(scores, found.boxes.detach(), found.centres, found.strides, labels, targets)
-        total = sum(self._parts(found, assigned, labels, targets).values())
+        scores = decoded.scores.detach()
+        assigned = assign(scores, decoded.boxes.detach(), decoded.centres, decoded.strides, labels, targets)
+        total = sum(self._parts(decoded, assigned, labels, targets).values())
         # The qualities of a box's points add up to about half their number.
         total = total / (self.count(batch) * (TOP / 2))
         return total
@@ -187,26 +187,26 @@ class DetectionLoss:
         boxes = batch[self.column].to(outputs[0].device)
         return boxes[..., 0].round().long().clamp_min(-1), boxes[..., 1:].to(outputs[0].dtype)
 
-    def _parts(self, found: Decoded, assigned: Assignment, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _parts(self, decoded: Decoded, assigned: Assignment, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return the weighted sums of the parts."""
         chosen, quality = assigned.chosen, assigned.quality
         rows = chosen.nonzero()[:, 0]
         index = assigned.index[chosen]
         wanted, weight = targets[rows, index], quality[chosen]
-        classes = F.one_hot(labels[rows, index], found.classes.shape[-1]).to(found.classes)
-        parts = {"box": self.gains.box * ((1 - overlap(found.boxes[chosen], wanted, "ciou")) * weight).sum()}
-        if found.objectness is None:
-            soft = torch.zeros_like(found.classes)
+        classes = F.one_hot(labels[rows, index], decoded.classes.shape[-1]).to(decoded.classes)
+        parts = {"box": self.gains.box * ((1 - overlap(decoded.boxes[chosen], wanted, "ciou")) * weight).sum()}
+        if decoded.objectness is None:
+            soft = torch.zeros_like(decoded.classes)
             soft[chosen] = classes * weight[:, None]
-            parts["classes"] = self.gains.classes * class_loss(found.classes, soft, self.focal)
+            parts["classes"] = self.gains.classes * class_loss(decoded.classes, soft, self.focal)
         else:
-            parts["classes"] = self.gains.classes * class_loss(found.classes[chosen], classes, self.focal)
-            parts["objectness"] = self.gains.objectness * class_loss(found.objectness, quality, self.focal)
-        if found.bins is not None:
+            parts["classes"] = self.gains.classes * class_loss(decoded.classes[chosen], classes, self.focal)
+            parts["objectness"] = self.gains.objectness * class_loss(decoded.objectness, quality, self.focal)
+        if decoded.bins is not None:
             points = chosen.nonzero()[:, 1]
-            centres, strides = found.centres[points], found.strides[points, None]
+            centres, strides = decoded.centres[points], decoded.strides[points, None]
             far = torch.cat((centres - wanted[:, :2], wanted[:, 2:] - centres), 1) / strides
-            parts["bins"] = self.gains.bins * (distribution_loss(found.bins[chosen], far) * weight).sum()
+            parts["bins"] = self.gains.bins * (distribution_loss(decoded.bins[chosen], far) * weight).sum()
         return parts
 
 

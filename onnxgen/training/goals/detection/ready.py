@@ -65,9 +65,9 @@ class Detector:
     @property
     def wanted(self) -> Options:
         """The options of the module of the raw maps: as the given ones, otherwise."""
-        given = self.given or Options()
-        shapes = {**given.input_shapes, **(self._images if self.said else {})}
-        return replace(given, task="detection", inputs=(), outputs=(), weights=None, input_shapes=shapes)
+        options = self.given or Options()
+        shapes = {**options.input_shapes, **(self._images if self.said else {})}
+        return replace(options, task="detection", inputs=(), outputs=(), weights=None, input_shapes=shapes)
 
     @property
     def _images(self) -> dict[str, tuple[int, ...]]:
@@ -120,10 +120,10 @@ class Detector:
 
     def _may_be_cut(self) -> bool:
         """Return True if the options of the module are known, run no code of others, and leave the end open."""
-        given = self.given
-        if given is None or given.plugins or given.templates or given.inputs:
+        options = self.given
+        if options is None or options.plugins or options.templates or options.inputs:
             return False
-        return set(given.outputs) <= {*self.tail.maps} and not _is_edited(self.module)
+        return set(options.outputs) <= {*self.tail.maps} and not _is_edited(self.module)
 
     def _is_written(self, part: Path) -> bool:
         """Return True if the part was generated before, from this file with these options, and was not edited."""
@@ -152,13 +152,13 @@ def detector_at(
     signature = recorded(metadata)
     onnx_file = source_of(module, signature, onnx_file)
     assert signature is not None
-    shapes, said = _fixed(signature, onnx_file, size)
+    shapes, why = _fixed(signature, onnx_file, size)
     tail = _tail(onnx_file.resolve(), signature.sha256, shapes)
     names = [port.name for port in signature.outputs]
     missing = tuple(name for name in tail.maps if name not in names)
-    given = recorded_options(metadata, module.parent)
+    known = recorded_options(metadata, module.parent)
     options = Options(input_shapes=dict(shapes))
-    return Detector(module, onnx_file, tail, options, given, missing, said, signature.sha256)
+    return Detector(module, onnx_file, tail, options, known, missing, why, signature.sha256)
 
 
 def part_to_train(module: Path, size: str = "auto") -> tuple[Path, list[str]]:
@@ -178,7 +178,7 @@ def _is_edited(module: Path) -> bool:
 
 def _fixed(signature: Signature, file: Path, size: str) -> tuple[_Shapes, str]:
     """Return the sizes to train with, -1 for an open batch; and a note if the module leaves that of images open."""
-    found, said = [], ""
+    shapes, note = [], ""
     model = onnx.load(file, load_external_data=False)
     free = {value.name for value in model.graph.input if _is_free(value)}
     for port in signature.inputs:
@@ -189,9 +189,9 @@ def _fixed(signature: Signature, file: Path, size: str) -> tuple[_Shapes, str]:
             wanted, why = _size_of(model, file, size)
             if dims[2:] != wanted:
                 dims = (*dims[:2], *wanted)
-                said = f"{port.name} takes images of any size, and is trained with {wanted[0]}x{wanted[1]}, {why}"
-        found.append((port.name, dims))
-    return tuple(found), said
+                note = f"{port.name} takes images of any size, and is trained with {wanted[0]}x{wanted[1]}, {why}"
+        shapes.append((port.name, dims))
+    return tuple(shapes), note
 
 
 def _is_free(value: onnx.ValueInfoProto) -> bool:
@@ -204,9 +204,9 @@ def _size_of(model: onnx.ModelProto, file: Path, size: str) -> tuple[tuple[int, 
     """Return the height and width to train with, and where they are from."""
     if size != "auto":
         return parse_size(size.rpartition("=")[2]), "as asked"
-    told = ultralytics_size({entry.key: entry.value for entry in model.metadata_props})
-    if told is not None:
-        return told, f"which {file.name} tells (imgsz); --size HxW names another one"
+    trained = ultralytics_size({entry.key: entry.value for entry in model.metadata_props})
+    if trained is not None:
+        return trained, f"which {file.name} tells (imgsz); --size HxW names another one"
     return USUAL, "the usual size; --size HxW names another one"
 
 
@@ -243,8 +243,8 @@ def _wrong_size(onnx_file: Path, shapes: _Shapes) -> OnnxgenError:
     large = {dim: -(-length // MAX_STEP) * MAX_STEP for dim, length in asked.items()}
     refused = [{dim: large[dim] + 1 for dim in asked}]  # each size is asked for, also one that went well
     able = takes(large)
-    found = steps(Graph([(name, None, facts)], {}, []), refused, large, takes) if able else {}
-    near = {dim: max(round(length / found.get(dim, 1)), 1) * found.get(dim, 1) for dim, length in asked.items()}
-    why = described(found) if found else "inside it, tensors of sizes meet that do not go together"
-    way = "x".join(map(str, (near if found else large).values())) if able else "HxW names another size"
+    multiples = steps(Graph([(name, None, facts)], {}, []), refused, large, takes) if able else {}
+    near = {dim: max(round(length / multiples.get(dim, 1)), 1) * multiples.get(dim, 1) for dim, length in asked.items()}
+    why = described(multiples) if multiples else "inside it, tensors of sizes meet that do not go together"
+    way = "x".join(map(str, (near if multiples else large).values())) if able else "HxW names another size"
     return OnnxgenError(f"{onnx_file.name} takes no images of {size[0]}x{size[1]}: {why}", help=f"--size {way}")
