@@ -7,7 +7,7 @@ refused if what it makes of these is no row for each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, Problem, Problems, counted, typed
-from onnxgen.record.signature import Port
+from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import outputs, signature_of, undisturbed
 from onnxgen.training.data.arrays import Prepared, Values, column_of
 from onnxgen.training.data.feeding import fed, says_batch
@@ -41,16 +41,14 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         OnnxgenError: a part is empty; the batch size, a shape or a dtype is not the model's; an input or a target is
             not finite; a class or an index is out of range; or the model fails on a batch.
     """
-    parts = data.parts
-    problems = Problems()
-    ports = fed(model).inputs
-    for part, samples in parts.items():
+    problems, ports = Problems(), fed(model).inputs
+    for part, samples in data.parts.items():
         _check_size(part, samples, ports, data, settings, problems)
         for port, column in zip(ports, feeding.inputs):
             _check_input(port, column, samples, problems)
     problems.raise_if_any()
     columns = dict.fromkeys((*feeding.inputs, *feeding.aims))
-    seen = {part: Values(samples, columns) for part, samples in parts.items()}
+    seen = {part: Values(samples, columns) for part, samples in data.parts.items()}
     for part, values in seen.items():
         for column in columns:
             if fault := values.infinite(column):
@@ -58,7 +56,18 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
                 problems.add(f"column {column!r} of {part} has {fault}", help=help)
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)
-    tried = _tried(model, next(iter(parts.values())), feeding, settings)
+    tried = _tried(model, data.first, feeding, settings)
+    _check_looked_up(tried, seen, data, problems)
+    if tried.error and not problems.found:
+        problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
+    elif not problems.found and ":" not in settings.task:  # a function of one's own may take what it likes
+        data.notes += check_batch(model, tried.batch, feeding, tried.outputs)
+    _check_targets(model, tried, seen, data, feeding, settings, problems)
+    problems.raise_if_any()
+
+
+def _check_looked_up(tried: Tried, seen: Mapping[str, Values], data: Data, problems: Problems) -> None:
+    """Check that embeddings have the rows that are looked up in them."""
     for (column, places), (name, rows) in tried.embeddings.items():
         for part, values in seen.items():
             limit(values.samples, column, rows - 1, f"{name} has {rows} rows", places)
@@ -66,28 +75,29 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
                 help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
                 which = _named(column, places, data)
                 problems.add(f"column {which} of {part} has {fault}: {name} has {rows} rows", help=help)
-    _check_tried(model, tried, data, feeding, settings, problems)
+
+
+def _check_targets(
+    model: nn.Module,
+    tried: Tried,
+    seen: Mapping[str, Values],
+    data: Data,
+    feeding: Feeding,
+    settings: Settings,
+    problems: Problems,
+) -> None:
+    """Check that class indices are those of the model's classes."""
     names = [port.name for port in signature_of(model).outputs]
     for index, column in feeding.targets.items():
-        check_order(next(iter(parts.values())).fields[column], column, settings.classes, problems)
+        check_order(data.first.fields[column], column, settings.classes, problems)
+        if index >= len(tried.outputs):
+            continue
         name = names[index] if index < len(names) else ""
         loss = settings.loss_of(name)
-        of_classes = loss == "auto" or loss_name(loss) in CLASS_LOSSES
-        if index < len(tried.outputs) and column in data.named:
-            _check_named(tried.outputs[index], name, column, next(iter(parts.values())), problems)
-        if index < len(tried.outputs) and of_classes:
+        if column in data.named:
+            _check_named(tried.outputs[index], name, column, data.first, problems)
+        if loss == "auto" or loss_name(loss) in CLASS_LOSSES:
             _check_classes(tried.outputs[index], column, seen, data, problems)
-    problems.raise_if_any()
-
-
-def _check_tried(
-    model: nn.Module, tried: Tried, data: Data, feeding: Feeding, settings: Settings, problems: Problems
-) -> None:
-    """Tell that the model fails, unless something else does not fit; else look for a batch in what it makes."""
-    if tried.error and not problems.found:
-        problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
-    elif not problems.found and ":" not in settings.task:  # a function of one's own may take what it likes
-        data.notes += check_batch(model, tried.batch, feeding, tried.outputs)
 
 
 def _check_size(
@@ -98,26 +108,26 @@ def _check_size(
         return
     for port in ports:
         if port.dims is not None and len(port.dims) == 0:
-            problems.add(
-                f"input {port.name!r} is a single number without a batch axis",
-                help=f"--const {port.name}=NUMBER gives all samples the same, or wrap the model",
-            )
+            what = f"input {port.name!r} is a single number without a batch axis"
+            problems.add(what, help=f"--const {port.name}=NUMBER gives all samples the same, or wrap the model")
         elif port.dims and isinstance(port.dims[0], int) and port.name != BRANCH:
-            fixed = port.dims[0]
             if len({other.dims[0] for other in ports if other.dims and other.name != BRANCH}) > 1:
                 what = f"the first axis of input {port.name!r} {shown(port)} is not that of the other inputs"
                 way = f"generate with --dynamic-batch --batch-axis {port.name}=AXIS; or fill it: --const {port.name}=0"
                 problems.add(f"{what}, so it is no batch", help=way)
-                continue
-            what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
-            way = "generate the model again with --dynamic-batch"
-            if fixed != settings.batch:
-                help = f"--batch-size {fixed}, or {way}"
-                problems.add(f"{what}, but --batch-size is {settings.batch}", help=help)
-            if len(samples) < fixed or (part != "train" and len(samples) % fixed):  # training leaves out the rest
-                problems.add(f"{what}, but the {part} part has {counted(len(samples), 'sample')}", help=way)
+            else:
+                _check_fixed_batch(port, port.dims[0], part, len(samples), settings, problems)
     if part == "train" and len(samples) < settings.batch:
         data.notes.append(f"a batch has only {counted(len(samples), 'sample')}: the train part has no more")
+
+
+def _check_fixed_batch(port: Port, fixed: int, part: str, count: int, settings: Settings, problems: Problems) -> None:
+    what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
+    way = "generate the model again with --dynamic-batch"
+    if fixed != settings.batch:
+        problems.add(f"{what}, but --batch-size is {settings.batch}", help=f"--batch-size {fixed}, or {way}")
+    if count < fixed or (part != "train" and count % fixed):  # training leaves out the rest
+        problems.add(f"{what}, but the {part} part has {counted(count, 'sample')}", help=way)
 
 
 def _check_input(port: Port, column: str, samples: Samples, problems: Problems) -> None:
@@ -134,9 +144,6 @@ def _check_input(port: Port, column: str, samples: Samples, problems: Problems) 
         has = str(field.dtype).removeprefix("torch.")
         help = "store whole numbers" if "int" in str(port.dtype) and "float" in has else f"store it as {port.dtype}"
         problems.add(f"input {port.name!r} takes {port.dtype}, but column {column!r} holds {has}", help=help)
-
-
-# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def _check_held(part: str, values: Values, port: Port, column: str, problems: Problems) -> None:
@@ -160,29 +167,16 @@ def _check_named(output: Tensor, name: str, column: str, samples: Samples, probl
         problems.add(what, help=way)
 
 
-def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: Data, problems: Problems) -> None:
+def _check_classes(output: Tensor, column: str, parts: Mapping[str, Values], data: Data, problems: Problems) -> None:
     """Check that class indices are below the number of classes in the output."""
-    field = next(iter(parts.values())).samples.fields[column]
-    if field.dtype.is_floating_point or field.dtype == torch.bool:
-        return
-    shape = list(output.shape[1:])
-    axes = [axis for axis in range(len(shape)) if shape[:axis] + shape[axis + 1 :] == list(field.shape)]
-    count = shape[axes[0]] if len(axes) == 1 else 0
+    field = data.first.fields[column]
+    count = _classes_of(output, field)
     if count < 2:
         return  # not class indices, or two classes as one number, or the axis is open and the loss will decide
     highest = max(values.highest(column) for values in parts.values())
     has = len(field.classes) or highest + 1
-    if highest == count and not any(values.outside(column, 1, count) for values in parts.values()):
-        what = f"column {column!r} has classes 1 to {highest}, but the model's {count} classes are 0 to {count - 1}"
-        problems.add(what, help="count the classes from 0: subtract 1")
-        return
-    if highest >= count and (gaps := _gaps(column, field, parts, count, highest)) is not None:
-        problems.add(gaps)
-        return
-    if len(field.classes) > count:
-        some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
-        what = f"the data has {counted(has, 'class')} ({some}), but the model has {count}"
-        problems.add(what, help=f"--replace-head {has}")
+    if problem := _wrong_numbers(column, field, parts, count, highest):
+        problems.add(problem)
         return
     for part, values in parts.items():
         if not field.shape:
@@ -191,14 +185,37 @@ def _check_classes(output: Tensor, column: str, parts: dict[str, Values], data: 
             what = f"column {column!r} of {part} has {fault}: the model's {count} classes are 0 to {count - 1}"
             way = "count the classes from 0" if fault.startswith("-") else f"--replace-head {has}"
             problems.add(what, help=way)
-    streamed = stream_of(next(iter(parts.values())).samples) is not None  # the first samples may lack some classes
+    streamed = stream_of(data.first) is not None  # the first samples may lack some classes
     if has < count and not problems.found and not field.shape and not streamed:
-        data.notes.append(
-            f"the model has {count} classes, the data {has}: --replace-head {has} fits the model to the data"
-        )
+        what = f"the model has {count} classes, the data {has}"
+        data.notes.append(f"{what}: --replace-head {has} fits the model to the data")
 
 
-def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highest: int) -> Problem | None:
+def _classes_of(output: Tensor, field: Field) -> int:
+    """Return the number of classes that an output has for class indices; 0 if it is open, or the target has none."""
+    if field.dtype.is_floating_point or field.dtype == torch.bool:
+        return 0
+    shape = list(output.shape[1:])
+    axes = [axis for axis in range(len(shape)) if shape[:axis] + shape[axis + 1 :] == list(field.shape)]
+    return shape[axes[0]] if len(axes) == 1 else 0
+
+
+def _wrong_numbers(column: str, field: Field, parts: Mapping[str, Values], count: int, highest: int) -> Problem | None:
+    """Return the problem that all classes are numbered in another way than the model's, or that there are more."""
+    if highest == count and not any(values.outside(column, 1, count) for values in parts.values()):
+        what = f"column {column!r} has classes 1 to {highest}, but the model's {count} classes are 0 to {count - 1}"
+        return Problem(what, help="count the classes from 0: subtract 1")
+    if highest >= count and (gaps := _gaps(column, field, parts, count, highest)) is not None:
+        return gaps
+    if (has := len(field.classes)) <= count:
+        return None
+    some = listed(field.classes[:3]) + (", ..." if has > 3 else "")
+    return Problem(
+        f"the data has {counted(has, 'class')} ({some}), but the model has {count}", help=f"--replace-head {has}"
+    )
+
+
+def _gaps(column: str, field: Field, parts: Mapping[str, Values], count: int, highest: int) -> Problem | None:
     """Return a problem if labels have gaps (such as 5, 6, 7); None if no number is left out, or some are negative."""
     numbered = field.classes == tuple(str(i) for i in range(len(field.classes)))  # also true without names
     if field.shape or not numbered:
@@ -208,14 +225,12 @@ def _gaps(column: str, field: Field, parts: dict[str, Values], count: int, highe
         return None
     head = f" and --replace-head {len(there)}" if len(there) > count else ""
     first = next(outside for part in parts if (outside := parts[part].outside(column, 0, count - 1)))
+    what = f"column {column!r} has the labels {listed(map(str, there))} ({first}), but the model's {count} are 0 to "
     return Problem(
-        f"column {column!r} has the labels {listed(map(str, there))} ({first}), but the model's {count} are 0 to "
-        f"{count - 1}",
+        f"{what}{count - 1}",
         help=f"number them 0 to {len(there) - 1}{head}; --replace-head {highest + 1} keeps their numbers",
     )
 
-
-# ---- a batch through the model ---------------------------------------------------------------------------------------
 
 Places = tuple[int, ...]  # indices into a flattened sample
 
@@ -250,7 +265,7 @@ def _tried(model: nn.Module, samples: Samples, feeding: Feeding, settings: Setti
 
 def _other_size(model: nn.Module, data: Data, feeding: Feeding) -> str:
     """Return the way out for a model that fails on the data's images and runs on those of another size; else ""."""
-    ports, samples = fed(model), next(iter(data.parts.values()))
+    ports, samples = fed(model), data.first
     runs = runner(model, ports)
     step = samples.steps.get(feeding.inputs[0]) if isinstance(samples, Prepared) and runs is not None else None
     if not isinstance(step, ToInput) or step.frame.axes == "flat":
@@ -300,7 +315,7 @@ def _embeddings(model: nn.Module, inputs: dict[str, Tensor], tried: Tried) -> It
 
 def _named(column: str, places: Places, data: Data) -> str:
     """Return the name of what lies at these places of a column, for messages."""
-    shape, members = next(iter(data.parts.values())).fields[column].shape, data.joined.get(column, ())
+    shape, members = data.first.fields[column].shape, data.joined.get(column, ())
     if len(places) == math.prod(shape):
         return repr(column)
     if len(places) == 1 and len(shape) == 1:
@@ -321,23 +336,29 @@ def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, results: Seque
     Raises:
         OnnxgenError: an output does not grow with the number of samples.
     """
-    ports, made_of = fed(model).inputs, fed(model).outputs
-    first = {port.dims[0] for port in ports if port.dims}
-    wanted = sorted(feeding.targets) or range(len(made_of))
-    declared = [set(made_of[n].dims or ()) for n in wanted if n < len(made_of)]
-    follows = all(any(dim in first for dim in dims if isinstance(dim, str)) for dims in declared)
-    count = len(batch[feeding.inputs[0]])
-    follows &= all(count in results[n].shape for n in wanted if n < len(results))  # the module may have been edited
-    if count < 2 or follows and all(isinstance(dim, str) and says_batch(dim) for dim in first):
+    signature, count = fed(model), len(batch[feeding.inputs[0]])
+    wanted = sorted(feeding.targets) or range(len(signature.outputs))
+    first = {port.dims[0] for port in signature.inputs if port.dims}
+    follows = _follows(signature, first, wanted, results, count)
+    if count < 2 or (follows and all(isinstance(dim, str) and says_batch(dim) for dim in first)):
         return []
-    if len(results) != len(made_of):  # it fails, or makes text
+    if len(results) != len(signature.outputs):  # it fails, or makes text
         return []
     still = [] if follows else _still(model, batch, feeding, results, wanted)
     if still and (feeding.targets or len(still) == len(results)):
-        name, has, port = made_of[still[0]].name, list(results[still[0]].shape), ports[0]
+        name, has, port = signature.outputs[still[0]].name, list(results[still[0]].shape), signature.inputs[0]
         what = f"the network takes one sample: of {count} of them it makes an output {name!r} of {has}"
         raise OnnxgenError(f"{what}, so the first axis of input {port.name!r} {shown(port)} is no batch", help=_WAY)
-    return _mixed(model, batch, feeding, results, wanted, ports)
+    return _mixed(model, batch, feeding, results, wanted, signature.inputs[0])
+
+
+def _follows(
+    signature: Signature, first: Collection[object], wanted: Sequence[int], results: Sequence[Tensor], count: int
+) -> bool:
+    """Return True if each output that is trained has an axis of the name that the inputs' `first` axes have."""
+    declared = [port.dims or () for n, port in enumerate(signature.outputs) if n in wanted]
+    named = all(any(dim in first for dim in dims if isinstance(dim, str)) for dims in declared)
+    return named and all(count in results[n].shape for n in wanted if n < len(results))  # the module may be edited
 
 
 def _still(
@@ -363,12 +384,7 @@ def _run(model: nn.Module, batch: Batch, feeding: Feeding) -> list[Tensor]:
 
 
 def _mixed(
-    model: nn.Module,
-    batch: Batch,
-    feeding: Feeding,
-    results: Sequence[Tensor],
-    wanted: Sequence[int],
-    ports: Sequence[Port],
+    model: nn.Module, batch: Batch, feeding: Feeding, results: Sequence[Tensor], wanted: Sequence[int], port: Port
 ) -> list[str]:
     """Return a note if the outputs for the first sample are others when all samples are that one."""
     count = len(batch[feeding.inputs[0]])
@@ -379,7 +395,7 @@ def _mixed(
             continue
         if _alike(results[n][0], again[n][0]) and not _alike(results[n][0], alone[n][0]):
             what = "what the network makes of a sample depends on the others of its batch"
-            return [f"{what}: is the first axis of input {ports[0].name!r} {shown(ports[0])} one of samples?"]
+            return [f"{what}: is the first axis of input {port.name!r} {shown(port)} one of samples?"]
     return []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,34 +73,41 @@ def from_parts(parts: Mapping[str, Mapping[str, Any]], name: str, table: bool = 
     raw = {
         part: {n: c.values if isinstance(c, Held) else c for n, c in columns.items()} for part, columns in parts.items()
     }
-    problems = [(n, c) for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)]
-    unfit = dict(sorted(problems, key=lambda source: not isinstance(source[1], Gaps)))  # a problem without values wins
-    tensors = {
-        part: _tensors({n: c for n, c in columns.items() if n not in unfit}, name) for part, columns in parts.items()
-    }
-    if not all(tensors.values()) and not any(isinstance(problem, Held) for problem in unfit.values()):
-        raise OnnxgenError(*unfit.values())
-    first = tensors["train"] if "train" in tensors else next(iter(tensors.values()))
-    if first and not len(next(iter(first.values()))):
-        raise OnnxgenError(f"{name} has no samples")
-    text = frozenset(
-        c for columns in tensors.values() for c, values in columns.items() if isinstance(values, np.ndarray)
-    )
-    classes = {column: _classes(column, tensors, name) for column in text}
-    for columns in tensors.values():
-        for column in text & set(columns):
-            place = {name: i for i, name in enumerate(classes[column])}
-            columns[column] = torch.tensor([place[v] for v in columns[column].tolist()], dtype=torch.int64)
-    target = target_called(first)
+    unfit = _unfit(parts)
+    usable, first = _usable(parts, unfit, name)
+    classes = _number_texts(usable, name)
+    text, target = frozenset(classes), target_called(first)
     if target and target not in classes:
-        counted = _counted([columns[target] for columns in tensors.values() if target in columns])
-        classes |= {target: counted} if counted else {}
-    rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in tensors.items()}
-    samples = {part: Columns(columns, classes, rows[part]) for part, columns in tensors.items()}
+        classes |= _counted(target, usable)
+    rows = {part: None if columns else torch.arange(_length(raw[part])) for part, columns in usable.items()}
+    samples = {part: Columns(columns, classes, rows[part]) for part, columns in usable.items()}
     one_table(samples, name)
     source = DataSource(dict(samples), name, target, text=text, table=table, unfit=unfit, raw=raw, files=files)
     source.notes += dict.fromkeys(note for of in files.values() for note in of.notes)
     return source
+
+
+def _unfit(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Problem]:
+    """Return why some columns can't be used; a problem without values wins."""
+    problems = [(n, c) for columns in parts.values() for n, c in columns.items() if isinstance(c, Problem)]
+    return dict(sorted(problems, key=lambda pair: not isinstance(pair[1], Gaps)))
+
+
+def _usable(
+    parts: Mapping[str, Mapping[str, Any]], unfit: Mapping[str, Problem], name: str
+) -> tuple[dict[str, dict[str, Any]], Mapping[str, Any]]:
+    """Return the columns that can be used: tensors, and numpy arrays of text; and those of the first part."""
+    usable = {}
+    for part, columns in parts.items():
+        fit = {n: values for n, values in columns.items() if n not in unfit}
+        usable[part] = {str(n): tensor_of(values, f"{name}: column {n!r}") for n, values in fit.items()}
+        need_one_length(usable[part], name)
+    if not all(usable.values()) and not any(isinstance(problem, Held) for problem in unfit.values()):
+        raise OnnxgenError(*unfit.values())
+    first = usable["train"] if "train" in usable else next(iter(usable.values()))
+    if first and not len(next(iter(first.values()))):
+        raise OnnxgenError(f"{name} has no samples")
+    return usable, first
 
 
 def _length(columns: Mapping[str, Any]) -> int:
@@ -109,23 +116,38 @@ def _length(columns: Mapping[str, Any]) -> int:
 
 def _gaps_of(source: str, name: str, values: Any) -> Any:
     """Return a column, a `Gaps` if it is text in which None or NaN stand for missing values, or `Lists` of text."""
-    listed = isinstance(values, (list, tuple)) or (isinstance(values, np.ndarray) and values.dtype == object)
-    if listed and len(values) and isinstance(values[0], (list, tuple)) and any(isinstance(v, str) for v in values[0]):
+    is_array = isinstance(values, np.ndarray) and values.dtype == object
+    first = values[0] if (is_array or isinstance(values, (list, tuple))) and len(values) else None
+    if isinstance(first, (list, tuple)) and any(isinstance(value, str) for value in first):
         what = f"{source}: column {legible(name)!r} holds lists of text"
         return lists_of(values, what, "an input takes numbers of one shape") or values
-    if not isinstance(values, np.ndarray) or values.dtype != object or values.ndim != 1:
-        return values
+    return _gaps_of_texts(source, name, values) if is_array and values.ndim == 1 else values
+
+
+def _gaps_of_texts(source: str, name: str, values: NDArray[Any]) -> Any:
     gaps = [i for i, v in enumerate(values.tolist()) if v is None or (isinstance(v, float) and v != v)]
     kept = np.delete(values, gaps)
     texts = gaps and all(isinstance(value, str) for value in kept)
     return missing(f"{source}, row {gaps[0]}", name, gaps, kept) if texts else values
 
 
-def _tensors(columns: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Convert columns to tensors, and columns of text to numpy arrays."""
-    tensors = {str(column): tensor_of(values, f"{name}: column {column!r}") for column, values in columns.items()}
-    need_one_length(tensors, name)
-    return tensors
+def _number_texts(parts: Mapping[str, dict[str, Any]], name: str) -> dict[str, tuple[str, ...]]:
+    """Make class indices of the columns of text, and return the classes of each."""
+    text = {n for columns in parts.values() for n, values in columns.items() if isinstance(values, np.ndarray)}
+    classes = {column: _classes(column, parts, name) for column in text}
+    for columns in parts.values():
+        for column in text & set(columns):
+            place = {value: i for i, value in enumerate(classes[column])}
+            columns[column] = torch.tensor([place[value] for value in columns[column].tolist()], dtype=torch.int64)
+    return classes
+
+
+def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, ...]:
+    """Return the texts of a column in all parts, sorted."""
+    by_part = [columns[column] for columns in parts.values() if column in columns]
+    if not all(isinstance(values, np.ndarray) for values in by_part):
+        raise OnnxgenError(f"{name}: column {legible(column)!r} is text in one part and numbers in another")
+    return tuple(sorted({str(text) for values in by_part for text in values.tolist()}))
 
 
 def tensor_of(values: Any, what: str) -> Any:
@@ -138,21 +160,15 @@ def tensor_of(values: Any, what: str) -> Any:
     return array if array.dtype == object else torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
-def _classes(column: str, parts: Mapping[str, Mapping[str, Any]], name: str) -> tuple[str, ...]:
-    """Return the texts of a column in all parts, sorted."""
-    by_part = [columns[column] for columns in parts.values() if column in columns]
-    if not all(isinstance(values, np.ndarray) for values in by_part):
-        raise OnnxgenError(f"{name}: column {legible(column)!r} is text in one part and numbers in another")
-    return tuple(sorted({str(text) for values in by_part for text in values.tolist()}))
-
-
-def _counted(targets: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return the classes "0", "1", ... if the targets are class indices, else ()."""
+def _counted(column: str, parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, tuple[str, ...]]:
+    """Return the classes "0", "1", ... of a column if it holds class indices, else {}."""
+    targets = [columns[column] for columns in parts.values() if column in columns]
     if any(t.is_floating_point() or t.ndim != 1 for t in targets) or not sum(map(len, targets)):
-        return ()
+        return {}
     filled = [t.long() for t in targets if len(t)]
     lowest, highest = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
-    return tuple(map(str, range(highest + 1))) if lowest >= 0 and highest < MAX_NUMBERED_CLASSES else ()
+    is_index = lowest >= 0 and highest < MAX_NUMBERED_CLASSES
+    return {column: tuple(map(str, range(highest + 1)))} if is_index else {}
 
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -197,21 +213,7 @@ def open_idx(path: Path) -> DataSource:
         OnnxgenError: a file is missing or damaged, or the numbers of labels and images differ.
     """
     folder = path if path.is_dir() else path.parent
-    files: dict[tuple[str, str, str], Path] = {}
-    for file in sorted(folder.iterdir(), reverse=True):  # a file that is not gzipped replaces its gzipped copy
-        if match := _NAME.fullmatch(file.name):
-            files[match["set"], match["part"] or "", match["what"]] = file
-    wanted = None if path.is_dir() else _NAME.fullmatch(path.name)
-    sets = sorted({s for s, part, _ in files if wanted is None or (wanted["set"], wanted["part"] or "") == (s, part)})
-    if len(sets) > 1:
-        what = f"{folder} has idx files of several sets: {listed(sets)}"
-        raise OnnxgenError(what, help="name one of the files of images")
-    pairs = {
-        part: (files.get((s, part, "images")), files.get((s, part, "labels")))
-        for s, part, _ in sorted(files)
-        if s == sets[0] and (wanted is None or part == (wanted["part"] or ""))
-    }
-    read = {part: _pair(folder, *both) for part, both in pairs.items()}
+    read = {part: _pair(folder, *files) for part, files in _idx_files(folder, path).items()}
     classes = tuple(str(i) for i in range(1 + max(int(y.max()) for _, y in read.values() if y.size)))
     parts = {}
     for part, (x, y) in read.items():
@@ -220,6 +222,20 @@ def open_idx(path: Path) -> DataSource:
         parts[name or "train"] = Columns(columns, {"label": classes})
     white = {"image": 255.0} if all(x.dtype == np.uint8 for x, _ in read.values()) else {}
     return DataSource(dict(parts), folder.name if path.is_dir() else path.name, "label", white, glyphs=True)
+
+
+def _idx_files(folder: Path, path: Path) -> dict[str, tuple[Path | None, Path | None]]:
+    """Return the files of images and labels by the word for the part in their names; of a file those of its part."""
+    named = [(match, file) for file in folder.iterdir() if (match := _NAME.fullmatch(file.name))]
+    named.sort(key=lambda pair: pair[1], reverse=True)  # a file that is not gzipped replaces its gzipped copy
+    files = {(match["set"], match["part"] or "", match["what"]): file for match, file in named}
+    own = None if path.is_dir() else _NAME.fullmatch(path.name)
+    keys = sorted({key[:2] for key in files if own is None or key[:2] == (own["set"], own["part"] or "")})
+    sets = sorted({name for name, _ in keys})
+    if len(sets) > 1:
+        what = f"{folder} has idx files of several sets: {listed(sets)}"
+        raise OnnxgenError(what, help="name one of the files of images")
+    return {part: (files.get((name, part, "images")), files.get((name, part, "labels"))) for name, part in keys}
 
 
 def _pair(folder: Path, images: Path | None, labels: Path | None) -> tuple[NDArray[np.generic], NDArray[np.generic]]:

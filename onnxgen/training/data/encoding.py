@@ -7,8 +7,9 @@ input: `--inputs features=age+height+weight`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, filterfalse
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,17 @@ def encode(source: DataSource, ports: Signature, feeding: Feeding, settings: Set
         encoded[part] = table.transform(columns, part, rows)
     for column, port in inputs.items():
         _check_width(port, {member: table.columns[member].width for member in source.joined[column]})
-        whole = "int" in (port.dtype or "") and all(_is_whole(by_input[port.name]) for by_input in encoded.values())
-        for part, samples in source.parts.items():
-            x = torch.from_numpy(encoded[part][port.name]).to(torch.int64 if whole else torch.float64)
-            x = x[:, 0] if x.shape[1] == 1 and source.joined[column] == [column] else x
-            source.parts[part] = in_columns(samples).with_column(column, x)
+        _put(source, column, port, {part: arrays[port.name] for part, arrays in encoded.items()})
     return table
+
+
+def _put(source: DataSource, column: str, port: Port, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+    """Put the arrays of an input into the place of its column: as whole numbers if it takes and they are such."""
+    whole = "int" in (port.dtype or "") and all(map(_is_whole, arrays.values()))
+    for part, array in arrays.items():
+        x = torch.from_numpy(array).to(torch.int64 if whole else torch.float64)
+        x = x[:, 0] if x.shape[1] == 1 and source.joined[column] == [column] else x
+        source.parts[part] = in_columns(source.parts[part]).with_column(column, x)
 
 
 def _read(source: DataSource, part: str) -> tuple[dict[str, Any], list[int]]:
@@ -101,25 +107,22 @@ def _fit(source: DataSource, inputs: Mapping[str, Port], made_of: Mapping[str, t
     if "train" not in source.parts:
         raise OnnxgenError(f"{source.name} has no train part, to which a table is fitted")
     read, _ = _read(source, "train")
-    train = {member: values_of(member, read[member]) for members in made_of.values() for member in members}
+    train = {member: values_of(member, read[member]) for member in chain.from_iterable(made_of.values())}
     ways: dict[str, str] = {} if isinstance(asked, str) else dict(asked)
     for port in inputs.values() if asked == "auto" else ():
         ways |= _chosen({member: train[member] for member in made_of[port.name]}, port)
     problems, columns = Problems(), {}
     if isinstance(asked, str) and asked != "auto":
         problems.add(f"--table {legible(asked)} is no way to treat columns", help=FORM)
-    for name in [name for name in ways if name not in train]:
+    for name in filterfalse(train.__contains__, ways):
         what = f"--table {legible(name)}={legible(ways[name])}: no input is made of such a column"
         problems.add(what, help=f"the inputs are made of {listed(train)}")
     for name, values in train.items() if not problems.found else ():
-        try:
+        with problems.gathered():
             columns[name] = fit_column(name, values, ways.get(name, ""))
-        except OnnxgenError as error:
-            problems.found.extend(error.problems)
     problems.raise_if_any()
-    source.notes.append(
-        "table, fitted to the train part: " + listed(f"{name}={way}" for name, way in ways.items() if way)
-    )
+    told = listed(f"{name}={way}" for name, way in ways.items() if way)
+    source.notes.append(f"table, fitted to the train part: {told}")
     return Table(made_of, columns)
 
 
@@ -154,13 +157,11 @@ def fit_column(name: str, values: NDArray[Any], way: str) -> Column:
     text, missing, shown = values.dtype == object, values != values, legible(name)
     words = _words(name, way, text)
     if missing.all() or (not text and np.isinf(values).any()):
-        what = "has no value at all" if missing.all() else "has infinite numbers"
-        raise OnnxgenError(
-            f"column {shown!r} of the train part {what}", help="leave it out: --inputs INPUT=COLUMN+COLUMN"
-        )
+        what = f"column {shown!r} of the train part has {'no value at all' if missing.all() else 'infinite numbers'}"
+        raise OnnxgenError(what, help="leave it out: --inputs INPUT=COLUMN+COLUMN")
     try:
         from sklearn.impute import SimpleImputer
-        from sklearn.preprocessing import OrdinalEncoder, StandardScaler
+        from sklearn.preprocessing import OrdinalEncoder
     except ImportError:
         raise OnnxgenError("--table needs scikit-learn", help=installing("train")) from None
     plain: Any = str if text else float
@@ -170,19 +171,24 @@ def fit_column(name: str, values: NDArray[Any], way: str) -> Column:
         fill = plain(imputer.statistics_[0])
         known = np.array([fill if v != v else v for v in values.tolist()], dtype=values.dtype)
     if "scale" in words:
-        with np.errstate(over="ignore", invalid="ignore"):
-            scaler = StandardScaler().fit(known[:, None])
-        if not np.isfinite(scaler.var_[0]):
-            raise OnnxgenError(f"the numbers of column {shown!r} are too large to be scaled", help="store smaller ones")
-        return Column(fill, float(scaler.mean_[0]), float(scaler.scale_[0]))
-    if words & {"onehot", "ordinal"}:
-        categories = tuple(plain(c) for c in OrdinalEncoder().fit(known[:, None]).categories_[0])
-        if not text and max(map(abs, categories)) >= MAX_EXACT:
-            raise OnnxgenError(
-                f"the numbers of column {shown!r} are too large for categories", help="store them as text"
-            )
-        return Column(fill, categories=categories, onehot="onehot" in words, zeros="zeros" in words)
-    return Column(fill)
+        return Column(fill, *_scale(known, shown))
+    if not words & {"onehot", "ordinal"}:
+        return Column(fill)
+    categories = tuple(plain(c) for c in OrdinalEncoder().fit(known[:, None]).categories_[0])
+    if not text and max(map(abs, categories)) >= MAX_EXACT:
+        raise OnnxgenError(f"the numbers of column {shown!r} are too large for categories", help="store them as text")
+    return Column(fill, categories=categories, onehot="onehot" in words, zeros="zeros" in words)
+
+
+def _scale(numbers: NDArray[Any], shown: str) -> tuple[float, float]:
+    """Return mean and deviation of the numbers of a column."""
+    from sklearn.preprocessing import StandardScaler
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaler = StandardScaler().fit(numbers[:, None])
+    if not np.isfinite(scaler.var_[0]):
+        raise OnnxgenError(f"the numbers of column {shown!r} are too large to be scaled", help="store smaller ones")
+    return float(scaler.mean_[0]), float(scaler.scale_[0])
 
 
 def stacked(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> DataSource:
@@ -195,19 +201,9 @@ def stacked(source: DataSource, ports: Signature, settings: Settings, targets: b
         OnnxgenError: a column is text, has missing values, or has several numbers per sample; or no column of a table
             is known to be the target.
     """
-    columns = list(next(iter(source.parts.values())).fields)
-    aims = aims_of(source, ports, settings, columns)
+    aims = aims_of(source, ports, settings, [*source.fields])
     singles = _singles(source) if settings.table != "none" else []
-    fed = [*settings.inputs.values(), *(port.name for port in ports.inputs)]
-    _refuse_unfit(source, aims if targets else [], [c for c in fed if c not in (*aims, *singles)])
-    joined = _asked(ports, settings, columns, aims, singles, targets)
-    open_inputs = [p.name for p in ports.inputs if p.name not in (*settings.inputs, *columns, *joined)]
-    if (source.table or singles) and len(open_inputs) == 1:
-        if targets and not aims:
-            raise OnnxgenError(no_target(ports, columns))
-        used = {*aims, *fed, *sum(joined.values(), [])}
-        left = [c for c in dict.fromkeys((*singles, *columns, *source.unfit)) if c not in used]
-        joined |= {open_inputs[0]: left} if len(left) > 1 or {*left} & {*source.unfit, *singles} else {}
+    joined = _joined(source, ports, settings, aims, singles, targets)
     problems = Problems()
     for name, members in joined.items():
         option = "--target" if name in aims else "--table" if singles else "--inputs"
@@ -222,11 +218,30 @@ def stacked(source: DataSource, ports: Signature, settings: Settings, targets: b
     )
 
 
-def _refuse_unfit(source: DataSource, aims: Sequence[str], inputs: Sequence[str]) -> None:
+def _joined(
+    source: DataSource, ports: Signature, settings: Settings, aims: list[str], singles: list[str], targets: bool
+) -> dict[str, list[str]]:
+    """Return the columns that make another one: as the settings say, and for the only open input all that are left."""
+    columns, names = [*source.fields], [port.name for port in ports.inputs]
+    fed = [*settings.inputs.values(), *names]
+    _refuse_unfit(source, aims if targets else [], fed, {*aims, *singles})
+    joined = _asked(ports, settings, columns, aims, singles, targets)
+    open_inputs = [name for name in names if name not in (*settings.inputs, *columns, *joined)]
+    if len(open_inputs) != 1 or not (source.table or singles):
+        return joined
+    if targets and not aims:
+        raise OnnxgenError(no_target(ports, columns))
+    used = {*aims, *fed, *chain.from_iterable(joined.values())}
+    left = [c for c in dict.fromkeys((*singles, *columns, *source.unfit)) if c not in used]
+    return {**joined, open_inputs[0]: left} if len(left) > 1 or {*left} & {*source.unfit, *singles} else joined
+
+
+def _refuse_unfit(source: DataSource, aims: Sequence[str], inputs: Sequence[str], encoded: Collection[str]) -> None:
+    """Refuse targets and inputs that can't be used. What is `encoded` is none as it is read."""
     problems = Problems()
-    for name in (name for name in (*inputs, *aims) if name in source.unfit):
-        problem = source.unfit[name]
-        problems.add(problem.of_target() if name in aims and isinstance(problem, Gaps) else problem)
+    for name in (*(name for name in inputs if name not in encoded), *aims):
+        if (problem := source.unfit.get(name)) is not None:
+            problems.add(problem.of_target() if name in aims and isinstance(problem, Gaps) else problem)
     problems.raise_if_any()
 
 
@@ -265,7 +280,7 @@ def _singles(source: DataSource) -> list[str]:
 
 
 def _check(source: DataSource, members: Sequence[str], problems: Problems, option: str) -> None:
-    fields = next(iter(source.parts.values())).fields
+    fields = source.fields
     for member in members:
         if member in source.unfit:
             problems.add(source.unfit[member])

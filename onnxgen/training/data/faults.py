@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 
 from onnxgen.common.names import legible
@@ -58,17 +58,17 @@ class Faults:
         more = f"; ... ({len(self.found):,} in all)" if len(self.found) > NAMED else ""
         return f"{counted(len(self.found), 'fault')} in {self.folder}: {named}{more}"
 
-    def notes(self, left: Mapping[str, int], strict: bool, skipped: int) -> list[str]:
+    def notes(self, left: Mapping[str, Sized], strict: bool, skipped: int) -> list[str]:
         """Return the note that so many samples are skipped, if there are faults.
 
         Args:
-            left: the number of samples without a fault in each part.
+            left: the samples without a fault in each part.
 
         Raises:
             OnnxgenError: a part has no sample left; or there are faults, and `strict` is set.
         """
-        for part, count in left.items():
-            if not count:
+        for part, samples in left.items():
+            if not len(samples):
                 why = str(self) if self.found else f"{self.folder} has none"
                 raise OnnxgenError(f"no {self.thing} of the {part} part can be used: {why}", help="repair the data")
         if self.found and strict:

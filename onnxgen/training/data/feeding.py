@@ -18,9 +18,9 @@ from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.record.signature import Port, Signature
 from onnxgen.surgery.ports import signature_of
-from onnxgen.training.data.matching import inputs_named, named_columns, no_target, of_images, open_told
+from onnxgen.training.data.matching import fill_open, inputs_named, named_columns, no_target, open_told
 from onnxgen.training.data.samples import Data, Feeding, Samples
-from onnxgen.training.data.source import target_called
+from onnxgen.training.data.source import aim_of
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of
@@ -43,8 +43,7 @@ def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = Tr
         OnnxgenError: a name is unknown, or an assignment is open. The message lists the names and the option.
     """
     settings = data.text.applied(settings) if data.text is not None else settings
-    ports = fed(model, settings.const)
-    feeding = matched(next(iter(data.parts.values())), data.target, ports, settings, targets)
+    feeding = matched(data.first, data.target, fed(model, settings.const), settings, targets)
     return replace(feeding, arrangement=arrangement(model))
 
 
@@ -79,26 +78,20 @@ def _for_task(
     """Return the columns of the inputs, and those that a task reads (see `Card.reads`)."""
     problems, reads = Problems(), card.reads if targets else ""
     inputs = inputs_named(columns, ports, settings, problems)
-    asked = settings.target if isinstance(settings.target, (str, type(None))) else next(iter(settings.target.values()))
-    if reads == "target" and asked is not None and asked not in columns:
+    asked = aim_of(settings.target, "", (), ())
+    if reads == "target" and asked and asked not in columns:
         problems.add(f"--target {legible(asked)}: the data has no such column (it has {listed(columns)})")
         problems.raise_if_any()
-    usual = next((column for column in card.columns if column in columns), "")
-    target = asked or known or usual or target_called(columns)
+    target = aim_of(asked, known, card.columns, columns)
     left = [column for column in columns if column not in (*inputs.values(), target)]
-    open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
-    sure = of_images(left, images)
-    if len(open_inputs) == 1 and (len(sure) == 1 or reads == "rest"):
-        inputs |= {open_inputs.pop(): sure[0]} if sure else {}
-    if open_inputs:
+    if open_inputs := fill_open(inputs, left, ports, images, first=reads == "rest"):
         problems.add(open_told(open_inputs, ports, columns))
     left = [column for column in columns if column not in inputs.values()]
-    aims = [target] if target in columns else left[:1] if len(left) == 1 else []
-    labels = [reads] if reads in columns else []
-    others = {"rest": left, "target": aims, "labels": labels}.get(reads, [])
+    aims = [target] if target in columns else left * (len(left) == 1)
+    others = {"rest": left, "target": aims, "labels": [reads] * (reads in columns)}.get(reads, [])
     if reads == "target" and not others:
         problems.add(no_target(ports, columns))
-    if reads == "labels" and not others:
+    elif reads == "labels" and not others:
         what = f"--task {settings.task} needs text, but the data's columns are {listed(columns)}"
         problems.add(what, help="name the column of text for the token ids: --inputs INPUT=COLUMN")
     problems.raise_if_any()

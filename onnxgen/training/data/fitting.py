@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource, text_input
 from onnxgen.training.data.streaming.stream import reading, stream_of
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
-from onnxgen.training.data.text.columns import fit_text
+from onnxgen.training.data.text.columns import Text, fit_text
 from onnxgen.training.data.text.tokenizer import Masked
 from onnxgen.training.goals.outputs import decide
 from onnxgen.training.model import as_trained, fixed_batch, scale_of
@@ -91,6 +91,7 @@ class Plain:
 
 
 Step: TypeAlias = Plain | ToInput | OnImage | Masked
+S = TypeVar("S", bound="int | str")
 
 
 def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Data:
@@ -102,50 +103,18 @@ def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targe
     ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
     settings = replace(as_trained(settings, model), task=task or settings.task)
-    tokens = is_tokens(next(iter(source.parts.values())))
-    if tokens:
+    if tokens := is_tokens(source.first):
         fit_tokens(source, ports, settings)
     text = None if tokens else fit_text(source, model, settings, targets)
-    settings = text.applied(settings) if text is not None else settings
-    members = (text.members if text is not None else {}) or members_of(source, ports, settings, targets)
-    if not members:
-        source = stacked(source, ports, settings, targets)
-    feeding = _fed(source, ports, settings, targets, members, text.score if text is not None else "")
-    fit_sounds(source, ports, feeding)
-    asked = asked_scales(settings, ports, model, source.notes)
-    images = _image_steps(source, model, ports, feeding, settings, asked)
-    placed = _placed(source, ports, feeding, images, model, settings) if targets else {}
-    target = next(iter(feeding.aims), "")
-    named = number_classes(source, feeding, settings.classes, card_of(settings.task).classes)
-    if targets:
-        split(source, target, settings, fixed_batch(model) or 1)
-    table = encode(source, ports, feeding, settings)
-    fields = next(iter(source.parts.values())).fields
-    steps = _steps(ports, feeding, fields, placed)
-    source.notes += bytes_notes({n: step.dtype for n, step in steps.items() if n not in {*images, *placed}}, fields)
-    data = Data(None, name=source.name, notes=source.notes, target=target, named=named, table=table)
-    data.joined = {**source.joined, **(text.joined if text is not None else {})}
+    words = text or Text(None, "")
+    settings = words.applied(settings)
+    members = words.members or members_of(source, ports, settings, targets)
+    source = source if members else stacked(source, ports, settings, targets)
+    feeding = _fed(source, ports, settings, targets, members, words.score)
+    data = _Fit(source, model, ports, feeding, settings, targets, members, words).data()
+    data.joined = {**source.joined, **words.joined}
     data.text, data.task, data.rate, data.sizes = text, task, source.rate, source.sizes
-    data.target = PAIR if members and not target else target
-    frames = {p.name: images[c].frame for p, c in zip(ports.inputs, feeding.inputs) if c in images}
-    data.size = of_inputs({name: f"{f.height}x{f.width}" for name, f in frames.items()}, [*asked])
-    data.resize = next((step.placing.how for step in images.values()), "")
-    scaled, data.normalize = normalised(source, images, dict(zip(asked, feeding.inputs)), asked, scale_of(model))
-    _refuse_normalize(settings, bool(images))
-    augment = _augment(source, settings, data, bool(images))
-    for part, samples in source.parts.items():
-        drawn = augment if part == "train" and targets else None  # not in `predict`
-        noise = settings.noise if settings.noise is not None and targets else 0.0
-        here = _of_part(steps, scaled, drawn, noise, part)
-        here |= text.masked(here, part) if text is not None and targets else {}
-        setattr(data, part, prepared := _prepared(samples, here, members, target))
-        data.notes += [f"{part}: {note}" for note in squeezed(prepared, trains=True)] if targets else []
     return data
-
-
-def _refuse_normalize(settings: Settings, has_images: bool) -> None:
-    if settings.normalize not in ("auto", "none") and not has_images:
-        raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
 
 
 def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Settings, targets: bool) -> str:
@@ -168,68 +137,206 @@ def _fed(
     """Return the columns of inputs and targets; of `members` of tuples the first one, and their `score`."""
     if members:
         return feeding_of(members, score, ports)
-    feeding = matched(next(iter(source.parts.values())), source.target, ports, settings, targets, source.whites)
+    feeding = matched(source.first, source.target, ports, settings, targets, source.whites)
     if texts := [column for column in feeding.inputs if column in source.text]:
-        fields = next(iter(source.parts.values())).fields
-        raise OnnxgenError(*(text_input(column, fields[column].classes) for column in texts))
+        raise OnnxgenError(*(text_input(column, source.fields[column].classes) for column in texts))
     return feeding
 
 
-def _prepared(
-    samples: Samples, steps: Mapping[str, Step], members: Mapping[str, tuple[str, ...]], score: str
-) -> Prepared:
-    """Return samples with their steps; `members` of tuples become rows of the inputs, perhaps with a `score`."""
-    if members:
-        own = {name: steps[columns[0]] for name, columns in members.items()} | ({score: steps[score]} if score else {})
-        fields = {name: Field(step.dtype, step.shape) for name, step in own.items()}
-        return Tuples(samples, own, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, members, score)
-    types = {name: Field(step.dtype, step.shape, samples.fields[name].classes) for name, step in steps.items()}
-    return Prepared(reading(samples, steps), steps, types)
+@dataclass
+class _Fit:
+    """The state of one `fit_to_model`.
 
+    Attributes:
+        members: of tuples, by input; {} if there are none.
+        words: how texts became token ids.
+    """
 
-def _of_part(
-    steps: Mapping[str, Step], scaled: Mapping[str, ToInput], augment: Augment | None, noise: float, part: str
-) -> dict[str, Step]:
-    """Return the steps of a part: `scaled` are those of the inputs' images."""
-    frozen = part != "train"
-    images = {c: replace(step, augment=augment, noise=noise, frozen=frozen) for c, step in scaled.items()}
-    beside = {c: replace(s, augment=augment) for c, s in steps.items() if isinstance(s, (OnImage, ToTarget))}
-    return {**steps, **images, **beside}
+    source: DataSource
+    model: nn.Module
+    ports: Signature
+    feeding: Feeding
+    settings: Settings
+    targets: bool
+    members: Mapping[str, tuple[str, ...]]
+    words: Text
 
+    def data(self) -> Data:
+        source, feeding, settings = self.source, self.feeding, self.settings
+        fit_sounds(source, self.ports, feeding)
+        asked = asked_scales(settings, self.ports, self.model, source.notes)
+        images = self.image_steps(asked)
+        placed = self.placed(images) if self.targets else {}
+        target = next(iter(feeding.aims), "")
+        named = number_classes(source, feeding, settings.classes, card_of(settings.task).classes)
+        if self.targets:
+            split(source, target, settings, fixed_batch(self.model) or 1)
+        table = encode(source, self.ports, feeding, settings)
+        steps = self.steps(placed)
+        plain = {name: step.dtype for name, step in steps.items() if name not in {*images, *placed}}
+        source.notes += bytes_notes(plain, source.fields)
+        frames = {p.name: images[c].frame for p, c in zip(self.ports.inputs, feeding.inputs) if c in images}
+        data = Data(
+            None,
+            name=source.name,
+            notes=source.notes,
+            target=PAIR if self.members and not target else target,
+            named=named,
+            table=table,
+            size=of_inputs({name: f"{frame.height}x{frame.width}" for name, frame in frames.items()}, [*asked]),
+            resize=next((step.placing.how for step in images.values()), ""),
+        )
+        columns = dict(zip(asked, feeding.inputs))
+        scaled, data.normalize = normalised(source, images, columns, asked, scale_of(self.model))
+        augment = self.augment(bool(images))
+        for part, samples in source.parts.items():
+            prepared = self.prepared(part, samples, steps, scaled, augment, target)
+            setattr(data, part, prepared)
+            data.notes += [f"{part}: {note}" for note in squeezed(prepared, trains=True)] if self.targets else []
+        return data
 
-def _steps(
-    ports: Signature, feeding: Feeding, fields: Mapping[str, Field], placed: Mapping[str, OnImage | ToTarget]
-) -> dict[str, Step]:
-    """Return the step of each column; those of images come later."""
-    steps: dict[str, Step] = {c: _plain(fields[c], port) for port, c in zip(ports.inputs, feeding.inputs)}
-    for output, column in feeding.targets.items():
-        wanted = ports.outputs[output] if output < len(ports.outputs) else None
-        steps.setdefault(column, placed.get(column) or _target(fields[column], wanted))
-    for column in feeding.others:
-        steps.setdefault(column, placed.get(column) or _target(fields[column], None))
-    return steps
+    def prepared(
+        self,
+        part: str,
+        samples: Samples,
+        steps: Mapping[str, Step],
+        scaled: Mapping[str, ToInput],
+        augment: Augment | None,
+        score: str,
+    ) -> Prepared:
+        """Return the samples of a part with their steps; `scaled` are those of the inputs' images.
 
+        Members of tuples become rows of the inputs, perhaps with a `score`.
+        """
+        drawn = augment if part == "train" and self.targets else None  # `predict` augments nothing
+        noise = self.settings.noise if self.settings.noise is not None and self.targets else 0.0
+        frozen = part != "train"
+        own = {c: replace(step, augment=drawn, noise=noise, frozen=frozen) for c, step in scaled.items()}
+        beside = {c: replace(s, augment=drawn) for c, s in steps.items() if isinstance(s, (OnImage, ToTarget))}
+        steps = {**steps, **own, **beside}
+        steps |= self.words.masked(steps, part) if self.targets else {}
+        if not self.members:
+            fields = {n: Field(step.dtype, step.shape, samples.fields[n].classes) for n, step in steps.items()}
+            return Prepared(reading(samples, steps), steps, fields)
+        fed = {name: steps[columns[0]] for name, columns in self.members.items()}
+        fed |= {score: steps[score]} if score else {}
+        fields = {name: Field(step.dtype, step.shape) for name, step in fed.items()}
+        return Tuples(samples, fed, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, self.members, score)
 
-# ---- images ----------------------------------------------------------------------------------------------------------
+    def steps(self, placed: Mapping[str, OnImage | ToTarget]) -> dict[str, Step]:
+        """Return the step of each column; those of images come later."""
+        fields, outputs = self.source.fields, dict(enumerate(self.ports.outputs))
+        steps: dict[str, Step] = {c: _plain(fields[c], p) for p, c in zip(self.ports.inputs, self.feeding.inputs)}
+        for output, column in (*self.feeding.targets.items(), *((-1, column) for column in self.feeding.others)):
+            steps.setdefault(column, placed.get(column) or _target(fields[column], outputs.get(output)))
+        return steps
 
-
-def _white(source: DataSource, column: str, port: Port, settings: Settings, normalize: Mapping[str, str]) -> float:
-    """Return the value of white if the column holds images for this input, else 0."""
-    if column in source.whites:
-        return source.whites[column]
-    field = next(iter(source.parts.values())).fields[column]
-    size, rank = _size(field.shape, port), 4 if port.dims is None else len(port.dims)
-    if size is None or rank not in (2, 3, 4):
+    def white(self, column: str, port: Port, normalize: str) -> float:
+        """Return the value of white if the column holds images for this input, else 0."""
+        if column in self.source.whites:
+            return self.source.whites[column]
+        field = self.source.fields[column]
+        size, rank = _size(field.shape, port), 4 if port.dims is None else len(port.dims)
+        if size is None or rank not in (2, 3, 4):
+            return 0.0
+        if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
+            return 255.0
+        asked = normalize not in ("auto", "none", FROM_0_TO_1) or self.settings.augment != "none"
+        asked |= self.settings.noise is not None
+        if asked and rank == 4 and field.dtype.is_floating_point:
+            with suppress(OnnxgenError):  # the input takes no images
+                wanted = frame(port, size)
+                return float((wanted.channels, wanted.height, wanted.width) == size)
         return 0.0
-    if field.dtype == torch.uint8 and (port.dtype in (None, "uint8") or "float" in (port.dtype or "")):
-        return 255.0
-    asked = normalize[port.name] not in ("auto", "none", FROM_0_TO_1) or settings.augment != "none"
-    asked |= settings.noise is not None
-    if asked and rank == 4 and field.dtype.is_floating_point:
-        with suppress(OnnxgenError):  # the input takes no images
-            wanted = frame(port, size)
-            return float((wanted.channels, wanted.height, wanted.width) == size)
-    return 0.0
+
+    def image_steps(self, normalize: Mapping[str, str]) -> dict[str, ToInput]:
+        """Return a step for each column of images, without a scale yet. Columns that may be images, too, are noted."""
+        source, settings, pairs = self.source, self.settings, list(zip(self.ports.inputs, self.feeding.inputs))
+        sizes = by_input(settings.size, [port.name for port in self.ports.inputs])
+        whites = {column: self.white(column, port, normalize[port.name]) for port, column in pairs}
+        refuse_bright(first := source.first, whites)
+        source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
+        lines = card_of(settings.task).resize == "line" or (settings.task == AUTO and reads_lines(self.ports))
+        classes = classifies(self.ports, asked=self.asks_for_classes())
+        chooser = Chooser(runner(self.model, self.ports), lines, classes, partial(_size_told, self.model))
+        step = partial(self.image_step, placing=placing_of(settings, lines), chooser=chooser)
+        images = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
+        refuse_order(settings, images)
+        steps = list(images.values())
+        source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
+        return images
+
+    def asks_for_classes(self) -> bool:
+        """Return True if a network is trained to tell named classes of whole samples apart, or gets a head for that."""
+        head, fields = self.settings.replace_head, [self.source.fields[c] for c in self.feeding.targets.values()]
+        return self.settings.task == OUTPUTS and any(head or f.classes and not f.shape for f in fields)
+
+    def image_step(
+        self, column: str, port: Port, white: float, size: str, placing: Placing, chooser: Chooser
+    ) -> ToInput:
+        source = self.source
+        shapes = {samples.fields[column].shape for samples in source.parts.values()}
+        shape = shapes.pop() if len(shapes) == 1 else ()
+        wanted = frame(port, _size(shape, port), size, source.sizes, chooser)
+        for part, samples in source.parts.items():  # files are decoded in the wanted size
+            sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
+            if sized is not None:
+                source.parts[part] = sized(wanted.channels, wanted.height, wanted.width, placing)
+        shape = source.fields[column].shape
+        axes = axes_of(shape, port)
+        if axes is None:
+            what = f"column {column!r} has shape {list(shape)}, which is not an image"
+            raise OnnxgenError(what, help="images are [H, W], [C, H, W] or [H, W, C]")
+        dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
+        bgr = self.settings.channel_order == BGR and wanted.channels > 1
+        step = ToInput(axes, white, wanted, dtype=dtype, placing=placing, reversed=bgr)
+        return replace(step, width_step=self.width_step(step, port, chooser))
+
+    def width_step(self, step: ToInput, port: Port, chooser: Chooser) -> int:
+        """Return what the width of longer lines is a multiple of; 0 if the network runs at no other width."""
+        place = step.frame.axes.find("W") if chooser.lines and step.placing.how == "line" else -1
+        if place < 0 or chooser.runs is None or (fixed_batch(self.model) or 1) > 1 or port.dims is None:
+            return 0
+        other = replace(step.frame, width=-(-2 * step.frame.width // STEP) * STEP)
+        return STEP if isinstance(port.dims[place + 1], str) and chooser.runs(other.shape) else 0
+
+    def placed(self, images: Mapping[str, ToInput]) -> Mapping[str, OnImage | ToTarget]:
+        """Return a step for each target that lies on an image, augmented as the settings say."""
+        source, ports, feeding, settings = self.source, self.ports, self.feeding, self.settings
+        refuse_unmoved(source, feeding.aims, images.values(), settings)
+        if (target := card_of(settings.task).target) == "image":
+            return image_target(source, ports, feeding, images, settings)
+        placed, augment = {}, Augment(recipes(settings.augment, source.glyphs))
+        of_output = {column: output for output, column in feeding.targets.items()}
+        for column in feeding.aims:
+            output = of_output.get(column, len(ports.outputs))
+            wanted = ports.outputs[output] if output < len(ports.outputs) else None
+            for name, image in images.items():
+                sizes = dict(zip(image.axes, source.fields[name].shape))
+                size = sizes["H"], sizes["W"]
+                is_moved = target == "moved" or column in source.placed
+                if is_moved or lies_on(source.fields[column], size, column, augment):
+                    placed[column] = on_image(source, column, image, size, wanted, self.model)
+                    break
+        return placed
+
+    def augment(self, has_images: bool) -> Augment | None:
+        """Return the augmentation of the training part, with a note of it. Refuse options for images without any."""
+        source, settings = self.source, self.settings
+        if settings.normalize not in ("auto", "none") and not has_images:
+            raise OnnxgenError(f"--normalize {settings.normalize}: the data has no images", help="--normalize none")
+        names = recipes(settings.augment, source.glyphs)
+        if not names:
+            return None
+        if not has_images:
+            if settings.augment == "auto":
+                source.notes.append("not augmented: the data has no images")
+                return None
+            raise OnnxgenError(f"--augment {settings.augment}: the data has no images", help="--augment none")
+        names = tuple(name for name in names if name != "light" or card_of(settings.task).target != "image")
+        mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
+        source.notes.append(f"augmented with {', '.join(names)}{mirrored}")
+        return Augment(names)
 
 
 def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
@@ -241,126 +348,10 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
     return sizes.get("C", 1), sizes["H"], sizes["W"]
 
 
-def _image_steps(
-    source: DataSource,
-    model: nn.Module,
-    ports: Signature,
-    feeding: Feeding,
-    settings: Settings,
-    normalize: Mapping[str, str],
-) -> dict[str, ToInput]:
-    """Return a step for each column of images, without a scale yet. Columns that may be images, too, are noted."""
-    sizes = by_input(settings.size, [port.name for port in ports.inputs])
-    pairs = list(zip(ports.inputs, feeding.inputs))
-    whites = {column: _white(source, column, port, settings, normalize) for port, column in pairs}
-    refuse_bright(first := next(iter(source.parts.values())), whites)
-    source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
-    lines = card_of(settings.task).resize == "line" or (settings.task == AUTO and reads_lines(ports))
-    classes = classifies(ports, asked=_asks_for_classes(first, feeding, settings))
-    chooser = Chooser(runner(model, ports), lines, classes, partial(_size_told, model))
-    placing, bgr = placing_of(settings, lines), settings.channel_order == BGR
-    step = partial(_image_step, source, placing=placing, reversed=bgr, chooser=chooser)
-    images = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
-    if lines and placing.how == "line":
-        of = {c: _width_step(images[c], port, model, chooser) for port, c in pairs if c in images}
-        images = {c: replace(images[c], width_step=step) for c, step in of.items()}
-    refuse_order(settings, images)
-    steps = list(images.values())
-    source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
-    return images
-
-
-def _asks_for_classes(samples: Samples, feeding: Feeding, settings: Settings) -> bool:
-    """Return True if a network is trained to tell named classes of whole samples apart, or gets a head for that."""
-    fields = [samples.fields[column] for column in feeding.targets.values()]
-    return settings.task == OUTPUTS and any(settings.replace_head or f.classes and not f.shape for f in fields)
-
-
-def _width_step(step: ToInput, port: Port, model: nn.Module, chooser: Chooser) -> int:
-    """Return what the width of longer lines is a multiple of; 0 if the network runs at no other width."""
-    place = step.frame.axes.find("W")
-    if place < 0 or chooser.runs is None or (fixed_batch(model) or 1) > 1 or port.dims is None:
-        return 0
-    other = replace(step.frame, width=-(-2 * step.frame.width // STEP) * STEP)
-    return STEP if isinstance(port.dims[place + 1], str) and chooser.runs(other.shape) else 0
-
-
 def _size_told(model: nn.Module) -> tuple[int, int] | None:
     from onnxgen.training.original import size_told  # imported here: it imports what records are
 
     return size_told(model)
-
-
-def _image_step(
-    source: DataSource,
-    column: str,
-    port: Port,
-    white: float,
-    size: str,
-    placing: Placing,
-    reversed: bool,
-    chooser: Chooser,
-) -> ToInput:
-    shapes = {samples.fields[column].shape for samples in source.parts.values()}
-    shape = shapes.pop() if len(shapes) == 1 else ()
-    wanted = frame(port, _size(shape, port), size, source.sizes, chooser)
-    for part, samples in source.parts.items():  # files are decoded in the wanted size
-        sized: Callable[..., Samples] | None = getattr(samples, "sized", None)
-        if sized is not None:
-            source.parts[part] = sized(wanted.channels, wanted.height, wanted.width, placing)
-    shape = next(iter(source.parts.values())).fields[column].shape
-    axes = axes_of(shape, port)
-    if axes is None:
-        what = f"column {column!r} has shape {list(shape)}, which is not an image"
-        raise OnnxgenError(what, help="images are [H, W], [C, H, W] or [H, W, C]")
-    dtype = torch.float32 if port.dtype is None else getattr(torch, port.dtype)
-    reversed &= wanted.channels > 1
-    return ToInput(axes, white, wanted, dtype=dtype, placing=placing, reversed=reversed)
-
-
-def _placed(
-    source: DataSource,
-    ports: Signature,
-    feeding: Feeding,
-    images: Mapping[str, ToInput],
-    model: nn.Module,
-    settings: Settings,
-) -> Mapping[str, OnImage | ToTarget]:
-    """Return a step for each target that lies on an image, augmented as the settings say."""
-    refuse_unmoved(source, feeding.aims, images.values(), settings)
-    if (target := card_of(settings.task).target) == "image":
-        return image_target(source, ports, feeding, images, settings)
-    placed, augment = {}, Augment(recipes(settings.augment, source.glyphs))
-    of_output = {column: output for output, column in feeding.targets.items()}
-    for column in feeding.aims:
-        output = of_output.get(column, len(ports.outputs))
-        wanted = ports.outputs[output] if output < len(ports.outputs) else None
-        for name, image in images.items():
-            fields = next(iter(source.parts.values())).fields
-            sizes = dict(zip(image.axes, fields[name].shape))
-            size = sizes["H"], sizes["W"]
-            if target == "moved" or column in source.placed or lies_on(fields[column], size, column, augment):
-                placed[column] = on_image(source, column, image, size, wanted, model)
-                break
-    return placed
-
-
-def _augment(source: DataSource, settings: Settings, data: Data, images: bool) -> Augment | None:
-    names = recipes(settings.augment, source.glyphs)
-    if not names:
-        return None
-    if not images:
-        if settings.augment == "auto":
-            data.notes.append("not augmented: the data has no images")
-            return None
-        raise OnnxgenError(f"--augment {settings.augment}: the data has no images", help="--augment none")
-    names = tuple(name for name in names if name != "light" or card_of(settings.task).target != "image")
-    mirrored = "; not mirrored, since these are characters" if settings.augment == "auto" and source.glyphs else ""
-    data.notes.append(f"augmented with {', '.join(names)}{mirrored}")
-    return Augment(names)
-
-
-# ---- other columns ---------------------------------------------------------------------------------------------------
 
 
 def _plain(field: Field, port: Port) -> Plain:
@@ -394,24 +385,29 @@ def _shaped(shape: tuple[int, ...], port: Port) -> tuple[tuple[int, ...], tuple[
     sizes = tuple(size for size in wanted if isinstance(size, int))
     if wanted == shape:
         return shape, ()
-    if len(sizes) < len(wanted):  # some axes are free: only axes of size 1 may be added, as (5,) for [n, length, 1]
-        if len(wanted) == len(shape):
-            return shape, ()
-        rest = [size for size in shape if size != 1]
-        places = [i for i, size in enumerate(wanted) if size != 1]
-        if len(rest) == len(places) and all(wanted[i] == s or isinstance(wanted[i], str) for i, s in zip(places, rest)):
-            filled = iter(rest)
-            return tuple(1 if size == 1 else next(filled) for size in wanted), ()
-        return shape, ()
+    if len(sizes) < len(wanted):
+        return _with_ones(shape, wanted), ()
     if len(shape) == len(sizes) == 3:
         for order in ((2, 0, 1), (1, 2, 0)):
             turned = tuple(shape[axis] for axis in order)
             if turned == sizes and {turned[0], shape[0]} & set(CHANNELS):
                 return sizes, order
-    same = [s for s in shape if s != 1] == [s for s in sizes if s != 1]
-    if same or (len(sizes) == 1 and math.prod(shape) == sizes[0]):
-        return sizes, ()
-    return shape, ()
+    flat = len(sizes) == 1 and math.prod(shape) == sizes[0]
+    return (sizes if flat or _large(shape) == _large(sizes) else shape), ()
+
+
+def _with_ones(shape: tuple[int, ...], wanted: tuple[int | str, ...]) -> tuple[int, ...]:
+    """Return a shape for dims of which some are free: only axes of size 1 are added, as (5,) for [n, length, 1]."""
+    rest, places = _large(shape), _large(wanted)
+    fits = all(isinstance(place, str) or place == size for place, size in zip(places, rest))
+    if len(wanted) == len(shape) or len(rest) != len(places) or not fits:
+        return shape
+    filled = iter(rest)
+    return tuple(1 if size == 1 else next(filled) for size in wanted)
+
+
+def _large(sizes: Sequence[S]) -> list[S]:
+    return [size for size in sizes if size != 1]
 
 
 def number_classes(
@@ -429,15 +425,18 @@ def number_classes(
         OnnxgenError: the data has a class that is not in `classes`, or several targets hold names.
     """
     named = [column for column in feeding.aims if column in source.text]
-    if classes and len(named) > 1 and named_by == "all":
+    if not classes or named_by == "characters":
+        return frozenset(named)
+    if len(named) > 1 and named_by == "all":
         what = f"--classes names the classes of one target, but {listed(named)} all hold names"
         raise OnnxgenError(what, help="store the other targets as class indices")
-    for column in named if classes and named_by != "characters" else ():
-        has = next(iter(source.parts.values())).fields[column].classes
-        classes = (*classes, *(name for name in has if name not in classes and named_by == "some"))
-        if unknown := [name for name in has if name not in classes]:
+    for column in named:
+        has = source.fields[column].classes
+        unknown = [name for name in has if name not in classes]
+        if unknown and named_by != "some":
             what = f"{source.name} has class {listed(unknown)}, and the classes are {listed(classes)}"
             raise OnnxgenError(what, help="remove these samples, or add the class to --classes")
+        classes = (*classes, *unknown)
         places = torch.tensor([classes.index(name) for name in has])
         for part, samples in source.parts.items():
             source.parts[part] = stored(samples).renumbered(column, places, classes)
@@ -459,7 +458,7 @@ def check_order(field: Field, column: str, classes: Sequence[str], problems: Pro
 
 def classes_used(data: Data, feeding: Feeding) -> tuple[str, ...]:
     """Return the class names in the order of the model's outputs; () if no target or several targets have names."""
-    samples = next(iter(data.parts.values()))
+    samples = data.first
     named = []
     for column in feeding.aims:
         has = samples.fields[column].classes

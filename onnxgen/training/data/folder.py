@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +20,18 @@ from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.faults import LeftOut
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, layout, refuse_nested
 from onnxgen.training.data.letterbox import STRETCHED, Placing
-from onnxgen.training.data.looking import ORIENTATION, Seen, eight_bits, looked, looked_at, need_range, skipped, unread
+from onnxgen.training.data.looking import (
+    ORIENTATION,
+    Looked,
+    eight_bits,
+    looked,
+    looked_at,
+    need_range,
+    one_size,
+    skipped,
+    unread,
+)
+from onnxgen.training.data.samples import Samples
 from onnxgen.training.data.source import DataSource
 
 if TYPE_CHECKING:
@@ -146,31 +157,28 @@ def open_folder(folder: Path, *, strict: bool, labelled: bool = True) -> DataSou
     parts, classes, images = layout(folder, labelled)
     refuse_nested(folder, parts, SUFFIXES)
     seen = looked_at(folder, [path for pairs in images.values() for path, _ in pairs])
-    notes = skipped(folder, seen, strict)
-    sizes = frozenset(size for size in seen.values() if not isinstance(size, str))
-    one = next(iter(sizes)) if len(sizes) == 1 else None
-    samples = {part: _files(parts[part], pairs, seen, classes, one) for part, pairs in images.items()}
-    left = [p.name for p in folders(folder) if p not in parts.values()] if parts != {"train": folder} else []
-    notes += [f"not part of the data, ignored: {listed(left)}"] if left else []
-    stray = [path.name for root in {folder, *parts.values()} for path in _images_beside(root)] if classes else []
+    notes, sizes = skipped(folder, seen, strict), seen.sizes(seen)
+    samples: dict[str, Samples] = {part: _files(parts[part], pairs, seen, classes) for part, pairs in images.items()}
+    notes += _ignored(folder, parts, bool(classes))
+    label = "label" if classes else ""
+    text, whites = frozenset([label] * bool(label)), {IMAGE: 255.0}
+    return DataSource(samples, folder.name, label, whites, text=text, notes=notes, sizes=sizes, kinds=seen.kinds)
+
+
+def _ignored(folder: Path, parts: Mapping[str, Path], classified: bool) -> list[str]:
+    """Return notes of folders beside those of the parts, and of images beside the folders of classes."""
+    beside = [p.name for p in folders(folder) if p not in parts.values()] if parts != {"train": folder} else []
+    notes = [f"not part of the data, ignored: {listed(beside)}"] if beside else []
+    roots = {folder, *parts.values()} if classified else ()
+    stray = [path.name for root in roots for path in files_in(root, *SUFFIXES) if path.is_file()]
     if stray:
         what = f"{counted(len(stray), 'image')} beside the folders of the classes"
         have = "has" if len(stray) == 1 else "have"
         notes.append(LeftOut(f"{what}, which {have} no class, ignored: {listed(sorted(stray), 5)}"))
-    text = frozenset({"label"} if classes else ())
-    target = "label" if classes else ""
-    facts: dict[str, Any] = {"notes": notes, "sizes": sizes, "kinds": seen.kinds}
-    return DataSource(dict(samples), folder.name, target, {IMAGE: 255.0}, text=text, **facts)
+    return notes
 
 
-def _images_beside(folder: Path) -> list[Path]:
-    """Return the images that lie in a folder itself."""
-    return [path for path in files_in(folder, *SUFFIXES) if path.is_file()]
-
-
-def _files(
-    root: Path, pairs: list[tuple[Path, int]], seen: Mapping[Path, Seen], classes: tuple[str, ...], size: Any
-) -> Columns:
+def _files(root: Path, pairs: list[tuple[Path, int]], seen: Looked, classes: tuple[str, ...]) -> Columns:
     read = [(path, label) for path, label in pairs if not isinstance(seen[path], str)]
     bare = sorted({label for _, label in pairs} - {label for _, label in read})
     if bare:
@@ -178,5 +186,5 @@ def _files(
     if not read:
         raise OnnxgenError(f"{root} has no images")
     labels = {"label": torch.tensor([label for _, label in read])} if classes else {}
-    images = Images(tuple(path for path, _ in read), size)
+    images = Images(tuple(path for path, _ in read), one_size(seen.sizes(seen)))
     return Columns({IMAGE: images, **labels}, {"label": classes} if classes else {})

@@ -9,10 +9,10 @@ samples that are compared; their columns may be of any kind.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from onnxgen.training.data.boxes.formats import images_by_stem, listed_parts
 from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import IMAGE, Images, Targets
-from onnxgen.training.data.layout import SUFFIXES, files_in, holds, images_in, laid_out, paired, unread
-from onnxgen.training.data.looking import Seen, looked, looked_at, told
+from onnxgen.training.data.layout import SUFFIXES, Pairs, files_in, holds, images_in, laid_out, paired, unread
+from onnxgen.training.data.looking import Seen, looked, looked_at, one_size, told
 from onnxgen.training.data.samples import Feeding, Samples
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.goals.goal import IGNORED_CLASS
@@ -72,45 +72,62 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
     Raises:
         OnnxgenError: no pair can be used.
     """
-    faults, parts, lost = Faults(path), {}, 0
-    for part, (inputs, targets) in _folders(path).items():
-        pairs, shared = paired(inputs, targets, SUFFIXES, faults, "target")
-        parts[part] = {image: target for image, target in pairs.items() if target is not None}
-        for image in (image for image, target in pairs.items() if target is None):
-            faults.add(faults.place(image), "the image has no target")
-        lost += shared + len(pairs) - len(parts[part])
-    source = with_targets(path, parts, faults, strict, lost)
-    inputs, targets = next(iter(_folders(path).values()))
-    both = " and ".join(faults.place(folder) for folder in (inputs, targets))
-    source.notes.append(f"{both} have pairs of images: trained with --task {TASK}; for classes, --task outputs")
-    source.notes += unread(_folders(path))
-    if not labelled:
-        source.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
+    faults, folders = Faults(path), _folders(path)
+    pairs = ((part, paired(*both, SUFFIXES, faults, "target")) for part, both in folders.items())
+    source = with_targets(path, *_whole_pairs(pairs, faults, "target"), faults, strict)
+    names = " and ".join(faults.place(folder) for folder in next(iter(folders.values())))
+    source.notes.append(f"{names} have pairs of images: trained with --task {TASK}; for classes, --task outputs")
+    source.notes += unread(folders)
+    return source if labelled else _inputs_alone(source)
+
+
+def _whole_pairs(
+    parts: Iterable[tuple[str, Pairs]], faults: Faults, what: str
+) -> tuple[dict[str, dict[Path, Path]], int]:
+    """Return the images with the file beside them, and how many images were left out. One without it is a fault."""
+    whole: dict[str, dict[Path, Path]] = {}
+    lost = 0
+    for part, (pairs, shared) in parts:
+        whole[part] = {image: other for image, other in pairs.items() if other is not None}
+        for image in (image for image in pairs if image not in whole[part]):
+            faults.add(faults.place(image), f"the image has no {what}")
+        lost += shared + len(pairs) - len(whole[part])
+    return whole, lost
+
+
+def _inputs_alone(source: DataSource) -> DataSource:
+    """Return the source with the images alone, to predict."""
+    source.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
     return source
 
 
 def with_targets(
-    root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int
+    root: Path, parts: Mapping[str, Mapping[Path, Path]], lost: int, faults: Faults, strict: bool
 ) -> DataSource:
+    """Return images with images as their targets. `lost`: how many were left out before."""
     pairs = [pair for of_part in parts.values() for pair in of_part.items()]
     seen = looked_at(root, [path for pair in pairs for path in pair])
     deep = looked(root, [path for _, path in pairs if not isinstance(seen[path], str)], _depth, "depths")
     factors = Counter(times for image, target in pairs if (times := _factor(seen[image], seen[target])))
     factor = factors.most_common(1)[0][0] if factors else 1
-    sound = {
-        image: _is_sound_target(image, target, seen, deep.get(target, ""), factor, faults) for image, target in pairs
+    sound = {a: _is_sound_target(a, target, seen, deep.get(target, ""), factor, faults) for a, target in pairs}
+    kept, notes = _usable(parts, sound, lost, faults, strict)
+    size, target_size = (one_size({seen[path] for pairs in kept.values() for path in pairs[n]}) for n in (0, 1))
+    samples: dict[str, Samples] = {
+        part: Columns({IMAGE: Images(images, size), TARGET: Targets(targets, target_size)})
+        for part, (images, targets) in kept.items()
     }
-    kept = {part: [pair for pair in of_part.items() if sound[pair[0]]] for part, of_part in parts.items()}
-    skipped = lost + sum(not fine for fine in sound.values())
-    notes = faults.notes({part: len(of_part) for part, of_part in kept.items()}, strict, skipped)
-    sizes: list[Any] = [{seen[pair[side]] for of_part in kept.values() for pair in of_part} for side in (0, 1)]
-    size, target_size = (of_part.pop() if len(of_part) == 1 else None for of_part in sizes)
-    samples: dict[str, Samples] = {}
-    for part, of_part in kept.items():
-        images, targets = zip(*of_part)
-        samples[part] = Columns({IMAGE: Images(images, size), TARGET: Targets(targets, target_size)})
     whites = {IMAGE: 255.0, TARGET: 255.0}
     return DataSource(samples, root.name, TARGET, whites, notes=notes, task=TASK, enlarged=factor, kinds=seen.kinds)
+
+
+def _usable(
+    parts: Mapping[str, Mapping[Path, Path]], sound: Mapping[Path, bool], lost: int, faults: Faults, strict: bool
+) -> tuple[dict[str, list[tuple[Path, ...]]], list[str]]:
+    """Return the images that can be used, and the files beside them, by part; and the note of the others."""
+    kept = {part: [pair for pair in pairs.items() if sound[pair[0]]] for part, pairs in parts.items()}
+    notes = faults.notes(kept, strict, lost + sum(not fine for fine in sound.values()))
+    return {part: list(zip(*pairs)) for part, pairs in kept.items()}, notes
 
 
 def _depth(path: Path) -> Seen:
@@ -219,9 +236,6 @@ def _gray(image: Image.Image) -> Image.Image:
     return red
 
 
-# ---- opening ---------------------------------------------------------------------------------------------------------
-
-
 def is_masks(path: Path) -> bool:
     """Return True for a folder with images beside masks, that folder of masks, and VOC's `SegmentationClass`."""
     if not path.is_dir():
@@ -257,28 +271,12 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
         OnnxgenError: no image can be used.
     """
     root = _root(path)
-    faults = Faults(root)
-    lost = 0
-    parts: dict[str, dict[Path, Path]] = {}
-    for part, pairs in (_of_voc(root, faults) if _is_voc(root) else _of_folders(root, path, faults)).items():
-        lost += pairs[1]
-        parts[part] = {image: mask for image, mask in pairs[0].items() if mask is not None}
-        for image in (image for image, mask in pairs[0].items() if mask is None):
-            faults.add(faults.place(image), "the image has no mask")
-            lost += 1
-    source = with_masks(root, parts, faults, strict, lost)
-    source.notes += [] if _is_voc(root) else unread(_beside(root, path))
-    if not labelled:
-        source.parts = {part: in_columns(samples).only([IMAGE]) for part, samples in source.parts.items()}
-    return source
-
-
-Pairs = tuple[dict[Path, Path | None], int]  # the mask of each image, and how many images were left out
-
-
-def _of_folders(root: Path, path: Path, faults: Faults) -> dict[str, Pairs]:
-    folders = _beside(root, path).items()
-    return {part: paired(images, masks, SUFFIXES, faults, "mask") for part, (images, masks) in folders}
+    faults, folders = Faults(root), {} if _is_voc(root) else _beside(root, path)
+    pairs = {part: paired(*both, SUFFIXES, faults, "mask") for part, both in folders.items()}
+    pairs = _of_voc(root, faults) if _is_voc(root) else pairs
+    source = with_masks(root, *_whole_pairs(pairs.items(), faults, "mask"), faults, strict)
+    source.notes += unread(folders)
+    return source if labelled else _inputs_alone(source)
 
 
 def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
@@ -299,26 +297,23 @@ def _of_voc(root: Path, faults: Faults) -> dict[str, Pairs]:
 
 
 def with_masks(
-    root: Path, parts: Mapping[str, Mapping[Path, Path]], faults: Faults, strict: bool, lost: int
+    root: Path, parts: Mapping[str, Mapping[Path, Path]], lost: int, faults: Faults, strict: bool
 ) -> DataSource:
+    """Return images with masks as their targets. `lost`: how many were left out before."""
     pairs = [pair for of_part in parts.values() for pair in of_part.items()]
     seen = looked_at(root, [image for image, _ in pairs])
     facts = looked(root, [mask for _, mask in pairs], _look_at_mask, "masks")
-    values = {value for of_part in facts.values() if not isinstance(of_part, str) for value in of_part[2:]}
+    values = {value for fact in facts.values() if not isinstance(fact, str) for value in fact[2:]}
     white = 1 if values == {0, IGNORED_CLASS} else IGNORED_CLASS
-    sound = {image: _is_sound_mask(image, mask, seen[image], facts[mask], faults, white) for image, mask in pairs}
-    kept = {part: [pair for pair in of_part.items() if sound[pair[0]]] for part, of_part in parts.items()}
-    skipped = lost + sum(not fine for fine in sound.values())
-    notes = faults.notes({part: len(of_part) for part, of_part in kept.items()}, strict, skipped)
+    sound = {a: _is_sound_mask(a, mask, seen[a], facts[mask], faults, white) for a, mask in pairs}
+    kept, notes = _usable(parts, sound, lost, faults, strict)
     notes += ["the masks are black and white: white (255) is class 1"] if white == 1 else []
     classes = tuple(map(str, range(1 + max(white, *values))))
-    sizes = {seen[image] for of_part in kept.values() for image, _ in of_part}
-    one = sizes.pop() if len(sizes) == 1 else None
-    samples: dict[str, Samples] = {}
-    for part, of_part in kept.items():
-        images, masks = zip(*of_part)
-        columns = {IMAGE: Images(images, one), MASK: Masks(masks, one and one[1:], white)}  # type: ignore[arg-type]
-        samples[part] = Columns(columns, {MASK: classes})
+    size = one_size({seen[image] for images, _ in kept.values() for image in images})
+    samples: dict[str, Samples] = {
+        part: Columns({IMAGE: Images(images, size), MASK: Masks(masks, size and size[1:], white)}, {MASK: classes})
+        for part, (images, masks) in kept.items()
+    }
     whites, placed = {IMAGE: 255.0}, frozenset({MASK})
     return DataSource(samples, root.name, MASK, whites, placed=placed, notes=notes, kinds=seen.kinds)
 
@@ -359,7 +354,7 @@ def member_columns(source: DataSource, ports: Signature, settings: Settings) -> 
     Raises:
         OnnxgenError: they have different shapes.
     """
-    fields = next(iter(source.parts.values())).fields
+    fields = source.fields
     if settings.target is not None or len(ports.inputs) != 1:
         return ()
     named = tuple(name for name in MEMBERS if name in fields)
@@ -416,17 +411,14 @@ def open_tuples(path: Path, *, strict: bool, labelled: bool = True) -> DataSourc
     layouts = {name: laid_out(path, name, ANCHOR) for name in MEMBERS[1:]}
     layouts = {name: pairs for name, pairs in layouts.items() if pairs}
     faults, parts, lost = Faults(path), {}, 0
-    for part in layouts[POSITIVE]:
+    for part, (anchors, _) in layouts[POSITIVE].items():
         rows: dict[Path, dict[str, Path]] = {}
         for name, layout in layouts.items():
-            images, others = layout.get(part, (layouts[POSITIVE][part][0], path / name))
-            pairs, shared = paired(images, others, SUFFIXES, faults, name)
+            pairs, shared = paired(*layout.get(part, (anchors, path / name)), SUFFIXES, faults, name)
+            whole, _ = _whole_pairs([(part, (pairs, shared))], faults, name)
+            for image, other in whole[part].items():
+                rows.setdefault(image, {ANCHOR: image})[name] = other
             lost += shared
-            for image, other in pairs.items():
-                if other is None:
-                    faults.add(faults.place(image), f"the image has no {name}")
-                else:
-                    rows.setdefault(image, {ANCHOR: image})[name] = other
         parts[part] = [row for row in rows.values() if len(row) == len(layouts) + 1]
         lost += len(rows) - len(parts[part])
     return _opened(path, parts, faults, strict, lost, (ANCHOR, *layouts))
@@ -441,26 +433,17 @@ def _opened(
     members: tuple[str, ...],
 ) -> DataSource:
     seen = looked_at(root, [file for rows in parts.values() for row in rows for file in row.values()])
+    broken: set[Path] = set()
     for path, facts in seen.items():
         if isinstance(facts, str):
             faults.add(faults.place(path), f"can't be read: {facts}")
-    kept = {part: [row for row in rows if not any(isinstance(seen[f], str) for f in row.values())]
-            for part, rows in parts.items()}  # fmt: skip
-    skipped = lost + sum(map(len, parts.values())) - sum(map(len, kept.values()))
-    notes = faults.notes({part: len(rows) for part, rows in kept.items()}, strict, skipped)
-    sizes = {seen[file] for rows in kept.values() for row in rows for file in row.values()}
-    size = sizes.pop() if len(sizes) == 1 else None
-    assert not isinstance(size, str)
-    samples = {
-        part: Columns({name: Images(tuple(row[name] for row in rows), size) for name in members})  # type: ignore[arg-type]
+            broken.add(path)
+    kept = {part: [row for row in rows if not broken & {*row.values()}] for part, rows in parts.items()}
+    notes = faults.notes(kept, strict, lost + sum(map(len, parts.values())) - sum(map(len, kept.values())))
+    size = one_size({seen[file] for rows in kept.values() for row in rows for file in row.values()})
+    samples: dict[str, Samples] = {
+        part: Columns({name: Images(tuple(row[name] for row in rows), size) for name in members})
         for part, rows in kept.items()
     }
-    return DataSource(
-        dict(samples),
-        root.name,
-        "",
-        dict.fromkeys(members, 255.0),
-        notes=notes,
-        task=task_for("tuples"),
-        kinds=seen.kinds,
-    )
+    whites = dict.fromkeys(members, 255.0)
+    return DataSource(samples, root.name, "", whites, notes=notes, task=task_for("tuples"), kinds=seen.kinds)

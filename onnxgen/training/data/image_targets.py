@@ -77,7 +77,7 @@ def image_target(
         if decoder_of(samples, column) is not None:
             size = frame.channels, frame.height, frame.width
             source.parts[part] = in_columns(samples).fitted(column, size=size)
-    field = next(iter(source.parts.values())).fields[column]
+    field = source.fields[column]
     axes = _axes(field, field.shape, port)
     assert axes is not None
     scaled = not field.dtype.is_floating_point
@@ -98,7 +98,7 @@ def _frame(
     source: DataSource, column: str, shape: tuple[int, ...], port: Port | None, images: Mapping[str, ToInput]
 ) -> Frame:
     """Return the size of a target: that of the input's image, times what the data says."""
-    first = next(iter(source.parts.values()))
+    first = source.first
     field, axes = first.fields[column], "CHW" if port is None else wanted_axes(port) or "CHW"
     name, image = next(iter(images.items()), ("", None))
     if decoder_of(first, column) is not None:
@@ -151,7 +151,7 @@ def with_clean_target(source: DataSource, ports: Signature, settings: Settings) 
     """
     if settings.task not in (AUTO, TASK):
         raise OnnxgenError(f"--noise does not go with --task {settings.task}", help="leave out --noise")
-    fields = next(iter(source.parts.values())).fields
+    fields = source.fields
     if TARGET in fields:
         what = f"--noise is for clean images alone, but {source.name} has a target"
         raise OnnxgenError(what, help="leave out --noise")
@@ -273,10 +273,10 @@ def on_image(
         output: the model's output for this target.
     """
     frame = image.frame
-    if isinstance(decoder_of(next(iter(source.parts.values())), column), Masks):
+    if isinstance(decoder_of(source.first, column), Masks):
         sides = _map_size(output, frame) or _tried(model, image) or (frame.height, frame.width)
         source.parts |= {part: in_columns(samples).fitted(column, size=sides) for part, samples in source.parts.items()}
-    field = next(iter(source.parts.values())).fields[column]
+    field = source.fields[column]
     dtype = field.dtype if field.dtype.is_floating_point or field.dtype == torch.bool else torch.int64
     is_boxes = field.dtype.is_floating_point
     fit = image.fit(size) if is_boxes else None

@@ -55,14 +55,19 @@ def layout(folder: Path, labelled: bool = True) -> Layout:
     Raises:
         OnnxgenError: there are no images, or a class has none.
     """
-    parts = {part: path for path in folders(folder) if (part := part_called(path.name)) and folders(path)}
-    if "train" not in parts:
-        parts = {"train": folder}
-    classes = tuple(sorted({path.name for root in parts.values() for path in folders(root)}))
+    parts, classes = class_folders(folder)
     if not classes and labelled:
         has = "has images but no folder for each class" if images_in(folder) else "has no images"
         raise OnnxgenError(f"{folder} {has}", help="lay it out as folder/class_name/*.png")
     return Layout(parts, classes, {part: _labelled(root, classes) for part, root in parts.items()})
+
+
+def class_folders(path: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the folder of each part, and the names of the classes, which have folders in these."""
+    inner = folders(path) if path.is_dir() else []
+    parts = {part: folder for folder in inner if (part := part_called(folder.name)) and folders(folder)}
+    parts = parts if "train" in parts else {"train": path}
+    return parts, tuple(sorted({one.name for root in parts.values() if root.is_dir() for one in folders(root)}))
 
 
 def refuse_nested(folder: Path, parts: Mapping[str, Path], suffixes: Sequence[str]) -> None:
@@ -137,12 +142,10 @@ def files_meant(item: Path | str) -> list[Path]:
     path = Path(item)
     if path.is_dir():
         known = (*SUFFIXES, *SOUNDS)
-        files = sorted(files_below(path, *known))
-        if not files:
-            raise OnnxgenError(
-                f"the folder {path} has no images or sounds", help=f"their names end in {', '.join(known)}"
-            )
-        return files
+        if files := sorted(files_below(path, *known)):
+            return files
+        way = f"their names end in {', '.join(known)}"
+        raise OnnxgenError(f"the folder {path} has no images or sounds", help=way)
     if path.exists():
         return [path]
     root = Path(path.anchor or ".")
@@ -158,14 +161,14 @@ def _labelled(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         return [(path, 0) for path in images_in(root)]
     by_class = {path: images_in(path) for path in folders(root)}
     way = f"put images into it ({', '.join(SUFFIXES)}), or remove it"
-    if bare := [
-        Problem(f"the class folder {path} has no images", help=way) for path, images in by_class.items() if not images
-    ]:
-        raise OnnxgenError(*bare)
+    bare = [path for path, images in by_class.items() if not images]
+    if bare:
+        raise OnnxgenError(*(Problem(f"the class folder {path} has no images", help=way) for path in bare))
     return [(image, classes.index(path.name)) for path, images in by_class.items() for image in images]
 
 
 IMAGES = "images"
+Pairs = tuple[dict[Path, Path | None], int]  # the file beside each image, and how many images were left out
 
 
 def laid_out(folder: Path, beside: str, images: str = IMAGES) -> dict[str, tuple[Path, Path]]:
@@ -218,9 +221,7 @@ def holds(folder: Path, suffixes: Iterable[str]) -> bool:
     return any(True for _ in files_below(folder, *suffixes))
 
 
-def paired(
-    images: Path, other: Path, suffixes: Iterable[str], faults: Faults, what: str, ignored: str = ""
-) -> tuple[dict[Path, Path | None], int]:
+def paired(images: Path, other: Path, suffixes: Iterable[str], faults: Faults, what: str, ignored: str = "") -> Pairs:
     """Return the images of a folder, and the file of the same name in the other folder; None if there is none.
 
     Files without an image, and images that would share a file, are faults.
@@ -228,12 +229,8 @@ def paired(
     Args:
         what: a file of the other folder, for messages.
         ignored: the name of a file that belongs to no image.
-
-    Returns:
-        The pairs; and how many images share a file.
     """
-    paths = images_in(images)
-    keys = {path: path.relative_to(images).with_suffix("").as_posix() for path in paths}
+    keys = {path: path.relative_to(images).with_suffix("").as_posix() for path in images_in(images)}
     files: dict[str, list[Path]] = {}
     for path in sorted(files_below(other, *suffixes)):
         if path.is_file() and path.name != ignored:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from onnxgen.training.data import image_pairs
 from onnxgen.training.data.arrays import in_columns, in_files
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import IMAGE, Images
-from onnxgen.training.data.layout import PARTS, SOUNDS, SUFFIXES, files_in, folders, part_called, root_of
-from onnxgen.training.data.looking import Seen, looked_at
+from onnxgen.training.data.layout import PARTS, SOUNDS, SUFFIXES, files_in, folders, part_called
+from onnxgen.training.data.looking import Seen, looked_at, one_size
 from onnxgen.training.data.samples import Samples
-from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, target_called
+from onnxgen.training.data.source import DataSource, Gaps, Held, Rows, aim_of
 from onnxgen.training.data.table import TEXT, lines_of, rows_of
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of
@@ -36,9 +36,6 @@ _WORDS = re.compile(r"[^a-z0-9]+")  # between the words of a name: rec_gt_train
 _OF_LISTS = {"rec", "det", "gt", "list", "label", "labels"}  # words of such a name beside that of the part
 _TARGETS = {name for pair in image_pairs.TARGET_FOLDERS for name in pair[1:]}
 _TITLES = re.compile(r"[\w ]+[\t ][\w ]+")  # a first line that names the columns
-
-
-# ---- which files are lists -------------------------------------------------------------------------------------------
 
 
 def lists_in(folder: Path) -> dict[str, Path]:
@@ -131,9 +128,6 @@ def read_list(file: Path) -> Rows:
     return Rows({IMAGE: images, image_pairs.MASK if all(map(is_image, texts)) else TEXT: texts}, file, lines)
 
 
-# ---- opening ---------------------------------------------------------------------------------------------------------
-
-
 def with_images(source: DataSource, files: Mapping[str, Path], faults: Faults, strict: bool) -> DataSource | None:
     """Return a table with images in place of the names of image files; None if it has no such names.
 
@@ -151,43 +145,36 @@ def with_images(source: DataSource, files: Mapping[str, Path], faults: Faults, s
     if len(named) > 2:
         raise OnnxgenError(f"{source.name} has several columns of images: {listed(named)}", help="leave two of them")
     whole = files.get("", faults.folder)
-    paths = {part: {n: _paths(source, part, n, files.get(part, whole), faults) for n in named} for part in source.parts}
-    return _single(source, named[0], paths, faults, strict) if len(named) == 1 else _pairs(named, paths, faults, strict)
+    paths = {
+        part: [source.paths(part, name, files.get(part, whole).parent, faults) for name in named]
+        for part in source.parts
+    }
+    if len(named) == 1:
+        return _single(source, named[0], {part: column for part, (column,) in paths.items()}, faults, strict)
+    return _pairs(named, paths, faults, strict)
 
 
-_Paths = Mapping[str, Mapping[str, list[tuple[Path, str]]]]  # by part and column: each file, and the place of its name
-
-
-def _paths(source: DataSource, part: str, name: str, file: Path, faults: Faults) -> list[tuple[Path, str]]:
-    """Return the file of each row, and the line for messages."""
-    rows, texts = source.files.get(part), source.raw[part][name]
-    where = faults.place(rows.path) if rows is not None else ""
-    lines = [f"{where}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(texts)
-    root = root_of(file.parent, list(texts))
-    return [(root / text, line) for text, line in zip(texts, lines)]
-
-
-def _single(source: DataSource, name: str, paths: _Paths, faults: Faults, strict: bool) -> DataSource:
+def _single(
+    source: DataSource, name: str, paths: Mapping[str, list[tuple[Path, str]]], faults: Faults, strict: bool
+) -> DataSource:
     """Return the table with the column "image" in place of a column of names."""
-    seen = looked_at(faults.folder, [p for by_column in paths.values() for p, _ in by_column[name] if p.is_file()])
-    kept, skipped = dict[str, list[int]](), 0
-    for part, by_column in paths.items():
-        kept[part] = [i for i, (path, line) in enumerate(by_column[name]) if _is_sound(path, line, seen, faults)]
-        skipped += len(by_column[name]) - len(kept[part])
-    source.notes += faults.notes({part: len(rows) for part, rows in kept.items()}, strict, skipped)
-    sizes = {seen[paths[part][name][i][0]] for part, rows in kept.items() for i in rows}
-    size: Any = next(iter(sizes)) if len(sizes) == 1 else None
+    seen = looked_at(faults.folder, [path for rows in paths.values() for path, _ in rows if path.is_file()])
+    kept = {
+        part: [i for i, (path, line) in enumerate(rows) if _is_sound(path, line, seen, faults)]
+        for part, rows in paths.items()
+    }
+    skipped = sum(map(len, paths.values())) - sum(map(len, kept.values()))
+    source.notes += faults.notes(kept, strict, skipped)
+    files = {part: tuple(paths[part][i][0] for i in rows) for part, rows in kept.items()}
+    sizes = seen.sizes(chain.from_iterable(files.values()))
     raw = dict(source.raw)
     for part, samples in source.parts.items():
-        rows = kept[part]
-        images = Images(tuple(paths[part][name][i][0] for i in rows), size)
-        source.parts[part] = in_files(samples, {IMAGE: images}, name, rows)
-        raw[part] = {n: rows_of(v, rows) for n, v in raw[part].items() if n != name}
+        source.parts[part] = in_files(samples, {IMAGE: Images(files[part], one_size(sizes))}, name, kept[part])
+        raw[part] = {n: rows_of(v, kept[part]) for n, v in raw[part].items() if n != name}
     source.raw, source.text, source.table = raw, source.text - {name}, False
-    source.whites, source.kinds = {IMAGE: 255.0}, seen.kinds
-    source.sizes = frozenset(s for s in sizes if not isinstance(s, str))
-    left = [n for n in source.parts["train"].fields if n != IMAGE]
-    source.target = source.target or (left[0] if len(left) == 1 else "")
+    source.whites, source.kinds, source.sizes = {IMAGE: 255.0}, seen.kinds, sizes
+    left = source.parts["train"].fields.keys() - {IMAGE}
+    source.target = source.target or (left.pop() if len(left) == 1 else "")
     return source
 
 
@@ -199,16 +186,18 @@ def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], faults: Faults) 
     return not isinstance(facts, str)
 
 
-def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) -> DataSource:
+def _pairs(
+    named: Sequence[str], paths: Mapping[str, list[list[tuple[Path, str]]]], faults: Faults, strict: bool
+) -> DataSource:
     """Return the images of one column with those of another: masks, or images as targets."""
     usual = [n for n in named if n.lower() in _TARGETS or n.lower().startswith(("mask", "label", "segment", "annot"))]
     target = usual[0] if len(usual) == 1 else named[1]
-    image = next(name for name in named if name != target)
     parts: dict[str, dict[Path, Path]] = {}
     lost = 0
     for part, columns in paths.items():
+        images, targets = columns if target == named[1] else reversed(columns)
         pairs = parts.setdefault(part, {})
-        for (path, line), (other, _) in zip(columns[image], columns[target]):
+        for (path, line), (other, _) in zip(images, targets):
             missing = next((p for p in (path, other) if not p.is_file()), None)
             if missing is not None or path in pairs:
                 why = "is listed twice" if missing is None else "is no file"
@@ -217,7 +206,7 @@ def _pairs(named: Sequence[str], paths: _Paths, faults: Faults, strict: bool) ->
             else:
                 pairs[path] = other
     opened = image_pairs.with_targets if target.lower() in _TARGETS else image_pairs.with_masks
-    return opened(faults.folder, parts, faults, strict, lost)
+    return opened(faults.folder, parts, lost, faults, strict)
 
 
 def without_targets(source: DataSource) -> DataSource:
@@ -250,35 +239,32 @@ def without_gaps(
     if not named:
         return dict(parts), faults
     needed = [*named, *(_wanted([name for name in first if name not in named], settings) if labelled else ())]
-    complete, left = {}, {}
-    for part, columns in parts.items():
-        complete[part] = _complete(columns, [name for name in needed if name in columns], faults)
-        left[part] = len(_values(complete[part][named[0]])) if named[0] in columns else 1
-    if not all(left.values()):
+    complete = {part: _complete(columns, needed, faults) for part, columns in parts.items()}
+    left = {part: _values(columns[named[0]]) for part, columns in complete.items() if named[0] in columns}
+    if not all(map(len, left.values())):
         faults.notes(left, settings.strict, 0)
     return complete, faults
 
 
 def _wanted(others: Sequence[str], settings: Settings) -> Sequence[str]:
     """Return the columns that settings name and the target; if nothing tells it, all others."""
-    named = settings.target if isinstance(settings.target, str) else "+".join((settings.target or {}).values())
-    usual = next((name for name in card_of(settings.task).columns if name in others), "")
-    target = named or usual or target_called(others)
+    named = "+".join(settings.target.values()) if isinstance(settings.target, Mapping) else settings.target
+    target = aim_of(named, "", card_of(settings.task).columns, others)
     asked = {name for text in (target, *settings.inputs.values()) for name in (text, *text.split("+"))}
     return [name for name in others if name in asked or not target]
 
 
-def _complete(columns: Columns, needed: Sequence[str], faults: Faults) -> Columns:
-    needed = [name for name in needed if isinstance(columns[name], Gaps) or not isinstance(columns[name], Problem)]
+def _complete(columns: Columns, names: Sequence[str], faults: Faults) -> Columns:
+    there = {name: columns[name] for name in names if name in columns}
+    needed = [n for n, column in there.items() if isinstance(column, Gaps) or not isinstance(column, Problem)]
     gaps = {name: _missing(columns[name]) for name in needed}
     bare = np.logical_or.reduce([*gaps.values()])
     rows = np.flatnonzero(~bare)
     if len(rows) == len(bare):
         return columns
     for row in np.flatnonzero(bare).tolist():
-        where = (
-            f"{faults.place(columns.path)}, line {columns.lines[row]}" if isinstance(columns, Rows) else f"row {row}"
-        )
+        is_file = isinstance(columns, Rows)
+        where = f"{faults.place(columns.path)}, line {columns.lines[row]}" if is_file else f"row {row}"
         faults.add(where, f"column {legible(next(name for name in needed if gaps[name][row]))!r} has no value")
         faults.lost += 1
     left = {name: _rows(values, rows, name in needed) for name, values in columns.items()}
@@ -316,7 +302,5 @@ def _rows(column: Any, rows: Any, whole: bool) -> Any:
     """Return some rows of a column; if all of them have a value, in the type that it has without gaps."""
     if not isinstance(column, Problem):
         return np.asarray(column)[rows]
-    if not isinstance(column, Held) or column.values is None:
-        return column
-    left = column.values[rows]
-    return left.astype(column.stored) if whole and isinstance(column, Gaps) else replace(column, values=left)
+    left = rows_of(column, rows)
+    return left.values.astype(left.stored) if whole and isinstance(left, Gaps) and left.values is not None else left

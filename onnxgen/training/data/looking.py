@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,10 @@ class Looked(dict[Path, Seen]):
 
     kinds: Mapping[str, int] = MappingProxyType({})
 
+    def sizes(self, paths: Iterable[Path]) -> frozenset[tuple[int, ...]]:
+        """Return the sizes of those of the files that can be read."""
+        return frozenset(seen for path in paths if not isinstance(seen := self[path], str))
+
 
 def looked_at(folder: Path, paths: Sequence[Path]) -> Looked:
     """Like `looked`, for images, with the kinds of their colours."""
@@ -43,6 +47,12 @@ def looked_at(folder: Path, paths: Sequence[Path]) -> Looked:
     result = Looked({path: seen if isinstance(seen, str) else seen[:3] for path, seen in facts.items()})
     result.kinds = Counter(_KINDS[seen[3]] for seen in facts.values() if not isinstance(seen, str))
     return result
+
+
+def one_size(sizes: Collection[Seen]) -> tuple[int, int, int] | None:
+    """Return the size (channels, height and width) of images that all have it; None if they differ."""
+    first = next(iter(sizes)) if len(sizes) == 1 else ""
+    return None if isinstance(first, str) else (first[0], first[1], first[2])
 
 
 def looked(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import Problem, Problems
@@ -32,17 +32,11 @@ def named_columns(
     outputs = _targets_named(columns, ports, settings, problems, targets)
     problems.raise_if_any()
     conventional = known or target_called(columns)
-    reserved = {*outputs.values(), *([] if outputs else [conventional])}
-    left = [c for c in columns if c not in inputs.values() and c not in reserved]
-    open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
-    if len(open_inputs) == 1 and len(sure := of_images(left, images)) == 1:
-        inputs[open_inputs.pop()] = sure[0]
-        left.remove(sure[0])
-    if targets and not outputs and (only := _only_output(ports)) is not None:
-        if conventional and conventional not in inputs.values():
-            outputs[only] = conventional
-        elif not conventional and len(left) == 1:
-            outputs[only] = left.pop()
+    reserved = {*inputs.values(), *(outputs.values() if outputs else [conventional])}
+    left = [column for column in columns if column not in reserved]
+    open_inputs = fill_open(inputs, left, ports, images)
+    if targets and not outputs:
+        outputs = _only_target(conventional, left, ports, inputs)
     if open_inputs:
         problems.add(open_told(open_inputs, ports, columns))
     if targets and not outputs and (left or settings.teacher is None):  # a teacher needs no target
@@ -51,9 +45,25 @@ def named_columns(
     return inputs, outputs
 
 
-def of_images(columns: list[str], images: Collection[str]) -> list[str]:
-    """Return those of the columns that hold images, which no other is mistaken for; if none does, all of them."""
-    return [column for column in columns if column in images] or columns
+def fill_open(
+    inputs: dict[str, str], left: list[str], ports: Signature, images: Collection[str], first: bool = False
+) -> list[str]:
+    """Give the only input without a column the only one that is left, or the only one left of images among others.
+
+    `first`: the first one, if several are left. Return the inputs that stay open.
+    """
+    open_inputs = [port.name for port in ports.inputs if port.name not in inputs]
+    sure = [column for column in left if column in images] or left
+    if len(open_inputs) == 1 and (len(sure) == 1 or (first and sure)):
+        inputs[open_inputs.pop()] = sure[0]
+        left.remove(sure[0])
+    return open_inputs
+
+
+def _only_target(conventional: str, left: list[str], ports: Signature, inputs: dict[str, str]) -> dict[int, str]:
+    """Return the target of the only output: the column with the usual name, else the only one that is left."""
+    only, column = _only_output(ports), conventional or (left[0] if len(left) == 1 else "")
+    return {only: column} if only is not None and column and column not in inputs.values() else {}
 
 
 def inputs_named(columns: list[str], ports: Signature, settings: Settings, problems: Problems) -> dict[str, str]:
@@ -89,14 +99,35 @@ def _targets_named(
         way = "generate it up to a tensor of numbers before them: onnxgen FILE.onnx --outputs NAME"
         problems.add(f"no output of the model can be trained: {kinds}", help=way)
         return {}
-    only = _only_output(ports)
-    if isinstance(settings.target, str) and only is None:
+    if isinstance(settings.target, str) and _only_output(ports) is None:
         help = f"--target {','.join(f'{name}=COLUMN' for name in names[:2])}"
         problems.add(f"the model has {len(names)} outputs ({_ports(ports.outputs)})", help=help)
         return {}
-    by_output: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    targets = {only or 0: settings.target} if isinstance(settings.target, str) else {}
-    for name, column in by_output.items():
+    targets = _targets_asked(ports, settings, problems)
+    if needed:
+        _check_targets(targets, columns, ports, able, problems)
+    return targets or {place: names[place] for place in able if names[place] in columns}
+
+
+def _check_targets(
+    targets: dict[int, str], columns: list[str], ports: Signature, able: list[int], problems: Problems
+) -> None:
+    for column in targets.values():
+        if column not in columns:
+            problems.add(f"--target {legible(column)}: the data has no such column (it has {listed(columns)})")
+    for place, column in targets.items():
+        if place < len(ports.outputs) and (kind := _untrainable(ports.outputs[place])) is not None:
+            what = f"output {legible(ports.outputs[place].name)!r} is {kind}, and no gradient comes through it"
+            problems.add(what, help=f"--target {legible(ports.outputs[able[0]].name)}={legible(column)}")
+
+
+def _targets_asked(ports: Signature, settings: Settings, problems: Problems) -> dict[int, str]:
+    """Return the columns that the settings name, by the index of their output. It may have no name but `output0`."""
+    if isinstance(settings.target, str):
+        return {_only_output(ports) or 0: settings.target}
+    names = [port.name for port in ports.outputs]
+    targets: dict[int, str] = {}
+    for name, column in (settings.target or {}).items():
         if name in names:
             targets[names.index(name)] = column
         elif not names and (number := re.fullmatch(r"output(\d+)", name)):
@@ -105,14 +136,7 @@ def _targets_named(
             targets[0] = column
         else:
             problems.add(f"the model has no output {legible(name)!r} (it has {_ports(ports.outputs)})")
-    for column in targets.values():
-        if needed and column not in columns:
-            problems.add(f"--target {legible(column)}: the data has no such column (it has {listed(columns)})")
-    for place in targets if needed else ():
-        if place < len(names) and (kind := _untrainable(ports.outputs[place])) is not None:
-            what = f"output {legible(names[place])!r} is {kind}, and no gradient comes through it"
-            problems.add(what, help=f"--target {legible(names[able[0]])}={legible(targets[place])}")
-    return targets or {place: names[place] for place in able if names[place] in columns}
+    return targets
 
 
 def _untrainable(port: Port) -> str | None:

@@ -110,6 +110,11 @@ class Data:
         """The parts that there are, by name."""
         return {part: samples for part in PARTS if (samples := getattr(self, part)) is not None}
 
+    @property
+    def first(self) -> Samples:
+        """The samples of the first part."""
+        return next(iter(self.parts.values()))
+
 
 @dataclass(frozen=True)
 class Feeding:

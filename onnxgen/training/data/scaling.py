@@ -94,7 +94,7 @@ def placing_of(settings: Settings, lines: bool = False) -> Placing:
 def refuse_unmoved(source: DataSource, columns: Iterable[str], images: Iterable[ToInput], settings: Settings) -> None:
     """Refuse targets that have a place on the images, and would stay where they are while the images move."""
     how = next((step.placing.how for step in images if step.placing.moves), "")
-    fields = next(iter(source.parts.values())).fields
+    fields = source.fields
     target = card_of(settings.task).target
     for column in columns if how and target != "moved" else ():
         if target == "image" or column in source.placed or len(fields[column].shape) >= 2:

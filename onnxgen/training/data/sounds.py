@@ -23,7 +23,7 @@ from onnxgen.training.data.arrays import Columns, decoder_of, in_columns, in_fil
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.layout import SOUNDS as SUFFIXES
 from onnxgen.training.data.layout import SUFFIXES as IMAGES
-from onnxgen.training.data.layout import files_below, folders, part_called, refuse_nested, root_of
+from onnxgen.training.data.layout import class_folders, files_below, refuse_nested
 from onnxgen.training.data.looking import Seen, looked
 from onnxgen.training.data.samples import Feeding, Samples
 from onnxgen.training.data.source import DataSource
@@ -104,9 +104,6 @@ def look_at_sound(path: Path) -> Seen:
     return (int(rate), len(channels)) if np.isfinite(channels).all() else "it has numbers that are not finite"
 
 
-# ---- opening ---------------------------------------------------------------------------------------------------------
-
-
 def is_sounds(path: Path) -> bool:
     """Return True for a sound file, and for a folder whose first image or sound is a sound."""
     if not path.is_dir():
@@ -116,8 +113,18 @@ def is_sounds(path: Path) -> bool:
     return first is not None and first.suffix.lower() in SUFFIXES
 
 
-def _sounds_in(folder: Path) -> list[Path]:
-    return sorted(file for file in files_below(folder, *SUFFIXES) if file.is_file())
+def _sounds_in(root: Path, classified: bool) -> list[Path]:
+    """Return the sounds of a folder; of those in `classified` folders not what lies beside these."""
+    if not root.is_dir():
+        return [root]
+    return sorted(p for p in files_below(root, *SUFFIXES) if p.is_file() and not (classified and p.parent == root))
+
+
+def _labels(root: Path, files: Sequence[Path], classes: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the column of classes, by the names of folders."""
+    if not classes:
+        return {}
+    return {"label": torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files])}
 
 
 def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
@@ -127,24 +134,17 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
     Raises:
         OnnxgenError: no sound can be used, or soundfile is missing.
     """
-    inner = folders(path) if path.is_dir() else []
-    parts = {part: folder for folder in inner if (part := part_called(folder.name)) and folders(folder)}
-    parts = parts if "train" in parts else {"train": path}
-    classes = tuple(sorted({one.name for root in parts.values() if root.is_dir() for one in folders(root)}))
+    parts, classes = class_folders(path)
     if labelled and not classes:
         what = f"{path} has sounds, but no folder for each class"
         raise OnnxgenError(what, help="lay it out as folder/class_name/*.wav, or give a table with a column of paths")
     refuse_nested(path, parts, SUFFIXES)
-    by_part: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
-    for part, root in parts.items():
-        files = _sounds_in(root) if root.is_dir() else [root]
-        files = [file for file in files if not classes or file.parent != root]
-        labels = torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files]) if classes else None
-        others = Columns({} if labels is None else {"label": labels}, {"label": classes} if classes else {})
-        by_part[part] = [(file, "") for file in files], others
+    files = {part: _sounds_in(root, bool(classes)) for part, root in parts.items()}
+    labels = {"label": classes} if classes else {}
+    samples: dict[str, Samples] = {part: Columns(_labels(parts[part], files[part], classes), labels) for part in parts}
     faults = Faults(path if path.is_dir() else path.parent, "sound")
-    source = DataSource({}, path.name, "label" if classes else "", text=frozenset({"label"} if classes else ()))
-    _fill(source, by_part, SOUND, faults, settings)
+    source = DataSource(samples, path.name, "label" if classes else "", text=frozenset(labels))
+    _fill(source, {part: [(file, "") for file in of_part] for part, of_part in files.items()}, SOUND, faults, settings)
     return source
 
 
@@ -155,20 +155,10 @@ def with_sounds(source: DataSource, folder: Path, settings: Settings, faults: Fa
     if len(named) != 1:
         return
     (name,) = named
-    by_part: dict[str, tuple[list[tuple[Path, str]], Samples]] = {}
-    for part, samples in source.parts.items():
-        rows = source.files.get(part)
-        lines = (
-            [f"{faults.place(rows.path)}, line {line}: " for line in rows.lines]
-            if rows is not None
-            else [""] * len(samples)
-        )
-        texts = list(source.raw[part][name])
-        root = root_of(folder, texts)
-        by_part[part] = [(root / text, line) for text, line in zip(texts, lines)], samples
+    paths = {part: source.paths(part, name, folder, faults) for part in source.parts}
     source.raw = {part: {n: c for n, c in columns.items() if n != name} for part, columns in source.raw.items()}
     source.text, source.table = source.text - {name}, False
-    _fill(source, by_part, name, faults, settings)
+    _fill(source, paths, name, faults, settings)
 
 
 def _is_name(text: Any) -> bool:
@@ -176,34 +166,36 @@ def _is_name(text: Any) -> bool:
 
 
 def _fill(
-    source: DataSource,
-    by_part: Mapping[str, tuple[list[tuple[Path, str]], Samples]],
-    name: str,
-    faults: Faults,
-    settings: Settings,
+    source: DataSource, paths: Mapping[str, list[tuple[Path, str]]], name: str, faults: Faults, settings: Settings
 ) -> None:
     """Give the source the sounds that can be used, of one rate, with a note of all others."""
     need(["soundfile"])
-    files = [path for pairs, _ in by_part.values() for path, _ in pairs]
+    files = [path for rows in paths.values() for path, _ in rows]
     seen = looked(faults.folder, [path for path in files if path.is_file()], look_at_sound, "sounds")
-    rates = Counter(facts[0] for path in files if not isinstance(facts := seen.get(path, ""), str))
+    rate, resampled = _rate([facts for path in files if not isinstance(facts := seen.get(path, ""), str)], settings)
+    raw, kept = dict(source.raw), dict[str, list[int]]()
+    for part, rows in paths.items():
+        kept[part] = [i for i, (p, line) in enumerate(rows) if _is_sound(p, line, seen, rate, settings, faults)]
+        sounds = _sounds([rows[i][0] for i in kept[part]], seen, rate)
+        source.parts[part] = in_files(source.parts[part], {name: sounds}, name, kept[part])
+        if part in raw:
+            raw[part] = {column: rows_of(values, kept[part]) for column, values in raw[part].items()}
+    source.notes += faults.notes(kept, settings.strict, len(files) - sum(map(len, kept.values()))) + resampled
+    source.raw, source.rate = raw, rate
+
+
+def _rate(sounds: Sequence[tuple[int, ...]], settings: Settings) -> tuple[int, list[str]]:
+    """Return the rate in Hz that all sounds get: what is asked for, else that of most. A note counts the others."""
+    rates = Counter(own for own, _ in sounds)
     rate = settings.sample_rate or (rates.most_common(1)[0][0] if rates else 0)
-    samples: dict[str, Samples] = {}
-    left, skipped, rows = {}, 0, dict(source.raw)
-    for part, (pairs, others) in by_part.items():
-        kept = [i for i, (path, line) in enumerate(pairs) if _is_sound(path, line, seen, rate, settings, faults)]
-        left[part], skipped = len(kept), skipped + len(pairs) - len(kept)
-        heard_of = [known for i in kept if not isinstance(known := seen[pairs[i][0]], str)]
-        frames = tuple(math.ceil(count * rate / own) for own, count in heard_of)
-        sounds = Sounds(tuple(pairs[i][0] for i in kept), frames, rate)
-        samples[part] = in_files(others, {name: sounds}, name, kept)
-        if part in rows:
-            rows[part] = {column: rows_of(values, kept) for column, values in rows[part].items()}
-    source.notes += faults.notes(left, settings.strict, skipped)
-    source.parts, source.raw, source.rate = samples, rows, rate
-    if other := sum(count for own, count in rates.items() if own != rate):
-        why = "" if settings.sample_rate else f", which {rates[rate]} have; --sample-rate names another"
-        source.notes.append(f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz{why}")
+    other = len(sounds) - rates[rate]
+    why = "" if settings.sample_rate else f", which {rates[rate]} have; --sample-rate names another"
+    return rate, [f"{counted(other, 'sound')} of another rate: resampled to {rate} Hz{why}"] * bool(other)
+
+
+def _sounds(paths: Sequence[Path], seen: Mapping[Path, Seen], rate: int) -> Sounds:
+    sizes = [facts for path in paths if not isinstance(facts := seen[path], str)]
+    return Sounds(tuple(paths), tuple(math.ceil(count * rate / own) for own, count in sizes), rate)
 
 
 def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, settings: Settings, faults: Faults) -> bool:
@@ -220,12 +212,9 @@ def _is_sound(path: Path, line: str, seen: Mapping[Path, Seen], rate: int, setti
     return False
 
 
-# ---- fitting ---------------------------------------------------------------------------------------------------------
-
-
 def fit_sounds(source: DataSource, ports: Signature, feeding: Feeding) -> None:
     """Give all sounds the length of their input; if that is open, the length of the longest one. A note counts."""
-    first = next(iter(source.parts.values()))
+    first = source.first
     name = next((name for name in first.fields if isinstance(decoder_of(first, name), Sounds)), "")
     if not name:
         return

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problem
-from onnxgen.training.data.layout import SUFFIXES
+from onnxgen.training.data.faults import Faults
+from onnxgen.training.data.layout import SUFFIXES, root_of
 
 if TYPE_CHECKING:
-    from onnxgen.training.data.samples import Samples
+    from onnxgen.training.data.samples import Field, Samples
 
 TARGETS = ("target", "targets", "label", "labels", "class", "classes", "y")  # names of a target; the first one counts
 
@@ -63,6 +64,24 @@ class DataSource:
     sizes: frozenset[tuple[int, ...]] = frozenset()
     kinds: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def first(self) -> Samples:
+        """The samples of the first part."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """The types of the columns, which are those of the first part."""
+        return self.first.fields
+
+    def paths(self, part: str, column: str, folder: Path, faults: Faults) -> list[tuple[Path, str]]:
+        """Return the file that each row of a column names, as it is seen from a folder, and its line for messages."""
+        rows, texts = self.files.get(part), list(self.raw[part][column])
+        where = faults.place(rows.path) if rows is not None else ""
+        lines = [f"{where}, line {line}: " for line in rows.lines] if rows is not None else [""] * len(texts)
+        root = root_of(folder, texts)
+        return [(root / text, line) for text, line in zip(texts, lines)]
+
 
 class Rows(dict[str, Any]):
     """Columns by name, with the file and the line of each row."""
@@ -104,6 +123,14 @@ def target_called(names: Iterable[str]) -> str:
     """Return the column with the name of a target, in any case; "" if there is none."""
     by_name = {name.lower(): name for name in names}
     return next((by_name[name] for name in TARGETS if name in by_name), "")
+
+
+def aim_of(target: str | Mapping[str, str] | None, known: str, usual: Iterable[str], columns: Collection[str]) -> str:
+    """Return the column of the target: what `Settings.target` names, what the data tells (`known`), else one with a
+    `usual` name, or with that of a target; "" if there is none.
+    """
+    asked = next(iter(target.values()), "") if isinstance(target, Mapping) else target
+    return asked or known or next((name for name in usual if name in columns), "") or target_called(columns)
 
 
 def one_table(parts: Mapping[str, Samples], what: str) -> None:

@@ -11,6 +11,7 @@ import math
 import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,35 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
     Raises:
         OnnxgenError: the file is not UTF-8 text, has no names or no rows, or its rows differ in length.
     """
+    names, rows = _read_rows(path)
+    lines, texts = [line for line, _ in rows], {*texts, TEXT}
+    cells = {name: [cell.strip() for cell in column] for name, column in zip(names, zip(*(row for _, row in rows)))}
+    open_columns, notes = _with_points(path, cells, texts)
+    columns = {name: _column(path, name, column, lines, name in texts) for name, column in cells.items()}
+    table = Rows(columns | open_columns, path, lines)
+    table.notes += notes
+    return table
+
+
+def _with_points(
+    path: Path, cells: dict[str, list[str]], texts: Collection[str]
+) -> tuple[dict[str, Problem], list[str]]:
+    """Write decimal commas as points. Return the columns whose commas may be of thousands instead, and a note."""
+    commas = [name for name, column in cells.items() if name not in texts and _has_commas(column)]
+    if any(_DECIMAL.fullmatch(cell) for name in commas for cell in cells[name]):
+        for name in commas:
+            cells[name] = [cell.replace(",", ".") for cell in cells[name]]
+        return {}, [f"decimal commas become points in {counted(len(commas), 'column')}: {listed(commas, 4)}"]
+    problems = {}
+    for name in commas:
+        text = next(cell for cell in cells[name] if "," in cell)
+        what = f"{path}: column {legible(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
+        problems[name] = Problem(what, help="write decimals with a point, and thousands without a comma")
+    return problems, []
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the names of the columns, and the cells of each row with the number of its line."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             header = file.readline()
@@ -53,28 +83,12 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
         raise OnnxgenError(f"{path} has no rows" if rows else f"{path} is empty")
     names = [name.strip() for name in rows[0][1]]
     _check_names(path, names)
-    wrong = [(line, row) for line, row in rows[1:] if len(row) != len(names)]
-    uneven = [
-        f"{path}, line {n}: {counted(len(row), 'value')}, but {counted(len(names), 'column')}" for n, row in wrong
-    ]
+    columns = counted(len(names), "column")
+    uneven = [(line, counted(len(row), "value")) for line, row in rows[1:] if len(row) != len(names)]
     if uneven:
         more = [f"{path}: so have {counted(len(uneven) - _NAMED, 'more line')}"] if len(uneven) > _NAMED else []
-        raise OnnxgenError(*uneven[:_NAMED], *more)
-    lines, texts = [line for line, _ in rows[1:]], {*texts, TEXT}
-    cells = {name: [cell.strip() for cell in of] for name, of in zip(names, zip(*(row for _, row in rows[1:])))}
-    commas = [name for name, of in cells.items() if name not in texts and _has_commas(of)]
-    certain = any(_DECIMAL.fullmatch(cell) for name in commas for cell in cells[name])
-    for name in commas if certain else ():
-        cells[name] = [cell.replace(",", ".") for cell in cells[name]]
-    columns = {name: _column(path, name, of, lines, name in texts) for name, of in cells.items()}
-    for name in () if certain else commas:
-        text = next(cell for cell in cells[name] if "," in cell)
-        what = f"{path}: column {legible(name)!r} has {text!r}: is the comma that of decimals, or of thousands?"
-        columns[name] = Problem(what, help="write decimals with a point, and thousands without a comma")
-    table = Rows(columns, path, lines)
-    if commas and certain:
-        table.notes.append(f"decimal commas become points in {counted(len(commas), 'column')}: {listed(commas, 4)}")
-    return table
+        raise OnnxgenError(*(f"{path}, line {n}: {values}, but {columns}" for n, values in uneven[:_NAMED]), *more)
+    return names, rows[1:]
 
 
 def _has_commas(texts: Sequence[str]) -> bool:
@@ -167,16 +181,12 @@ def arrow_column(path: Path, name: str, column: Any) -> Any:
     values = column.to_pylist()
     if values and all(isinstance(v, str) for v in values):
         return np.array(values, dtype=object)
-    try:
+    with suppress(ValueError):  # lists of several lengths
         array = np.array(values)
-    except ValueError:
-        array = np.array(None)
-    if array.ndim > 1 and array.dtype.kind in "biuf":
-        return array
-    way, what = (
-        "store numbers, text, or lists of numbers of one length",
-        f"{path}: column {legible(name)!r} is of type {kind}",
-    )
+        if array.ndim > 1 and array.dtype.kind in "biuf":
+            return array
+    what = f"{path}: column {legible(name)!r} is of type {kind}"
+    way = "store numbers, text, or lists of numbers of one length"
     return lists_of(values, what, way) or Problem(what, help=way)
 
 
@@ -191,17 +201,12 @@ def rows_of(column: Any, rows: Sequence[int]) -> Any:
 
 def lists_of(values: Any, what: str, way: str) -> Lists | None:
     """Return a column of lists; None if a value is something else. `what` and `way` are those of its problem."""
-    if not any(isinstance(value, (list, tuple)) for value in values):
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds or not all(issubclass(kind, (list, tuple)) for kind in kinds):
         return None
-    if not all(value is None or isinstance(value, (list, tuple)) for value in values):
-        return None
-    column = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        column[i] = None if value is None else list(value)
-    return Lists(what, help=way, values=column)
+    return Lists(what, help=way, values=_objects([None if value is None else list(value) for value in values]))
 
 
-_NAMED_LINES = 5  # lines that are named, of those that can't be read
 _UTF8 = "save it in UTF-8"
 _FORM = 'an object in each line: {"text": "...", "label": "..."}'
 
@@ -233,18 +238,17 @@ def read_jsonl(path: Path) -> Rows:
             continue
         try:
             rows.append(json_object(line))
+            lines.append(number)
         except ValueError as error:
             problems.add(f"{path}, line {number} can't be read: {one_line(error, 200)}", help=_FORM)
-            if len(problems.found) == _NAMED_LINES:
+            if len(problems.found) == _NAMED:
                 break
-        else:
-            lines.append(number)
     problems.raise_if_any()
-    if not rows or not (names := list(dict.fromkeys(name for row in rows for name in row))):
+    names = dict.fromkeys(name for row in rows for name in row)
+    if not names:
         raise OnnxgenError(f"{path} has no rows", help=_FORM)
-    return Rows(
-        {name: _column_of_objects(path, name, [row.get(name) for row in rows], lines) for name in names}, path, lines
-    )
+    columns = {name: _column_of_objects(path, name, [row.get(name) for row in rows], lines) for name in names}
+    return Rows(columns, path, lines)
 
 
 def lines_of(path: Path) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxgen.record.signature import Port, Purpose, Signature
-from onnxgen.training.data.source import DataSource, target_called
+from onnxgen.training.data.source import DataSource, aim_of
 from onnxgen.training.data.text.roles import roles_of
 
 if TYPE_CHECKING:
@@ -68,15 +68,12 @@ class Given:
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        return next(iter(self.source.parts.values())).fields
+        return self.source.fields
 
     def aim(self, *usual: str) -> str:
         """Return the column that is the target: the one that the settings name, or that has a `usual` name; or ""."""
-        asked = self.settings.target
-        asked = next(iter(asked.values()), "") if isinstance(asked, Mapping) else asked
-        named = next((column for column in usual if column in self.fields), "")
-        name = asked or self.source.target or named or target_called(self.fields)
-        return name if name in self.fields else ""
+        column = aim_of(self.settings.target, self.source.target, usual, self.fields)
+        return column if column in self.fields else ""
 
     def aims(self) -> list[str]:
         """Return the columns that are targets."""

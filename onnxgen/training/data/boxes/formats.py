@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,7 +38,7 @@ from onnxgen.training.data.boxes.there import (
     yolo_root,
 )
 from onnxgen.training.data.faults import Faults
-from onnxgen.training.data.layout import IMAGES, SUFFIXES, called, files_in, images_in, paired, unread
+from onnxgen.training.data.layout import IMAGES, SUFFIXES, Pairs, called, files_in, images_in, paired, unread
 from onnxgen.training.data.source import DataSource
 
 _TRIED = 100  # images that are looked for to find their folder
@@ -102,24 +101,24 @@ def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
 
 def _classes(read: Mapping[str, Any], names: Mapping[str, dict[int, str]], notes: list[str]) -> dict[str, int]:
     """Return the class index of each name. A category that only stands above others is none (Roboflow writes one)."""
-    each = [c for content in read.values() for c in content["categories"]]
-    above = [c.get("supercategory") for c in each]
-    used = {
-        names[part].get(a["category_id"])
-        for part, content in read.items()
-        for a in content["annotations"]
-        if isinstance(a, dict) and type(a.get("category_id")) is int
-    }
-    every = dict.fromkeys(name for content in names.values() for name in content.values())
-    kept = [name for name in every if name in used or name not in above or _is_own(each, name)]
-    if left := [name for name in every if name not in kept]:
+    above = [  # not where a tool writes the category's own name twice
+        c["supercategory"]
+        for content in read.values()
+        for c in content["categories"]
+        if c.get("supercategory") not in (None, c["name"])
+    ]
+    used = {names[part].get(key) for part, content in read.items() for key in _category_ids(content)}
+    every = dict.fromkeys(name for by_id in names.values() for name in by_id.values())
+    left = [name for name in every if name in above and name not in used]
+    if left:
         notes.append(f"no class: {listed(left)} has no boxes, and is the supercategory of others")
-    return {name: index for index, name in enumerate(kept)}
+    return {name: index for index, name in enumerate(name for name in every if name not in left)}
 
 
-def _is_own(each: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Return True if only the category itself has this supercategory (many tools write the name twice)."""
-    return all(c["name"] == name for c in each if c.get("supercategory") == name)
+def _category_ids(content: Mapping[str, Any]) -> list[int]:
+    """Return the ids of the categories that have annotations."""
+    known = (a.get("category_id") for a in content["annotations"] if isinstance(a, dict))
+    return [key for key in known if type(key) is int]
 
 
 class _Reader:
@@ -135,13 +134,12 @@ class _Reader:
         root = self._root(image["file_name"] for image in images if not _unusable_image(image))
         for index, image in enumerate(images):
             where = f"{self.name}, images[{index}]"
-            if wrong := _unusable_image(image):
-                self.faults.add(where, wrong)
-                self.lost += 1
-                continue
-            if image["id"] in self.by_id:
-                self.faults.add(where, f"a second image with the id {image['id']}")
+            wrong = _unusable_image(image)
+            if not wrong and image["id"] in self.by_id:
+                wrong = f"a second image with the id {image['id']}"
                 self.by_id[image["id"]].sound = False
+            if wrong:
+                self.faults.add(where, wrong)
                 self.lost += 1
                 continue
             size = image.get("width"), image.get("height")
@@ -165,7 +163,8 @@ class _Reader:
     def boxes(self, annotations: list[Any]) -> None:
         for index, annotation in enumerate(annotations):
             where = f"{self.name}, annotations[{index}]"
-            picture = self._picture(annotation)
+            key = annotation.get("image_id") if isinstance(annotation, dict) else None
+            picture = self.by_id.get(key) if isinstance(key, (int, str)) else None
             if picture is not None and annotation.get("iscrowd"):
                 self.crowds += 1
                 continue
@@ -176,10 +175,6 @@ class _Reader:
                 picture.sound = False
             elif picture is not None and box is not None:
                 picture.boxes.append(box)
-
-    def _picture(self, annotation: Any) -> Picture | None:
-        key = annotation.get("image_id") if isinstance(annotation, dict) else None
-        return self.by_id.get(key) if isinstance(key, (int, str)) else None
 
     def _box(self, where: str, annotation: Any, picture: Picture | None) -> tuple[Box | None, str]:
         if not isinstance(annotation, dict):
@@ -226,38 +221,30 @@ def open_yolo(path: Path, *, strict: bool, labelled: bool = True, classes: tuple
     file = yolo_file(path)
     folder = path.parent if path.is_file() else yolo_root(path)
     faults = Faults(folder)
-    notes: list[str] = []
     if file is not None:
         description = described(file, classes)
         classes, notes = description.names, [*description.notes]
-        listings = {part: _listed(places, description.root, faults) for part, places in description.parts.items()}
+        files = {part: _listed(places, description.root, faults) for part, places in description.parts.items()}
     else:
         pairs = yolo_pairs(folder)
         classes = _class_file(folder, called(folder, LABELS), *(labels for _, labels in pairs.values())) or classes
-        listings = {part: _of_folder(images, labels, faults) for part, (images, labels) in pairs.items()}
+        files = {part: paired(*pair, [".txt"], faults, "label file", _NAMES) for part, pair in pairs.items()}
         notes = unread(pairs)
     parts = {
-        part: [_picture(i, label, len(classes), faults) for i, label in f.pairs.items()] for part, f in listings.items()
+        part: [_picture(image, label, len(classes), faults) for image, label in labels.items()]
+        for part, (labels, _) in files.items()
     }
     named = bool(classes)
     if not named:
         highest = max((box.label for pictures in parts.values() for p in pictures for box in p.boxes), default=-1)
         classes = tuple(map(str, range(highest + 1)))
-    lost = sum(files.lost for files in listings.values())
+    lost = sum(number for _, number in files.values())
     return opened(
         parts, classes, faults, pixels=False, named=named, strict=strict, labelled=labelled, lost=lost, notes=notes
     )
 
 
-@dataclass(frozen=True)
-class _Files:
-    """Images with their files of labels; and how many images were left out."""
-
-    pairs: Mapping[Path, Path | None]
-    lost: int = 0
-
-
-def _listed(places: Iterable[Path], root: Path, faults: Faults) -> _Files:
+def _listed(places: Iterable[Path], root: Path, faults: Faults) -> Pairs:
     """Return the images of a part: of folders, and of text files with a path in each line."""
     pairs: dict[Path, Path | None] = {}
     lost = 0
@@ -268,7 +255,7 @@ def _listed(places: Iterable[Path], root: Path, faults: Faults) -> _Files:
             pairs |= matches
         else:
             pairs |= _of_list(place, root, faults)
-    return _Files(pairs, lost)
+    return pairs, lost
 
 
 def _of_list(file: Path, root: Path, faults: Faults) -> dict[Path, Path | None]:
@@ -312,10 +299,6 @@ def _labels_of(path: Path) -> Path:
     return path
 
 
-def _of_folder(images: Path, labels: Path, faults: Faults) -> _Files:
-    return _Files(*paired(images, labels, [".txt"], faults, "label file", _NAMES))
-
-
 def _class_file(*folders: Path) -> tuple[str, ...]:
     for path in (folder / _NAMES for folder in folders):
         if path.is_file():
@@ -327,9 +310,6 @@ def _class_file(*folders: Path) -> tuple[str, ...]:
                 raise OnnxgenError(f"{path} has a name twice", help="give each class its own name")
             return tuple(names)
     return ()
-
-
-# ---- labels ----------------------------------------------------------------------------------------------------------
 
 
 def _picture(image: Path, label: Path | None, classes: int, faults: Faults) -> Picture:

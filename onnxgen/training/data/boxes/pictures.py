@@ -21,8 +21,7 @@ from onnxgen.training.data.arrays import Columns
 from onnxgen.training.data.faults import Faults
 from onnxgen.training.data.folder import IMAGE, Images
 from onnxgen.training.data.letterbox import INNER, WHOLE, Placing
-from onnxgen.training.data.looking import Seen, looked_at
-from onnxgen.training.data.samples import Samples
+from onnxgen.training.data.looking import Looked, Seen, looked_at, one_size
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.tasks import task_for
 
@@ -47,6 +46,7 @@ class Picture:
         where: the place of its labels, for messages.
         size: width and height as the labels tell them; None if they don't.
         sound: False if a fault was found; the image is skipped.
+        rows: class index and corners as shares of each box, after the image was looked at.
     """
 
     path: Path
@@ -54,6 +54,7 @@ class Picture:
     boxes: list[Box] = field(default_factory=list)
     size: tuple[float, float] | None = None
     sound: bool = True
+    rows: list[tuple[float, ...]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -128,83 +129,82 @@ def opened(
             set.
     """
     every = [picture for pictures in parts.values() for picture in pictures]
-    paths = [picture.path for picture in every if picture.path.is_file()]
-    seen = looked_at(faults.folder, [*dict.fromkeys(paths)])
-    rows = {id(picture): _rows(picture, seen.get(picture.path), pixels, faults) for picture in every}
+    seen = _look(every, pixels, faults)
     kept = {part: [p for p in pictures if p.sound] for part, pictures in parts.items()}
-    skipped = faults.notes({part: len(of) for part, of in kept.items()}, strict, lost + sum(not p.sound for p in every))
-    most = max(len(rows[id(p)]) for pictures in kept.values() for p in pictures)
+    sound = [picture for pictures in kept.values() for picture in pictures]
+    skipped = faults.notes(kept, strict, lost + len(every) - len(sound))
+    most = max(len(picture.rows) for picture in sound)
     if not most and labelled:
         raise OnnxgenError(f"{faults.folder} has no boxes: no image has a label", help="add labels, or name other data")
-    sizes = {seen[p.path] for pictures in kept.values() for p in pictures}
-    size = next(iter(sizes)) if len(sizes) == 1 else None
-    samples: dict[str, Samples] = {}
-    for part, pictures in kept.items():
-        boxes = _stacked([rows[id(p)] for p in pictures], max(most, 1))
-        shapes = tuple(seen[p.path][-2:] for p in pictures)
-        images = Images(tuple(p.path for p in pictures), size)  # type: ignore[arg-type]
-        samples[part] = Columns({IMAGE: images, BOXES: Boxes(boxes, shapes)}, {BOXES: classes})  # type: ignore[arg-type]
+    sizes = seen.sizes(picture.path for picture in sound)
+    size = one_size(sizes)
     return DataSource(
-        samples,
+        {part: _columns(pictures, seen, size, max(most, 1), classes) for part, pictures in kept.items()},
         faults.folder.name,
         BOXES,
         {IMAGE: 255.0},
         text=frozenset({BOXES} if named else ()),
         placed=frozenset({BOXES}),
-        sizes=frozenset(sizes),  # type: ignore[arg-type]
+        sizes=sizes,
         kinds=seen.kinds,
         task=task_for(BOXES),
-        notes=[*skipped, *_bare(kept), *notes],
+        notes=[*skipped, *_bare(sound), *notes],
     )
 
 
-def _bare(parts: Mapping[str, Sequence[Picture]]) -> list[str]:
-    bare = sum(not picture.boxes for pictures in parts.values() for picture in pictures)
-    return [f"{bare:,} of {sum(map(len, parts.values())):,} images have no boxes"] if bare else []
-
-
-def _stacked(rows: Sequence[Sequence[tuple[float, ...]]], most: int) -> Tensor:
-    stacked = torch.full((len(rows), most, WIDTH), -1.0)
-    for place, boxes in zip(stacked, rows):
-        if boxes:
-            place[: len(boxes)] = torch.tensor(boxes)
-    return stacked
-
-
-def _rows(picture: Picture, seen: Seen | None, pixels: bool, faults: Faults) -> list[tuple[float, ...]]:
-    """Return a row for each box. The picture is not sound if something is wrong."""
-    problem = _unfit(picture, seen, faults)
-    if problem:
-        faults.add(*problem)
-        picture.sound = False
-    if seen is None or isinstance(seen, str):
-        return []
-    _, height, width = seen
-    rows: list[tuple[float, ...]] = []
-    for box in picture.boxes:
-        corners, wrong = share_of(box.corners, (width, height), pixels)
-        if wrong:
-            faults.add(box.where, wrong)
+def _look(pictures: Sequence[Picture], pixels: bool, faults: Faults) -> Looked:
+    """Look at the images, and give each its rows. One is not sound if something is wrong with it or a box."""
+    seen = looked_at(faults.folder, [*dict.fromkeys(p.path for p in pictures if p.path.is_file())])
+    for picture in pictures:
+        size = seen.get(picture.path)
+        wrong = _unfit(picture, size, faults)
+        if size is not None and not isinstance(size, str):
+            for box in picture.boxes:
+                corners, why = share_of(box.corners, (size[2], size[1]), pixels)
+                wrong += [(box.where, why)] if why else []
+                picture.rows.append((float(box.label), *corners))
+        for fault in wrong:
+            faults.add(*fault)
             picture.sound = False
-        rows.append((float(box.label), *corners))
-    return rows
+    return seen
 
 
-def _unfit(picture: Picture, seen: Seen | None, faults: Faults) -> tuple[str, str] | None:
+def _columns(
+    pictures: Sequence[Picture],
+    seen: Looked,
+    size: tuple[int, int, int] | None,
+    most: int,
+    classes: tuple[str, ...],
+) -> Columns:
+    boxes = torch.full((len(pictures), most, WIDTH), -1.0)
+    for place, picture in zip(boxes, pictures):
+        if picture.rows:
+            place[: len(picture.rows)] = torch.tensor(picture.rows)
+    paths = tuple(picture.path for picture in pictures)
+    shapes = tuple((int(seen[path][1]), int(seen[path][2])) for path in paths)
+    return Columns({IMAGE: Images(paths, size), BOXES: Boxes(boxes, shapes)}, {BOXES: classes})
+
+
+def _bare(pictures: Sequence[Picture]) -> list[str]:
+    bare = sum(not picture.boxes for picture in pictures)
+    return [f"{bare:,} of {len(pictures):,} images have no boxes"] if bare else []
+
+
+def _unfit(picture: Picture, seen: Seen | None, faults: Faults) -> list[tuple[str, str]]:
     """Return the place and the fault of an image that can't be used."""
     if seen is None:
-        return picture.where, f"there is no image {faults.place(picture.path)}"
+        return [(picture.where, f"there is no image {faults.place(picture.path)}")]
     if isinstance(seen, str):
-        return faults.place(picture.path), f"can't be read: {seen}"
+        return [(faults.place(picture.path), f"can't be read: {seen}")]
     _, height, width = seen
     declared = picture.size
     if declared is None or declared == (width, height):
-        return None
+        return []
     if not all(math.isfinite(number) for number in declared):
-        return picture.where, "the size of the image is not a number"
+        return [(picture.where, "the size of the image is not a number")]
     turned = " (EXIF turns it; labels must be of the upright picture)" if declared == (height, width) else ""
     size = f"{declared[0]:g}x{declared[1]:g}"
-    return picture.where, f"labels for an image of {size}, but {picture.path.name} is {width}x{height}{turned}"
+    return [(picture.where, f"labels for an image of {size}, but {picture.path.name} is {width}x{height}{turned}")]
 
 
 OVER = 1.0  # pixels by which a box may lie over the edge of its image; tools round, and some count from 1

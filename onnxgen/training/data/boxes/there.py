@@ -40,37 +40,39 @@ def coco_files(folder: Path) -> dict[str, Path]:
         OnnxgenError: there are several, and their names do not tell the training part.
     """
     inner = folder if folder.name == FOLDER else folder / FOLDER
-    paths = [path for path in files_in(inner, ".json") if path.is_file() and _INSTANCES.fullmatch(path.stem)]
-    candidates = [(path, _part_of(path)) for path in paths]
-    candidates += [(path / ROBOFLOW, part_called(path.name)) for path in folders(folder)]
-    near = files_in(folder, ".json") if inner != folder else []
-    beside = [path for path in near if path.is_file() and (path.name == ROBOFLOW or _begins_as_coco(path))]
-    candidates += [(path, _part_of(path)) for path in beside]
+    named = [path for path in files_in(inner, ".json") if path.is_file() and _INSTANCES.fullmatch(path.stem)]
+    beside = [path for path in files_in(folder, ".json") if inner != folder and _is_coco_file(path)]
+    of_roboflow = [(path / ROBOFLOW, part_called(path.name)) for path in folders(folder)]
     parts: dict[str, Path] = {}
-    for path, part in candidates:
+    for path, part in (*zip(named, map(_part_of, named)), *of_roboflow, *zip(beside, map(_part_of, beside))):
         if part is None or not path.is_file():
             continue
         if part in parts:
             raise OnnxgenError(f"{folder} has two files for {part}: {parts[part]} and {path}", help="name one of them")
         parts[part] = path
-    if "train" in parts:
-        return parts
-    single = [*(path for path in paths if path.stem.startswith("instances_")), *beside]
+    return parts if "train" in parts else _only(folder, named, beside)
+
+
+def _only(folder: Path, named: Sequence[Path], beside: Sequence[Path]) -> dict[str, Path]:
+    """Return the only file of instances as the training part, since no name tells which it is."""
+    single = [*(path for path in named if path.stem.startswith("instances_")), *beside]
     if len(single) > 1:
-        raise OnnxgenError(
-            f"{folder} has {', '.join(legible(p.name) for p in single)}, but none is of train", help="name one"
-        )
+        what = f"{folder} has {', '.join(legible(p.name) for p in single)}, but none is of train"
+        raise OnnxgenError(what, help="name one")
     return {"train": single[0]} if single else {}
+
+
+def _is_coco_file(path: Path) -> bool:
+    """Return True for Roboflow's file, and for one that begins as those of COCO do."""
+    if not path.is_file() or path.name == ROBOFLOW:
+        return path.is_file()
+    with path.open("rb") as file:
+        return bool(_COCO.match(file.read(4096)))
 
 
 def _part_of(path: Path) -> str | None:
     match = _INSTANCES.fullmatch(path.stem)
     return part_called(match["part"]) if match else None
-
-
-def _begins_as_coco(path: Path) -> bool:
-    with path.open("rb") as file:
-        return bool(_COCO.match(file.read(4096)))
 
 
 def is_voc(path: Path) -> bool:
@@ -112,9 +114,6 @@ def _is_mixed(folder: Path) -> bool:
         return False
     with first.open(encoding="utf-8-sig", errors="replace") as lines:
         return bool(_BOX.fullmatch(next(lines, "").strip()))
-
-
-# ---- data.yaml -------------------------------------------------------------------------------------------------------
 
 
 def yolo_file(path: Path) -> Path | None:

@@ -101,7 +101,7 @@ def apart(source: DataSource, ids: Port, settings: Settings, targets: bool, aims
 
 def _score(source: DataSource, texts: Sequence[str], aims: Sequence[str]) -> str:
     """Return the column that says how alike two texts are: the target, else the only column of numbers."""
-    fields = next(iter(source.parts.values())).fields
+    fields = source.fields
     numbers = [name for name, field in fields.items() if name not in source.text and not field.shape]
     numbers += [name for name, problem in source.unfit.items() if isinstance(problem, Gaps) and name not in texts]
     score = aims[0] if aims else numbers[0] if len(numbers) == 1 else ""
@@ -144,7 +144,7 @@ def _aims(source: DataSource, ports: Signature, settings: Settings, labels: str)
             what = f"--task {settings.task} has no target: it predicts the text itself"
             raise OnnxgenError(what, help="leave out --target; the text is --inputs INPUT=COLUMN")
         return ()
-    aims = aims_of(source, ports, settings, list(next(iter(source.parts.values())).fields))
+    aims = aims_of(source, ports, settings, list(source.fields))
     tags = [name for name in TAGS if isinstance(source.unfit.get(name), Lists)]
     return aims or ([] if labels else tags[:1])
 
@@ -165,7 +165,7 @@ def _asked(source: DataSource, ids: Port, asked: str, texts: Sequence[str], most
     members = (asked,) if asked in texts else tuple(asked.split("+"))
     for name in members:
         if name not in texts:
-            fields = next(iter(source.parts.values())).fields
+            fields = source.fields
             has = "holds no text" if name in (*fields, *source.unfit) else "is not there"
             what = f"--inputs {legible(ids.name)}={legible(asked)}: column {legible(name)!r} {has}"
             raise OnnxgenError(what, help=f"the data's columns of text are {listed(texts)}")

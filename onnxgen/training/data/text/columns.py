@@ -107,7 +107,7 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
         OnnxgenError: there is no tokenizer, the choice of columns is open, or a sample can't be read.
     """
     ports = fed(model)
-    columns = list(next(iter(source.parts.values())).fields)
+    columns = list(source.fields)
     roles, labels = roles_of(ports, columns), card_of(settings.task).labels
     if labels == "other" and DECODER not in roles:
         what = (
@@ -137,7 +137,7 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
 def _labelled(source: DataSource, roles: Mapping[str, Port], settings: Settings, labels: str) -> Text | None:
     """Add the labels of token ids that the data has, for the next tokens."""
     ids, mask = (settings.inputs.get(roles[r].name, roles[r].name) if r in roles else "" for r in (IDS, MASK))
-    if labels != "next" or LABELS in next(iter(source.parts.values())).fields:
+    if labels != "next" or LABELS in source.fields:
         return None
     for part, samples in source.parts.items():
         if isinstance(samples, Columns):

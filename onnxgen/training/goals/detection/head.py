@@ -43,7 +43,7 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     """
     from onnxgen.export.decoding import need_decoding  # imported here: it reads graphs
 
-    if COLUMN not in next(iter(data.parts.values())).fields:
+    if COLUMN not in data.first.fields:
         raise OnnxgenError(
             f"--task detection trains boxes, and {data.name} has none", help="name boxes of COCO, YOLO or VOC"
         )
@@ -52,7 +52,7 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     ports = signature_of(model).outputs
     places = [next(n for n, port in enumerate(ports) if port.name == name) for name in detector.tail.maps]
     tail = tail_of_model(detector.tail, [ports[place].dims or () for place in places])
-    named = len(next(iter(data.parts.values())).fields[COLUMN].classes) if COLUMN in data.named else tail.classes
+    named = len(data.first.fields[COLUMN].classes) if COLUMN in data.named else tail.classes
     notes = _unnamed(data, tail, classes)
     if classes is None and named == tail.classes:
         return (), notes
@@ -66,7 +66,7 @@ def _unnamed(data: Data, tail: Tail, classes: int | None) -> list[str]:
     """Return a note of what the classes are and are called, if the data numbers them and has no names."""
     if COLUMN in data.named:
         return []
-    names = next(iter(data.parts.values())).fields[COLUMN].classes
+    names = data.first.fields[COLUMN].classes
     whose = f"the first {len(names)} of the model's {tail.classes}, " if classes is None else ""
     own = ", for a head of their own" if classes is None else ""
     way = f"name them with --classes, in data.yaml (names) or classes.txt{own}"
