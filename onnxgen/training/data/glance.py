@@ -9,9 +9,8 @@ finds the data in the folder that an archive was unpacked into. Nothing here imp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -64,48 +63,59 @@ def glance(model: Path, data: str, settings: Settings) -> None:
     path, problems = Path(data), Problems()
     refuse_special(path)
     is_folder = data != DIGITS and path.is_dir()
-    path = unpacked(path) if is_folder else path
-    if is_folder and (inside := _inside(path)) != path:
-        with problems.gathered():
-            refuse_nested(path, {"train": path}, SUFFIXES)
-        path = inside  # which decides what else is wrong
+    path = _meant(path, problems) if is_folder else path
     parts = parts_for(path, settings)
-    kinds = {file.suffix.lower() for file in _files(path)} if is_folder else set[str]()
+    kinds = _kinds(path) if is_folder else set[str]()
     with problems.gathered():
         _need_packages(path, kinds, parts is not None, settings)
     lacking = bool(problems.found)
     check_words(settings, problems)
-    plain = settings.teacher is None and settings.noise is None and settings.task in _AUTO
-    images = is_folder and parts is None and kinds <= {*SUFFIXES} and plain
-    with problems.gathered():
-        if settings.task in CARDS:
-            refuse_for_task(settings)
-    sure = (images or (plain and data == DIGITS)) and settings.loss == "auto" and _classes_of(model) > 0
-    check_names(settings, problems, sure)
-    if (signature := _signature_of(model)) is not None and parts is None:  # another part of it may be trained
-        check_ports(signature.inputs, settings, problems)
-    if parts is None and settings.replace_head is None:  # another part or another head has its own names
-        _check_patterns(model, settings, problems)
-    if parts is not None and not lacking:  # they read its file, and write the part that is trained
+    plain = (settings.teacher, settings.noise) == (None, None) and settings.task in _AUTO
+    images = is_folder and parts is None and plain and kinds <= {*SUFFIXES}
+    check_names(settings, problems, (images or (plain and data == DIGITS)) and _is_classifier(model, settings))
+    if parts is None:  # another part of the network has its own names
+        _check_network(model, settings, problems)
+    elif not lacking:  # they read its file, and write the part that is trained
         with problems.gathered():
             parts.refuse(path, model, settings)
     if images:
         with problems.gathered():
-            laid = layout(path)
-            if not lacking:
-                refuse_unopened(path, laid, settings.strict, problems)
-            _refuse_classes(model, settings, laid.classes)
-    elif data != DIGITS and not is_folder:
-        count = 0 if _may_change(settings) else _classes_of(model)
-        check_file(path, signature, settings, problems, partial(_refuse_classes, model, settings), count)
+            _check_images(path, model, settings, problems, lacking)
+    else:
+        check_file(path, model, settings, problems)
     problems.raise_if_any()
 
 
-def _inside(folder: Path) -> Path:
-    """Return the folder that an archive was unpacked into, if there is nothing beside it; else `folder`."""
-    only = folders(folder)
-    alone = len(only) == 1 and not any(path.is_file() for path in folder.iterdir())
-    return nested(folder) if alone and part_called(only[0].name) is None else folder
+def _meant(folder: Path, problems: Problems) -> Path:
+    """Return the folder that is the data: one that an archive was unpacked into decides what else is wrong."""
+    path = unpacked(folder)
+    only = folders(path)
+    alone = len(only) == 1 and not any(file.is_file() for file in path.iterdir())
+    inside = nested(path) if alone and part_called(only[0].name) is None else path
+    if inside != path:
+        with problems.gathered():
+            refuse_nested(path, {"train": path}, SUFFIXES)
+    return inside
+
+
+def _kinds(folder: Path) -> set[str]:
+    return {file.suffix.lower() for file in files_below(folder) if file.is_file()}
+
+
+def _check_images(path: Path, model: Path, settings: Settings, problems: Problems, lacking: bool) -> None:
+    """Check that images can be opened, unless packages are `lacking`, and that the network has their classes."""
+    laid = layout(path)
+    if not lacking:
+        refuse_unopened(path, laid, settings.strict, problems)
+    _refuse_classes(model, settings, laid.classes)
+
+
+def _check_network(model: Path, settings: Settings, problems: Problems) -> None:
+    """Add names of inputs and of layers that a network does not have. Another head has layers of other names."""
+    if (signature := _signature_of(model)) is not None:
+        check_ports(signature.inputs, settings, problems)
+    if settings.replace_head is None:
+        _check_patterns(model, settings, problems)
 
 
 def _need_packages(path: Path, kinds: set[str], boxes: bool, settings: Settings) -> None:
@@ -132,10 +142,6 @@ def parts_for(data: Any, settings: Settings) -> Parts | None:
             if card.parts.is_there(unpacked(Path(data))):
                 return card.parts
     return None
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in files_below(folder) if path.is_file())
 
 
 def _may_change(settings: Settings) -> bool:
@@ -170,6 +176,10 @@ def _check_patterns(model: Path, settings: Settings, problems: Problems) -> None
             problems.add(what, help=f"there are {', '.join(map(legible, tops[:MOST_NAMES]))}{more}")
 
 
+def _is_classifier(model: Path, settings: Settings) -> bool:
+    return settings.loss == "auto" and _classes_of(model) > 0
+
+
 def _classes_of(model: Path) -> int:
     """Return how many classes a generated classifier has by what its weights say; 0 if they do not say it."""
     signature = _signature_of(model)
@@ -201,21 +211,8 @@ _PLAIN = ("classification", "multilabel", "regression")  # networks that are tra
 _MOST = {**dict.fromkeys(_TEXTS, 4 << 20), **dict.fromkeys(_ARRAYS, 32 << 20)}
 
 
-def check_file(
-    path: Path,
-    network: Signature | None,
-    settings: Settings,
-    problems: Problems,
-    refuse_classes: Callable[[Sequence[str]], None],
-    count: int,
-) -> None:
-    """Add what is wrong with a table or arrays: what can't be read, columns that options name and it lacks, and gaps.
-
-    Args:
-        network: its inputs and outputs, if they are known.
-        refuse_classes: gets the names of the target's classes, if these are text.
-        count: of the network's classes; 0 if more may fit.
-    """
+def check_file(path: Path, model: Path, settings: Settings, problems: Problems) -> None:
+    """Add what is wrong with a table or arrays: what can't be read, gaps, and columns that options alone name."""
     if not path.is_file() or path.stat().st_size > _MOST.get(path.suffix.lower(), -1):
         return
     before = len(problems.found)
@@ -223,39 +220,107 @@ def check_file(
         columns = _read(path, settings, problems)
     if len(problems.found) > before or any(map(_are_files, columns.values())):
         return  # a list of images or sounds has columns of other names
-    for option, name in _asked(settings, columns):
-        if name not in columns:
-            problems.add(f"{option}: the data has no such column (it has {listed(columns)})")
-    target = settings.target if isinstance(settings.target, str) else target_called(columns)
-    used = [name for _, name in _asked(settings, columns)]
-    targets = {target, *(c for whole in _targets(settings) for c in _parts(whole, columns))}
-    plain = settings.task in ("auto", "classification", "outputs") and settings.teacher is None
-    for name in (*used, *([target] if plain and settings.target is None else ())):
-        if settings.table == "none" and isinstance(gap := columns.get(name), Problem):
-            problems.add(gap.of_target() if isinstance(gap, Gaps) and name in targets else gap)
-    plain &= not isinstance(settings.target, Mapping)  # which names other columns
-    values: Any = columns.get(target)
-    if plain and target and _is_text(values):
-        with problems.gathered():
-            refuse_classes(sorted({str(value) for value in values}))
-    elif plain and count and not settings.classes and _are_labels(values):
-        _check_labels(target, sorted({*values.tolist()}), count, problems)
-    if plain and target in columns and settings.table == "none" and settings.tokenizer is None:
-        _check_input(network, {n: c for n, c in columns.items() if n not in targets}, settings, problems)
-    if plain and path.suffix.lower() in (".npy", ".npz") and len(problems.found) == before:
-        _check_open(network, columns, settings, problems)
-
-
-def _check_open(network: Signature | None, columns: Mapping[str, Any], settings: Settings, problems: Problems) -> None:
-    """Add that it is open which column feeds an input, or is the target, of a network with a loss of each output."""
-    known = network is not None and network.purpose is not None and network.purpose.kind in _PLAIN
-    if network is None or not known or settings.noise is not None or any(map(_is_text, columns.values())):
+    table = _Columns(columns, _signature_of(model), settings, problems)
+    table.check_named()
+    if not table.plain or isinstance(settings.target, Mapping):  # which names other columns
         return
-    from onnxgen.training.data.matching import named_columns  # imported here: it imports onnx
+    table.check_classes(model)
+    if table.target in columns and settings.table == "none" and settings.tokenizer is None:
+        table.check_input()
+    if path.suffix.lower() in (".npy", ".npz") and len(problems.found) == before:
+        table.check_open()
 
-    fed = tuple(port for port in network.inputs if port.name not in settings.const)
-    with problems.gathered():
-        named_columns([*columns], "", replace(network, inputs=fed), settings, True)
+
+@dataclass
+class _Columns:
+    """The columns of a file, and what options and the network ask of them. `network`: None if it is not known."""
+
+    columns: Mapping[str, Any]
+    network: Signature | None
+    settings: Settings
+    problems: Problems
+
+    @property
+    def plain(self) -> bool:
+        """True if the network is trained with a loss of each output."""
+        return self.settings.task in ("auto", "classification", "outputs") and self.settings.teacher is None
+
+    @property
+    def target(self) -> str:
+        target = self.settings.target
+        return target if isinstance(target, str) else target_called(self.columns)
+
+    @property
+    def fed(self) -> tuple[Port, ...]:
+        """The inputs that data feeds."""
+        inputs = self.network.inputs if self.network is not None else ()
+        return tuple(port for port in inputs if port.name not in self.settings.const)
+
+    def targets(self) -> list[str]:
+        """Return the columns that `--target` names, as it names them."""
+        target = self.settings.target
+        return [target] if isinstance(target, str) else [*(target or {}).values()]
+
+    def parts(self, whole: str) -> list[str]:
+        """Return the columns that a text names: `a+b` names two, unless a column is called so."""
+        return [column.strip() for column in ([whole] if whole in self.columns else whole.split("+"))]
+
+    def check_named(self) -> None:
+        """Add the columns that options name and the file lacks, or that have gaps."""
+        options = [(f"--inputs {name}={legible(whole)}", whole) for name, whole in self.settings.inputs.items()]
+        options += [(f"--target {legible(whole)}", whole) for whole in self.targets()]
+        named = [(option, column) for option, whole in options for column in self.parts(whole)]
+        for option, column in named:
+            if column not in self.columns:
+                self.problems.add(f"{option}: the data has no such column (it has {listed(self.columns)})")
+        usual = [self.target] if self.plain and self.settings.target is None else []
+        for column in (*(column for _, column in named), *usual) if self.settings.table == "none" else ():
+            if isinstance(gap := self.columns.get(column), Problem):
+                self.problems.add(gap.of_target() if isinstance(gap, Gaps) and column in self.aims() else gap)
+
+    def aims(self) -> set[str]:
+        """Return the columns that are targets, or part of one."""
+        return {self.target, *(column for whole in self.targets() for column in self.parts(whole))}
+
+    def check_classes(self, model: Path) -> None:
+        """Add classes or labels of the target that a network does not have."""
+        values: Any = self.columns.get(self.target)
+        count = 0 if _may_change(self.settings) else _classes_of(model)
+        if self.target and _is_text(values):
+            with self.problems.gathered():
+                _refuse_classes(model, self.settings, sorted({str(value) for value in values}))
+        elif count and not self.settings.classes and _are_labels(values):
+            _check_labels(self.target, sorted({*values.tolist()}), count, self.problems)
+
+    def check_input(self) -> None:
+        """Add what the only input can't take, if that takes floats: text, or numbers of another size."""
+        fed, settings = self.fed, self.settings
+        if len(fed) != 1 or "float" not in (fed[0].dtype or ""):
+            return
+        feeding = self.feeding(fed[0].name)
+        texts = [name for name, values in feeding.items() if _is_text(values)]
+        for name in texts:
+            self.problems.add(text_input(name, sorted({*map(str, feeding[name])})))
+        usual = (settings.normalize, settings.augment, settings.noise) == ("auto", "none", None)
+        if feeding and usual and not texts and not any(isinstance(values, Problem) for values in feeding.values()):
+            _check_numbers(fed[0], feeding, self.problems)
+
+    def feeding(self, name: str) -> dict[str, Any]:
+        """Return the columns that the only input gets: those that options name, that with its name, or all others."""
+        columns = {column: values for column, values in self.columns.items() if column not in self.aims()}
+        whole = self.settings.inputs.get(name, name if name in columns else "")
+        return {column: columns[column] for column in self.parts(whole) if column in columns} if whole else columns
+
+    def check_open(self) -> None:
+        """Add that it is open which column feeds an input, or is the target, of a network of a usual kind."""
+        network, settings = self.network, self.settings
+        known = network is not None and network.purpose is not None and network.purpose.kind in _PLAIN
+        if network is None or not known or settings.noise is not None or any(map(_is_text, self.columns.values())):
+            return
+        from onnxgen.training.data.matching import named_columns  # imported here: it imports onnx
+
+        with self.problems.gathered():
+            named_columns([*self.columns], "", replace(network, inputs=self.fed), settings, True)
 
 
 def _read(path: Path, settings: Settings, problems: Problems) -> Mapping[str, Any]:
@@ -285,21 +350,6 @@ def _check_labels(column: str, there: Sequence[int], count: int, problems: Probl
     problems.add(what, help=f"{ways}--replace-head {there[-1] + 1}{' keeps their numbers' if ways else ''}")
 
 
-def _check_input(network: Signature | None, columns: Mapping[str, Any], settings: Settings, problems: Problems) -> None:
-    """Add what the only input can't take, if that takes floats: text, or numbers of another size."""
-    fed = [port for port in network.inputs if port.name not in settings.const] if network is not None else []
-    if len(fed) != 1 or "float" not in (fed[0].dtype or ""):
-        return
-    named = settings.inputs.get(fed[0].name, fed[0].name if fed[0].name in columns else "")
-    chosen = {n: columns[n] for n in (_parts(named, columns) if named else columns) if n in columns}
-    texts = [name for name, values in chosen.items() if _is_text(values)]
-    for name in texts:
-        problems.add(text_input(name, sorted({*map(str, chosen[name])})))
-    usual = settings.normalize == "auto" and settings.augment == "none" and settings.noise is None
-    if not texts and chosen and usual and not any(isinstance(values, Problem) for values in chosen.values()):
-        _check_numbers(fed[0], chosen, problems)
-
-
 def _check_numbers(port: Port, columns: Mapping[str, Any], problems: Problems) -> None:
     """Add that columns have values that are none, or another size than the input that they feed."""
     joined, first = all(values.ndim == 1 for values in columns.values()), next(iter(columns.values()))
@@ -310,34 +360,20 @@ def _check_numbers(port: Port, columns: Mapping[str, Any], problems: Problems) -
             place = tuple(np.argwhere(~np.isfinite(values))[0])
             what = f"column {legible(name)!r} has {values[place]:g} in row {place[0]}"
             problems.add(what, help="remove the sample, or fill in the value")
-    shape, dims = (len(columns),) if joined else first.shape[1:], port.dims or ()
+    _check_shape(port, (len(columns),) if joined else first.shape[1:], port.name if joined else [*columns][0], problems)
+
+
+def _check_shape(port: Port, shape: tuple[int, ...], column: str, problems: Problems) -> None:
+    dims = port.dims or ()
     fits = [prod(map(int, d)) for d in (dims[1:], dims) if all(isinstance(size, int) for size in d)]
-    if port.dims is not None and fits and prod(shape) not in fits:
-        column = port.name if joined else next(iter(columns))
-        way = "change the data, or generate the model for this shape with --input-shape"
-        if len(dims) == 4 and len(shape) in (2, 3):
-            way = "images as uint8 are resized and converted; or generate the model with --input-shape"
-        gives = ", ".join(map(str, ("n", *shape)))
-        what = f"input {port.name!r} takes [{', '.join(map(str, dims))}], but column {column!r} gives [{gives}]"
-        problems.add(what, help=way)
-
-
-def _asked(settings: Settings, columns: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is given, and each column that it names."""
-    options = [(f"--inputs {name}={legible(whole)}", whole) for name, whole in settings.inputs.items()]
-    for option, whole in options + [(f"--target {legible(whole)}", whole) for whole in _targets(settings)]:
-        for column in _parts(whole, columns):
-            yield option, column
-
-
-def _parts(whole: str, columns: Mapping[str, Any]) -> list[str]:
-    """Return the columns that a text names: `a+b` names two, unless a column is called so."""
-    return [column.strip() for column in ([whole] if whole in columns else whole.split("+"))]
-
-
-def _targets(settings: Settings) -> list[str]:
-    by_output: Mapping[str, str] = settings.target if isinstance(settings.target, Mapping) else {}
-    return [settings.target] if isinstance(settings.target, str) else [*by_output.values()]
+    if port.dims is None or not fits or prod(shape) in fits:
+        return
+    way = "change the data, or generate the model for this shape with --input-shape"
+    if len(dims) == 4 and len(shape) in (2, 3):
+        way = "images as uint8 are resized and converted; or generate the model with --input-shape"
+    gives = ", ".join(map(str, ("n", *shape)))
+    what = f"input {port.name!r} takes [{', '.join(map(str, dims))}], but column {column!r} gives [{gives}]"
+    problems.add(what, help=way)
 
 
 def _are_labels(values: Any) -> bool:
@@ -358,7 +394,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def check_words(settings: Settings, problems: Problems) -> None:
-    """Add what is wrong with settings that are small languages: --size, --normalize and --augment."""
+    """Add what is wrong with --size, --normalize and --augment, and what does not go with the task."""
     with problems.gathered():
         recipes(settings.augment, False)
     for text, read in ((settings.size, parse_size), (settings.normalize, _read_scale)):
@@ -366,6 +402,9 @@ def check_words(settings: Settings, problems: Problems) -> None:
             if part not in _WORDS:
                 with problems.gathered():
                     read(part)
+    with problems.gathered():
+        if settings.task in CARDS:
+            refuse_for_task(settings)
 
 
 def _read_scale(text: str) -> None:

@@ -119,33 +119,36 @@ def frame(
     if not axes:
         raise OnnxgenError(f"input {port.name!r} is {shown(port)}, which is not an image")
     if size != "auto":
-        height, width = parse_size(size)
-        flat = dims[0] if axes == "flat" else ""
-        channels = max(flat // (height * width), 1) if isinstance(flat, int) else stored[0] if stored else 3
-        stored = channels, height, width
-        fixed = {axis: dim for axis, dim in zip(axes, dims) if isinstance(dim, int)}
-        if (fixed.get("H", height), fixed.get("W", width)) != (height, width):
-            raise OnnxgenError(f"size {size}: input {port.name!r} is {shown(port)}", help="leave --size out")
+        stored = _asked_size(port, axes, stored, size)
     if axes == "flat":
         return _flat(port, dims[0], stored)
-    named = dict(zip(axes, dims, strict=False))
-    sizes = {axis: dim for axis, dim in named.items() if isinstance(dim, int)}
+    sizes = {axis: dim for axis, dim in zip(axes, dims, strict=False) if isinstance(dim, int)}
     if axes == "HW":
         sizes["C"] = 1
-    known: Mapping[str, int] | None = dict(zip("CHW", stored)) if stored is not None else None
-    chooser, chosen = chooser or Chooser(), False
-    if len(sizes) < 3 and (known is None or size == "auto") and chooser.must(axes, sizes, known, files):
-        advice = chooser.choose(axes, sizes, files)
-        chosen = bool(advice) and bool({*"HW"} - {*sizes})
-        known = advice or known  # what the model says of that is told later
+    known: Mapping[str, int] = dict(zip("CHW", stored or ()))
+    chosen = False
+    if len(sizes) < 3 and (not known or size == "auto"):
+        known, chosen = (chooser or Chooser()).decided(axes, sizes, known, files)
         if not known:
             what = f"input {port.name!r} takes images of any size {shown(port)}, and it runs at none of those tried"
             raise OnnxgenError(what, help=f"name one at which it runs: {_SIZE}")
-    sizes = {**(known or {}), **sizes}
+    sizes = {**known, **sizes}
     if sizes["C"] not in CHANNELS:
         what = f"input {port.name!r} is {shown(port)}: {sizes['C']} channels are not a gray, RGB or RGBA image"
         raise OnnxgenError(what, help=_GIVE_ARRAYS)
     return Frame(sizes["C"], sizes["H"], sizes["W"], axes, chosen)
+
+
+def _asked_size(port: Port, axes: str, stored: tuple[int, int, int] | None, size: str) -> tuple[int, int, int]:
+    """Return channels, height and width for a size that is asked for."""
+    height, width = parse_size(size)
+    dims = list(port.dims or ())[1:]
+    flat = dims[0] if axes == "flat" else ""
+    fixed = {axis: dim for axis, dim in zip(axes, dims) if isinstance(dim, int)}
+    if (fixed.get("H", height), fixed.get("W", width)) != (height, width):
+        raise OnnxgenError(f"size {size}: input {port.name!r} is {shown(port)}", help="leave --size out")
+    channels = max(flat // (height * width), 1) if isinstance(flat, int) else stored[0] if stored else 3
+    return channels, height, width
 
 
 def _flat(port: Port, size: int | str, stored: tuple[int, int, int] | None) -> Frame:
@@ -299,13 +302,19 @@ def converted(sizes: frozenset[tuple[int, ...]], kinds: Mapping[str, int], steps
     if others := sorted({size[1:] for size in sizes} - {(frame.height, frame.width)}):
         spans = [f"{min(sides)} to {max(sides)}" for sides in zip(*others)]
         few = " and ".join(f"{height}x{width}" for height, width in others)
-        sizes_shown = few if len(others) < 3 else "{} high and {} wide".format(*spans)
-        notes.append(f"images of {sizes_shown} are {_told(steps[0])}" + (f"; {way}" if frame.chosen else ""))
-    kinds = kinds or Counter("gray" if size[0] == 1 else "RGB" for size in sizes)
-    coloured = any(count for kind, count in kinds.items() if kind != "gray")
-    notes += ["colours become gray"] if frame.channels == 1 and coloured else []
-    notes += [f"gray images get {frame.channels} equal channels"] if frame.channels > 1 and kinds.get("gray") else []
-    if frame.channels < 4 and (count := kinds.get("alpha", 0)):
+        shown = few if len(others) < 3 else "{} high and {} wide".format(*spans)
+        notes.append(f"images of {shown} are {_told(steps[0])}" + (f"; {way}" if frame.chosen else ""))
+    return notes + _colours(kinds or Counter("gray" if size[0] == 1 else "RGB" for size in sizes), frame.channels)
+
+
+def _colours(kinds: Mapping[str, int], channels: int) -> list[str]:
+    """Return notes of how the colours of files become those of an input. `kinds`: see `DataSource.kinds`."""
+    notes = []
+    if channels == 1 and any(count for kind, count in kinds.items() if kind != "gray"):
+        notes.append("colours become gray")
+    if channels > 1 and kinds.get("gray"):
+        notes.append(f"gray images get {channels} equal channels")
+    if channels < 4 and (count := kinds.get("alpha", 0)):
         notes.append(f"{counted(count, 'image')} with an alpha channel: it is dropped, and the colours below it count")
     if count := kinds.get("CMYK", 0):
         notes.append(f"{counted(count, 'image')} of CMYK: the colours become RGB, without a colour profile")
@@ -434,7 +443,7 @@ class Chooser:
     classifies: bool = False
     told: Callable[[], Size | None] = lambda: None
 
-    def must(self, axes: str, fixed: Mapping[str, int], stored: Mapping[str, int] | None, sizes: Sizes) -> bool:
+    def must(self, axes: str, fixed: Mapping[str, int], stored: Mapping[str, int], sizes: Sizes) -> bool:
         """Return True if the size of the data's images can't be taken: they differ, or the network fails on them.
 
         Files with lines of text get the height of their readers in any case.
@@ -442,13 +451,20 @@ class Chooser:
         Args:
             axes: of the input's images, such as "CHW".
             fixed: the sizes that the input fixes, by axis.
-            stored: those of all the data's images; None if they differ.
+            stored: those of all the data's images; {} if they differ.
             sizes: those of the data's files; empty if they were not looked at.
         """
-        if stored is None or (self.lines and sizes and {*"HW"} - {*fixed}):
+        if not stored or (self.lines and sizes and {*"HW"} - {*fixed}):
             return True
         sides = {**stored, **fixed}
         return self.runs is not None and not self.runs(tuple(sides[axis] for axis in axes))
+
+    def decided(
+        self, axes: str, fixed: Mapping[str, int], stored: Mapping[str, int], sizes: Sizes
+    ) -> tuple[Mapping[str, int], bool]:
+        """Return the size to take, {} if none is known; and whether height or width was chosen. See `must`."""
+        choice = self.choose(axes, fixed, sizes) if self.must(axes, fixed, stored, sizes) else {}
+        return choice or stored, bool(choice) and not {*"HW"} <= {*fixed}  # if it fails at that, it is told later
 
     def choose(self, axes: str, fixed: Mapping[str, int], sizes: Sizes) -> Mapping[str, int]:
         """Return channels, height and width at which the network runs; {} if it does at none of those tried."""

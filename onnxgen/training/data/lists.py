@@ -39,10 +39,12 @@ _TITLES = re.compile(r"[\w ]+[\t ][\w ]+")  # a first line that names the column
 
 
 def lists_in(folder: Path) -> dict[str, Path]:
-    """Return the lists of a folder by part; {} if there are none.
+    """Return the lists of a folder by part; {} if there are none, or if it is a file.
 
     They are `metadata.csv` or `labels.csv` in it or in the folders of its parts; or PaddleOCR's, in text files.
     """
+    if not folder.is_dir():
+        return {}
     lists = {"train": file} if (file := _table_in(folder)) is not None else {}
     for inner in folders(folder) if not lists else []:
         if (part := part_called(inner.name)) and (file := _table_in(inner)) is not None:
@@ -262,15 +264,16 @@ def _complete(columns: Columns, names: Sequence[str], faults: Faults) -> Columns
     rows = np.flatnonzero(~bare)
     if len(rows) == len(bare):
         return columns
+    lines = columns.lines if isinstance(columns, Rows) else range(len(bare))
+    where = f"{faults.place(columns.path)}, line" if isinstance(columns, Rows) else "row"
     for row in np.flatnonzero(bare).tolist():
-        is_file = isinstance(columns, Rows)
-        where = f"{faults.place(columns.path)}, line {columns.lines[row]}" if is_file else f"row {row}"
-        faults.add(where, f"column {legible(next(name for name in needed if gaps[name][row]))!r} has no value")
+        name = next(name for name in needed if gaps[name][row])
+        faults.add(f"{where} {lines[row]}", f"column {legible(name)!r} has no value")
         faults.lost += 1
     left = {name: _rows(values, rows, name in needed) for name, values in columns.items()}
     if not isinstance(columns, Rows):
         return left
-    complete = Rows(left, columns.path, [columns.lines[row] for row in rows.tolist()])
+    complete = Rows(left, columns.path, [lines[row] for row in rows.tolist()])
     complete.notes = columns.notes
     return complete
 

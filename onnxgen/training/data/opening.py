@@ -112,13 +112,15 @@ def _open_unpacked(path: Path, settings: Settings, targets: bool, texts: Collect
 def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[str]) -> DataSource:
     if SHARDS.fullmatch(str(path)) and not path.exists():
         return open_stream(matching(str(path)), path.name, settings)
-    _need(path)
+    if not path.exists():
+        raise OnnxgenError(f"no file or folder {path}", help=KINDS)
+    refuse_special(path)
     if is_idx(path):
         return open_idx(path)
     if shards := shards_of(path) if targets or path.suffix.lower() != ".npy" else []:
         return open_stream(shards, path.name, settings)
-    lists = lists_in(path) if path.is_dir() else {}
-    files = lists or (_parts(path) if path.is_dir() else {"": path})
+    lists = lists_in(path)
+    files = lists or _parts(path)
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in FILES:
         read, has_images = _of_files(path, files, kind, settings, targets, texts)
@@ -126,6 +128,11 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
             return read
     if is_sounds(path):
         return open_sounds(path, settings, targets and settings.teacher is None)
+    return _open_pictures(path, settings, targets)
+
+
+def _open_pictures(path: Path, settings: Settings, targets: bool) -> DataSource:
+    """Return images with what is labelled on or beside them, else those of a folder."""
     kinds = [what for what, (is_there, _) in _LABELLED.items() if is_there(path)]
     if settings.task != AUTO:  # folders of classes, unless it is this task
         kinds = [what for what in kinds if _OF_TASKS.get(what, settings.task) == settings.task]
@@ -135,11 +142,10 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
         reader = _LABELLED[kinds[0]][1]
         reader = partial(reader, classes=settings.classes) if reader is open_yolo else reader
         return reader(path, strict=settings.strict, labelled=targets)
-    if path.is_dir():
-        return open_folder(
-            path, strict=settings.strict, labelled=targets and settings.teacher is None and settings.noise is None
-        )
-    raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
+    if not path.is_dir():
+        raise OnnxgenError(f"onnxgen can't read data from {path}", help=KINDS)
+    labelled = targets and settings.teacher is None and settings.noise is None
+    return open_folder(path, strict=settings.strict, labelled=labelled)
 
 
 def _of_files(
@@ -161,24 +167,23 @@ def _of_files(
     return read, False
 
 
-def _need(path: Path) -> None:
-    if not path.exists():
-        raise OnnxgenError(f"no file or folder {path}", help=KINDS)
-    refuse_special(path)
+def _parts(path: Path) -> dict[str, Path]:
+    """Return the files `train.csv`, `val.csv` and so on of a folder by part, all of one kind; {} without `train`.
 
-
-def _parts(folder: Path) -> dict[str, Path]:
-    """Return the files `train.csv`, `val.csv` and so on of a folder by part, all of one kind; {} without `train`."""
+    A file is that of all parts, "".
+    """
+    if not path.is_dir():
+        return {"": path}
     parts: dict[str, Path] = {}
-    for path in files_in(folder, *FILES):
-        part = part_called(path.stem)
+    for file in files_in(path, *FILES):
+        part = part_called(file.stem)
         if part in parts:
-            raise OnnxgenError(f"{folder} has two files for {part}: {parts[part].name} and {path.name}")
+            raise OnnxgenError(f"{path} has two files for {part}: {parts[part].name} and {file.name}")
         if part:
-            parts[part] = path
-    if len({path.suffix.lower() for path in parts.values()}) > 1:
-        raise OnnxgenError(f"{folder} has files of several kinds: {', '.join(p.name for p in parts.values())}")
-    if any(path.suffix.lower() == ".txt" for path in parts.values()) and folders(folder):
+            parts[part] = file
+    if len({file.suffix.lower() for file in parts.values()}) > 1:
+        raise OnnxgenError(f"{path} has files of several kinds: {', '.join(p.name for p in parts.values())}")
+    if any(file.suffix.lower() == ".txt" for file in parts.values()) and folders(path):
         return {}  # images, whose names these files list
     return parts if "train" in parts else {}
 

@@ -164,30 +164,43 @@ def make(situation: Situation) -> list[Goal]:
     """
     refuse_augment(situation, MIRRORS, "mirrors the image, but not its text")
     layout, (column,) = _layout(situation), situation.feeding.others
-    field, asked = situation.samples.fields[column], situation.settings.classes
-    texts = _texts(column, field)
-    known = _used(situation.samples, column, texts)
-    used = characters_of(situation.samples, column)
+    samples, asked = situation.samples, situation.settings.classes
+    texts = _texts(column, samples.fields[column])
+    indices = _used(samples, column, texts)
     own = None if asked else own_alphabet(situation.model, layout.classes)
-    if asked and len(asked) not in (layout.classes, layout.classes - 1) and not texts:
-        what = f"--classes has {counted(len(asked), 'name')}, but the output has {layout.classes - 1} beside the blank"
-        raise OnnxgenError(what, help="name them in the order of the output, without the blank or with it")
-    blank = _blank(situation, layout, [] if texts else known, asked, own)
-    names = [name for i, name in enumerate(asked) if len(asked) < layout.classes or i != blank]
-    characters = names or (own.characters if own is not None else used)
+    if asked and not texts:
+        _check_count(asked, layout)
+    blank = _blank(situation, layout, [] if texts else indices, own)
+    named = asked if len(asked) < layout.classes else (*asked[:blank], *asked[blank + 1 :])
+    known = named or (own.characters if own is not None else ())
+    used = characters_of(samples, column)
     # The alphabet of the training part is what is learned; any other must have the characters of every part.
-    every = sorted({c for text in texts for c in text}) if texts and (names or own is not None) else used
-    _check_characters(characters, layout, every, own, situation)
-    goal = Reading(layout, column, blank, characters, texts)
-    goal.settled = {"blank": blank, "classes": tuple(characters)}
-    begins = situation.settings.replace_head is not None or situation.settings.from_scratch
-    unknown = texts and own is None and not (asked or begins) and len(characters) < layout.classes - 1
-    goal.new_head = len(characters) + 1 if unknown else 0
-    new = added(situation.model, characters) if own is not None else []
+    every = sorted({*"".join(texts)}) if known else used
+    _check_characters(known or used, layout, every, own, situation)
+    goal = Reading(layout, column, blank, known or used, texts)
+    goal.settled = {"blank": blank, "classes": goal.characters}
+    goal.new_head = _new_head(goal, situation) if texts and not known else 0
+    new = added(situation.model, goal.characters) if own is not None else []
     goal.said = (*_notes(goal, situation.settings, own, new), *as_author(situation))
-    unread = _check(situation, goal)
-    goal.said, goal.uncounted = ((*goal.said, *unread), ()) if situation.training else (goal.said, tuple(unread))
+    unread = tuple(_check(situation, goal))
+    goal.said, goal.uncounted = (goal.said + unread, ()) if situation.training else (goal.said, unread)
     return [goal]
+
+
+def _check_count(classes: Sequence[str], layout: Layout) -> None:
+    """Check that `--classes` names the classes of the output, with or without the blank."""
+    if len(classes) not in (layout.classes, layout.classes - 1):
+        what = (
+            f"--classes has {counted(len(classes), 'name')}, but the output has {layout.classes - 1} beside the blank"
+        )
+        raise OnnxgenError(what, help="name them in the order of the output, without the blank or with it")
+
+
+def _new_head(goal: Reading, situation: Situation) -> int:
+    """Return how many classes a new head would have; 0 if one begins, or the model has no more classes than that."""
+    begins = situation.settings.replace_head is not None or situation.settings.from_scratch
+    count = len(goal.characters) + 1
+    return count if count < goal.layout.classes and not begins else 0
 
 
 def _layout(situation: Situation) -> Layout:
@@ -229,9 +242,7 @@ def _used(samples: Samples, column: str, texts: Sequence[str]) -> list[int]:
     return sorted(Values(samples, [column]).distinct(column) - ({PADDING} if not texts else set()))
 
 
-def _blank(
-    situation: Situation, layout: Layout, used: Sequence[int], names: Sequence[str], own: Alphabet | None
-) -> int:
+def _blank(situation: Situation, layout: Layout, used: Sequence[int], own: Alphabet | None) -> int:
     """Return the blank: as the settings, the alphabet or the names of all classes say, else the end without targets."""
     asked, last = situation.settings.blank, layout.classes - 1
     if asked is not None:
@@ -240,17 +251,21 @@ def _blank(
         return asked
     if own is not None and own.blank is not None:
         return own.blank
+    names = situation.settings.classes
     if len(names) == layout.classes:
         marks = [i for i, name in enumerate(names) if len(name) > 1]
         if len(marks) == 1:
             return marks[0]
         what = f"--classes names all {layout.classes} classes of the output: one of them is the blank"
         raise OnnxgenError(what, help=f"give its number, up to {last}: --blank 0")
-    if used and used[-1] > last:
+    return _free_end(used, last) if used else 0  # texts fit either end; it is torch's
+
+
+def _free_end(used: Sequence[int], last: int) -> int:
+    """Return the first or the last class, if the targets have the other one."""
+    if used[-1] > last:
         raise OnnxgenError(f"the targets have class {used[-1]}, but the output the classes 0 to {last}")
     ends = [end for end in (0, last) if end not in used]
-    if not used:
-        return 0  # texts fit either; it is torch's
     if len(ends) == 1:
         return ends[0]
     which = "either may be" if ends else "both are used, so neither is"

@@ -298,19 +298,16 @@ def _kind(output: Tensor, ending: Ending, teacher: str, objective: Objective | N
 
     Rows of several numbers without any of these are the scores of classes.
     """
-    if objective is not None:
-        asked = objective.loss
-    elif loss != "auto":
-        asked = loss_name(loss)
-    elif "sigmoid" in (ending.kind, teacher):
-        return LABELS
-    else:
-        scores = ending.kind in _OF_A_SOFTMAX or teacher in _OF_A_SOFTMAX or (output.ndim == 2 and output.shape[1] > 1)
-        return CLASSES if scores else VALUES
+    ends = {ending.kind, teacher} - {""}
+    softmax = bool(ends & {*_OF_A_SOFTMAX})
+    if objective is None and loss == "auto":
+        classes = softmax or (output.ndim == 2 and output.shape[1] > 1)
+        return LABELS if "sigmoid" in ends else CLASSES if classes else VALUES
+    asked = objective.loss if objective is not None else loss_name(loss)
     if asked in BINARY_LOSSES:
-        return CLASSES if ending.kind in _OF_A_SOFTMAX or teacher in _OF_A_SOFTMAX else LABELS
+        return CLASSES if softmax else LABELS
     if asked in CLASS_LOSSES or asked == "kl_div":
         return CLASSES
-    if ending.kind or teacher:
-        return LABELS if "sigmoid" in (ending.kind, teacher) else CLASSES
-    return VALUES
+    if not ends:
+        return VALUES
+    return LABELS if "sigmoid" in ends else CLASSES

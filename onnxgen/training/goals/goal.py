@@ -215,20 +215,22 @@ class FunctionGoal(Goal, nn.Module):
         except Exception as error:
             raise OnnxgenError(f"task {self.spec}: {typed(error)}", help=WAY) from error
         results = returned if isinstance(returned, Mapping) else {"loss": returned}
-        for name, value in results.items():
-            if not isinstance(value, (Tensor, float, int)) or (isinstance(value, Tensor) and value.numel() != 1):
-                kind = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise OnnxgenError(f"task {self.spec}: {name} is {kind}, not a single number", help=WAY)
+        tensors = {str(name): self._number(name, value) for name, value in results.items()}
         if not isinstance(results.get("loss"), Tensor):
             raise OnnxgenError(f"task {self.spec} returned no loss that is a tensor", help=WAY)
-        numbers = tuple(str(name) for name in results if name != "loss")
+        numbers = tuple(name for name in tensors if name != "loss")
         if self.numbers and numbers != self.numbers:
-            what = (
-                f"task {self.spec} returned {', '.join(numbers) or 'no numbers'}, and {', '.join(self.numbers)} before"
-            )
-            raise OnnxgenError(what, help="return the same names each time")
+            what = f"task {self.spec} returned {', '.join(numbers) or 'no numbers'}"
+            raise OnnxgenError(f"{what}, and {', '.join(self.numbers)} before", help="return the same names each time")
         self.numbers = numbers
-        return {str(name): torch.as_tensor(value).reshape(()) for name, value in results.items()}
+        return tensors
+
+    def _number(self, name: object, value: object) -> Tensor:
+        """Return a number as a tensor []. Raises `OnnxgenError` if it is none."""
+        if not isinstance(value, (Tensor, float, int)) or (isinstance(value, Tensor) and value.numel() != 1):
+            kind = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise OnnxgenError(f"task {self.spec}: {name} is {kind}, not a single number", help=WAY)
+        return torch.as_tensor(value).reshape(())
 
 
 def make(spec: str, situation: Situation) -> Sequence[Goal]:

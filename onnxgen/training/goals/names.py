@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,22 +95,28 @@ def losses_asked(settings: Settings) -> Iterator[str]:
 
 
 def _check_metrics(settings: Settings, problems: Problems, classes: bool) -> None:
-    """Add metrics that no output has. A part of the name of `--monitor` may be that of an output."""
+    """Add metrics that no output has."""
     kinds = [_listed("torchmetrics", f"{kind}/__init__.py") for kind in ("classification", "regression")]
     if not all(kinds):
         return
     names = {re.sub("^(Binary|Multiclass|Multilabel)", "", name) for kind in kinds for name in kind}
-    snakes = {snake(name) for name in names}
+    every = {*map(snake, names)}
     if classes:
         names = {name.removeprefix("Multiclass") for name in kinds[0] if name.startswith("Multiclass")}
     usual = tuple(snake(name) for name in names if not (classes and _NO_NUMBER.fullmatch(name)))
+    known = {name.lower() for name in (*names, *map(snake, names))}
     for name in settings.metric:
-        if name.strip().lower() not in {one.lower() for one in (*names, *map(snake, names))}:
+        if name.strip().lower() not in known:
             _look_up(name, usual, "metric of classes" if classes else "metric", problems)
+    _check_monitor(settings, every, problems)
+
+
+def _check_monitor(settings: Settings, measured: Collection[str], problems: Problems) -> None:
+    """Add a name of `--monitor` that is no metric. A part of the name may be that of an output."""
     part, _, rest = settings.monitor.partition("_")
     own = FUNCTION.fullmatch(settings.task) is not None  # its function names its metrics
-    known = [name for name in (*METRICS, *snakes) if rest == name or rest.startswith(f"{name}_")]
-    if settings.monitor != AUTO and (part not in ("train", "val") or not (known or own)):
+    known = own or any(rest == name or rest.startswith(f"{name}_") for name in (*METRICS, *measured))
+    if settings.monitor != AUTO and not (known and part in ("train", "val")):
         way = "there are train_loss, val_loss, and others that a run shows: val_accuracy, val_ and a name of --metric"
         problems.add(f"no metric is called {settings.monitor!r}", help=way)
 

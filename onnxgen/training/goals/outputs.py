@@ -156,17 +156,16 @@ def batch_axis(situation: Situation, output: int) -> int:
     Raises:
         OnnxgenError: neither is, or both may be.
     """
-    ports, tensor = fed(situation.model), situation.outputs[output]
+    ports, tensor, count = fed(situation.model), situation.outputs[output], _count(situation)
     dims = (ports.outputs[output].dims if output < len(ports.outputs) else None) or ()
     batch = {port.dims[0] for port in ports.inputs if port.dims and isinstance(port.dims[0], str)}
     named = [axis for axis in (0, 1) if len(dims) == tensor.ndim and dims[axis] in batch]
-    sized = [axis for axis in (0, 1) if tensor.shape[axis] == _count(situation)]
-    fits = [axis for axis in sized if axis in named] if len(named) == 1 else sized
+    fits = [axis for axis in (0, 1) if tensor.shape[axis] == count and named in ([], [0, 1], [axis])]
     if len(fits) == 1:
         return fits[0]
     which = "both of its first axes may be" if fits else "none of its first axes is"
-    what = f"output {situation.names[output]} is {list(tensor.shape)} for a batch of {_count(situation)}"
-    raise OnnxgenError(f"{what}: {which} the batch", help="generate the model again with --dynamic-batch")
+    what = f"output {situation.names[output]} is {list(tensor.shape)} for a batch of {count}: {which} the batch"
+    raise OnnxgenError(what, help="generate the model again with --dynamic-batch")
 
 
 def refuse_augment(situation: Situation, moving: Sequence[str], why: str) -> None:

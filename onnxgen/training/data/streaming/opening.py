@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import need
@@ -19,7 +20,7 @@ from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.data.columns import MAX_NUMBERED_CLASSES, tensor_of
 from onnxgen.training.data.faults import NAMED
 from onnxgen.training.data.layout import SUFFIXES, files_in, folders, part_called
-from onnxgen.training.data.looking import look_at
+from onnxgen.training.data.looking import look_at, one_size
 from onnxgen.training.data.samples import Field
 from onnxgen.training.data.source import DataSource, target_called
 from onnxgen.training.data.streaming.parquet import (
@@ -81,11 +82,17 @@ def shards_of(path: Path) -> list[Path]:
         return []  # data of another kind, beside which there may be archives
     for kind in _KINDS[:3]:
         files = [file for folder in (path, *inner) for file in files_in(folder, kind)]
-        small = all(file.stat().st_size < LARGE and part_called(file.stem) and file.parent == path for file in files)
-        if files and not (kind == ".parquet" and small):
+        if files and not all(_is_small_part(file, path) for file in files):
             return files
     files = files_in(path, ".npy")
-    return files if files and all(map(_is_run, files)) else []
+    return files if all(map(_is_run, files)) else []
+
+
+def _is_small_part(file: Path, folder: Path) -> bool:
+    """Return True for a Parquet file of a part in the folder itself that fits into memory."""
+    if file.suffix.lower() != ".parquet" or file.stat().st_size >= LARGE:
+        return False
+    return part_called(file.stem) is not None and file.parent == folder
 
 
 def _is_part(folder: Path) -> bool:
@@ -161,9 +168,6 @@ def _named_columns(settings: Settings) -> set[str]:
     return {*settings.inputs.values(), *targets}
 
 
-# ---- tar -------------------------------------------------------------------------------------------------------------
-
-
 def _open_tar(parts: Mapping[str, list[Path]], name: str, settings: Settings) -> DataSource:
     source = DataSource({}, name)
     made_of: dict[str, tuple[str, str]] = {}
@@ -202,19 +206,22 @@ def _made_of(first: Sequence[Record], path: Path, settings: Settings) -> dict[st
     """Return the columns of samples with these first ones; see `TarReader`."""
     endings = list(dict.fromkeys(ending for record in first for ending in record))
     columns = {"image": (PICTURE, "")} if PICTURE in endings else {}
-    if len(pictures := [e for e in endings if e.rpartition(".")[2] in ("png", "jpg", "jpeg")]):
+    if pictures := _of_kind(endings, "png", "jpg", "jpeg"):
         what = f"{path} has several pictures for a sample ({listed(pictures)})"
         raise OnnxgenError(what, help="streamed samples have one, such as 0001.jpg")
-    for ending in (e for e in endings if e.rpartition(".")[2] == "npy"):
-        columns[ending.rpartition(".")[0] or "x"] = ending, ""
-    entries = _entries(first, settings) if "json" in endings else []
-    columns |= {entry: ("json", entry) for entry in entries}
+    columns |= {ending.rpartition(".")[0] or "x": (ending, "") for ending in _of_kind(endings, "npy")}
+    columns |= {entry: ("json", entry) for entry in (_entries(first, settings) if "json" in endings else ())}
     if not target_called(columns):
-        columns |= next(({"label": (e, "")} for e in ("cls", "txt") if e in endings), {})
+        columns |= next(({"label": (ending, "")} for ending in ("cls", "txt") if ending in endings), {})
     if not columns:
         what = f"{path}: sample files end in {listed(endings)}, and none of them can be read"
         raise OnnxgenError(what, help="a sample is a picture or .npy, beside .cls, .json, .txt or .npy")
     return columns
+
+
+def _of_kind(endings: Sequence[str], *kinds: str) -> list[str]:
+    """Return those of the endings, such as seg.npy, that end in one of these."""
+    return [ending for ending in endings if ending.rpartition(".")[2] in kinds]
 
 
 def _entries(first: Sequence[Record], settings: Settings) -> list[str]:
@@ -252,12 +259,16 @@ def _types(
         if any(isinstance(value, str) for value in values):
             if not aims:
                 raise OnnxgenError(f"{path}: {column} is text, and an input takes numbers", help="store an .npy")
-            types[column] = Field(tensor_of([0], column).dtype, (), classes)
+            types[column] = Field(torch.int64, (), classes)
             continue
         floats = next((v for v in map(np.asarray, values) if v.dtype.kind == "f"), np.asarray(values[0]))
-        tensor = tensor_of(floats[None], f"{path}: {column}")
-        types[column] = Field(tensor.dtype, tuple(tensor.shape[1:]), classes if not tensor.is_floating_point() else ())
+        types[column] = _field(tensor_of(floats[None], f"{path}: {column}"), classes)
     return types
+
+
+def _field(tensor: torch.Tensor, classes: tuple[str, ...]) -> Field:
+    """Return the type of a column [n, ...]; floats have no classes."""
+    return Field(tensor.dtype, tuple(tensor.shape[1:]), () if tensor.is_floating_point() else classes)
 
 
 def _values(first: Sequence[Record], ending: str, entry: str) -> list[Any]:
@@ -272,18 +283,7 @@ def _values(first: Sequence[Record], ending: str, entry: str) -> list[Any]:
 def _size(first: Sequence[Record]) -> tuple[int, int, int] | None:
     """Return the size of pictures, if the first ones have all the same."""
     need(["PIL"]) if any(PICTURE in record for record in first) else None
-    sizes = {size for r in first if PICTURE in r and not isinstance(size := look_at(r[PICTURE]), str)}
-    return _one(sizes)
-
-
-def _one(sizes: set[tuple[int, ...]]) -> tuple[int, int, int] | None:
-    if len(sizes) != 1:
-        return None
-    channels, height, width = sizes.pop()
-    return channels, height, width
-
-
-# ---- Parquet ---------------------------------------------------------------------------------------------------------
+    return one_size({size for r in first if PICTURE in r and not isinstance(size := look_at(r[PICTURE]), str)})
 
 
 def _open_parquet(parts: Mapping[str, list[Path]], name: str, settings: Settings) -> DataSource:
@@ -305,42 +305,54 @@ def _parquet_reader(
     groups: list[tuple[Path, int, int]], spans: Spans, schema: Any, settings: Settings
 ) -> tuple[ParquetReader, dict[str, Problem], frozenset[str]]:
     """Return the reader, why some columns can't be used, and the columns of class names."""
-    import pyarrow
-    from pyarrow import parquet
-
     if not len(spans):
         raise OnnxgenError(f"{groups[0][0] if groups else 'the data'} has no rows")
     path, group, _ = groups[int(spans.shards[0])]
     pictures = [field.name for field in schema if is_picture(field.type)][:1]
-    with parquet.ParquetFile(path) as file:
-        most = PICTURES_AT_ONCE if pictures else HEAD
-        table = pyarrow.Table.from_batches([next(file.iter_batches(most, [group], use_threads=False))])
-    named: set[str] = set()
+    table = _first_rows(path, group, PICTURES_AT_ONCE if pictures else HEAD)
     types: dict[str, Field] = {}
     unfit: dict[str, Problem] = {}
+    named: set[str] = set()
     names = class_names(schema)
     aims = _named_columns(settings) - {*settings.inputs.values()} or {target_called(table.column_names)}
-    for column in (n for n in table.column_names if n not in pictures):
+    for column in (name for name in table.column_names if name not in pictures):
         values = values_of(path, column, table.column(column))
-        if isinstance(values, Problem):
-            unfit[column] = values
-        elif values.dtype == object and column not in aims:
-            unfit[column] = Problem(f"{path}: column {legible(column)!r} is text", help="streamed inputs are numbers")
+        known = _known_classes([path], settings) or names.get(column, ())
+        field = _streamed(path, column, values, column in aims, known)
+        if isinstance(field, Problem):
+            unfit[column] = field
         else:
-            known = _known_classes([path], settings) or names.get(column, ())
-            classes = _classes(values.tolist(), known, path, f"column {column}") if column in aims else ()
+            types[column] = field
             named |= {column} if values.dtype == object else set()
-            tensor = tensor_of([0] if values.dtype == object else values, f"{path}: column {legible(column)!r}")
-            types[column] = Field(tensor.dtype, tuple(tensor.shape[1:]), () if tensor.is_floating_point() else classes)
-    sizes: set[tuple[int, ...]] = set()
-    for column in pictures:
-        need(["PIL"])
-        looked = [look_at(Member(values or b"", column)) for values in picture_bytes(table.column(column))]
-        sizes = {size for size in looked if not isinstance(size, str)}
-    return ParquetReader(tuple(groups), types, tuple(pictures), {}, _one(sizes)), unfit, frozenset(named)
+    sizes = {size for column in pictures for size in _sizes(table.column(column), column)}
+    return ParquetReader(tuple(groups), types, tuple(pictures), {}, one_size(sizes)), unfit, frozenset(named)
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------------
+def _streamed(path: Path, name: str, values: Any, aimed: bool, known: tuple[str, ...]) -> Field | Problem:
+    """Return the type of a column with these first values, or why it can't be used. `aimed`: it is a target."""
+    if isinstance(values, Problem):
+        return values
+    text = values.dtype == object
+    if text and not aimed:
+        return Problem(f"{path}: column {legible(name)!r} is text", help="streamed inputs are numbers")
+    classes = _classes(values.tolist(), known, path, f"column {name}") if aimed else ()
+    return _field(tensor_of([0] if text else values, f"{path}: column {legible(name)!r}"), classes)
+
+
+def _first_rows(path: Path, group: int, count: int) -> Any:
+    """Return the first rows of a row group, as a table of pyarrow."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        return pyarrow.Table.from_batches([next(file.iter_batches(count, [group], use_threads=False))])
+
+
+def _sizes(pictures: Any, name: str) -> list[tuple[int, ...]]:
+    """Return the sizes of the pictures of a column that can be read."""
+    need(["PIL"])
+    seen = [look_at(Member(content or b"", name)) for content in picture_bytes(pictures)]
+    return [size for size in seen if not isinstance(size, str)]
 
 
 def _open_tokens(parts: Mapping[str, list[Path]], name: str, settings: Settings) -> DataSource:

@@ -145,8 +145,7 @@ class Stream:
         faults: dict[int, str] = {}
         for here, places, columns in groups:
             taken, why = self.reader.batch(columns, [places[indices[i]] for i in here])
-            index_of = {places[indices[i]]: indices[i] for i in here} if why else {}
-            faults |= {index_of[place]: reason for place, reason in why.items()}
+            faults |= {indices[i]: why[places[indices[i]]] for i in here if places[indices[i]] in why}
             parts.append(taken)
         if faults:
             raise OnnxgenError(*faults.values(), help="repair it") if self.strict else Unreadable(faults)

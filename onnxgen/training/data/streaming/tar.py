@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -76,15 +76,10 @@ def records(path: Path, wanted: Sequence[str] | None, skip: int = 0) -> Iterator
                         yield record
                     key, number, record = name, number + 1, Record(f"{path}, sample {name}")
                 if number >= skip and (wanted is None or ending in wanted):
-                    if member.issparse():
-                        raise tarfile.ReadError(f"{member.name} is stored as a sparse file")
-                    file.seek(member.offset_data)
-                    content = file.read(member.size)
-                    if len(content) < member.size:
-                        raise tarfile.ReadError("it ends within a file")
+                    content = _content(file, member)
                     if ending in record:
                         raise tarfile.ReadError(f"it has two files {key}.{ending}")
-                    record[ending] = Member(content, member.name.rpartition("/")[2])
+                    record[ending] = content
             file.seek(tar.offset)
             if file.read(512).strip(b"\0") or file.tell() < tar.offset + 512:
                 raise tarfile.ReadError("it has no end")
@@ -93,6 +88,17 @@ def records(path: Path, wanted: Sequence[str] | None, skip: int = 0) -> Iterator
         raise OnnxgenError(f"{path} is cut or damaged{after}: {one_line(error, 100)}", help=_CUT) from None
     if number >= skip:
         yield record
+
+
+def _content(file: BinaryIO, member: tarfile.TarInfo) -> Member:
+    """Read a file of a shard."""
+    if member.issparse():
+        raise tarfile.ReadError(f"{member.name} is stored as a sparse file")
+    file.seek(member.offset_data)
+    content = file.read(member.size)
+    if len(content) < member.size:
+        raise tarfile.ReadError("it ends within a file")
+    return Member(content, member.name.rpartition("/")[2])
 
 
 def split_name(name: str) -> tuple[str, str]:

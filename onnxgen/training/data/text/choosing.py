@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,18 +65,26 @@ def choose(
         raise OnnxgenError(what, help="--target COLUMN")
     if (asked := settings.inputs.get(ids.name)) is not None:
         return Chosen(_asked(source, ids, asked, texts), target, words)
-    left = [name for name in texts if name not in (*aims, *settings.inputs.values())]
+    left = _left(source, texts, {*aims, *settings.inputs.values()}, words)
+    read = _only_choice(source, ids, left, bool(words or labels), bool(aims or labels or not targets))
+    return Chosen(read, target, words) if read else None
+
+
+def _left(source: DataSource, texts: Sequence[str], used: Collection[str], words: bool) -> list[str]:
+    """Return the columns of text that nothing else takes. If `words` have labels, the only one that is lists."""
+    left = [name for name in texts if name not in used]
     lists = [name for name in left if isinstance(source.unfit.get(name), Lists)]
-    if words and len(lists) == 1:
-        left = lists
-    pair = len(left) == 2 and not (words or labels or lists) and (bool(aims) or not targets)
-    if len(left) == 1 or pair:
-        return Chosen(tuple(left), target, words)
-    if not left:
-        return None
+    return lists if words and len(lists) == 1 else left
+
+
+def _only_choice(source: DataSource, ids: Port, left: Sequence[str], single: bool, has_target: bool) -> tuple[str, ...]:
+    """Return the only column of text, or the two that make a pair; () if there is none. `single`: no pair is read."""
+    lists = any(isinstance(source.unfit.get(name), Lists) for name in left)
+    if len(left) <= (2 if has_target and not single and not lists else 1):
+        return tuple(left)
     what = f"which column of text does input {legible(ids.name)!r} read? The data's columns of text are {listed(left)}"
-    way = f"--inputs {legible(ids.name)}=COLUMN" + ("" if labels or words else ", or COLUMN+COLUMN for a pair")
-    raise OnnxgenError(what, help=way if aims or labels or not targets else f"{way}; and --target COLUMN")
+    way = f"--inputs {legible(ids.name)}=COLUMN" + ("" if single else ", or COLUMN+COLUMN for a pair")
+    raise OnnxgenError(what, help=way if has_target else f"{way}; and --target COLUMN")
 
 
 def apart(source: DataSource, ids: Port, settings: Settings, targets: bool, aims: Sequence[str]) -> Chosen | None:
@@ -101,19 +109,18 @@ def apart(source: DataSource, ids: Port, settings: Settings, targets: bool, aims
 
 def _score(source: DataSource, texts: Sequence[str], aims: Sequence[str]) -> str:
     """Return the column that says how alike two texts are: the target, else the only column of numbers."""
-    fields = source.fields
+    fields, unfit = source.fields, source.unfit
     numbers = [name for name, field in fields.items() if name not in source.text and not field.shape]
-    numbers += [name for name, problem in source.unfit.items() if isinstance(problem, Gaps) and name not in texts]
-    score = aims[0] if aims else numbers[0] if len(numbers) == 1 else ""
-    if score in source.unfit:
-        problem = source.unfit[score]
+    numbers += [name for name, problem in unfit.items() if isinstance(problem, Gaps) and name not in texts]
+    score = next(iter(aims), numbers[0] if len(numbers) == 1 else "")
+    if (problem := unfit.get(score)) is not None:
         raise OnnxgenError(problem.of_target() if isinstance(problem, Gaps) else problem)
     if score in source.text:
         what = f"column {legible(score)!r} holds text, and the score of {listed(texts)} is a number for each pair"
         raise OnnxgenError(what, help=_SCORE)
     if score not in fields:
-        what = f"--target {legible(score)}: the data has no such column" if score else "which column is the score"
-        what += "" if score else f" of {listed(texts)}?"
+        which = f"which column is the score of {listed(texts)}?"
+        what = f"--target {legible(score)}: the data has no such column" if score else which
         raise OnnxgenError(f"{what} (columns of numbers: {listed(numbers) or 'none'})", help=_SCORE)
     return score
 

@@ -107,21 +107,21 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
         OnnxgenError: there is no tokenizer, the choice of columns is open, or a sample can't be read.
     """
     ports = fed(model)
-    columns = list(source.fields)
+    columns, names = [*source.fields], [port.name for port in ports.inputs]
     roles, labels = roles_of(ports, columns), card_of(settings.task).labels
     if labels == "other" and DECODER not in roles:
-        what = (
-            f"--task {settings.task}: the model has no input {DECODER} (it has {listed(p.name for p in ports.inputs)})"
-        )
+        what = f"--task {settings.task}: the model has no input {DECODER} (it has {listed(names)})"
         raise OnnxgenError(what, help="export encoder and decoder as one network")
     if not roles:
-        if settings.tokenizer is not None and not set(columns) & {port.name for port in ports.inputs}:
-            what = f"--tokenizer: the model has no input for token ids (it has {listed(p.name for p in ports.inputs)})"
+        if settings.tokenizer is not None and not {*columns} & {*names}:
+            what = f"--tokenizer: the model has no input for token ids (it has {listed(names)})"
             raise OnnxgenError(what, help="leave it out")
         return None
     named = settings.inputs.get(roles[IDS].name, roles[IDS].name)
     if named in columns and named not in source.text:  # token ids
-        return _labelled(source, roles, settings, labels) if labels and targets else None
+        if labels == "next" and targets:
+            _add_labels(source, roles, settings)
+        return None
     chosen = choose(source, ports, roles[IDS], settings, targets, labels)
     if chosen is None:
         return None
@@ -134,17 +134,14 @@ def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: 
     return _Fit(source, ports, roles, settings, labels, chosen, open_tokenizer(path), targets).text()
 
 
-def _labelled(source: DataSource, roles: Mapping[str, Port], settings: Settings, labels: str) -> Text | None:
-    """Add the labels of token ids that the data has, for the next tokens."""
+def _add_labels(source: DataSource, roles: Mapping[str, Port], settings: Settings) -> None:
+    """Add the labels of token ids that the data has, for the next tokens, unless it has them."""
     ids, mask = (settings.inputs.get(roles[r].name, roles[r].name) if r in roles else "" for r in (IDS, MASK))
-    if labels != "next" or LABELS in source.fields:
-        return None
-    for part, samples in source.parts.items():
+    for part, samples in source.parts.items() if LABELS not in source.fields else ():
         if isinstance(samples, Columns):
-            targets = samples.columns[ids].long()
-            targets = targets.masked_fill(samples.columns[mask] == 0, IGNORED) if mask in samples.columns else targets
-            source.parts[part] = samples.with_column(LABELS, targets)
-    return None
+            labels = samples.columns[ids].long()
+            labels = labels.masked_fill(samples.columns[mask] == 0, IGNORED) if mask in samples.columns else labels
+            source.parts[part] = samples.with_column(LABELS, labels)
 
 
 @dataclass
@@ -161,55 +158,61 @@ class _Fit:
     targets: bool
 
     def text(self) -> Text:
-        chosen, source, fixed = self.chosen, self.source, fixed_length(self.roles)
-        asked = self.settings.max_length or self.tokenizing.limit
-        limit = min((n for n in (asked, fixed) if n is not None), default=None)
         if self.labels == "masked" and self.tokenizing.mask is None:
             raise OnnxgenError(f"{self.tokenizing.path} has no mask token", help="--task language-model")
+        source, limit = self.source, self.limit
         start = self.tokenizing.start(self.settings.decoder_start) if DECODER in self.roles else None
         others, strict = self.labels == "other" and self.targets, self.settings.strict or not self.targets
-        encoder = Encoder(source, self.tokenizing, chosen, limit, self.settings, others, strict)
-        running = source.running and self.labels in ("next", "masked")
-        if running and limit is None:
-            way = "--max-length 128; the network must have as many positions"
-            raise OnnxgenError(f"how long are the blocks that {source.name} is cut into?", help=way)
-        parts = {part: encoder.blocks(part) if running else encoder.part(part) for part in source.parts}
-        length = fixed or self._length(parts, limit)
+        encoder = Encoder(source, self.tokenizing, self.chosen, limit, self.settings, others, strict)
+        parts = {part: encoder.blocks(part) if self.running else encoder.part(part) for part in source.parts}
+        length = fixed_length(self.roles) or self._length(parts)
         for part, encoded in parts.items():
-            source.parts[part] = self._made(part, encoded, length, start, running)
-        self._note(encoder, length, running)
-        taken = {*chosen.texts, *([chosen.target] if chosen.words or self.labels == "other" else [])}
-        source.text = (source.text - taken) | ({chosen.target} if encoder.tags else frozenset())
-        source.unfit = {name: problem for name, problem in source.unfit.items() if name not in taken}
-        source.raw, source.target = {}, "" if self.labels else chosen.target or source.target
-        joined = {port.name: list(chosen.texts) for port in self.roles.values()}
-        replaced = self.labels == "other"
-        ids = self.roles[IDS].name
-        roles = {port.name: role.partition(" ")[0] for role, port in self.roles.items()}
-        members = {name: tuple(_of_member(text, name) for text in chosen.texts) for name in roles if chosen.apart}
-        score = chosen.target if chosen.apart else ""
+            source.parts[part] = self._columns(part, encoded, length, start)
+        self._note(encoder, length)
+        tags = {self.chosen.target} if encoder.tags else frozenset[str]()
+        source.text = (source.text - self.taken) | tags
+        source.unfit = {name: problem for name, problem in source.unfit.items() if name not in self.taken}
+        source.raw, source.target = {}, "" if self.labels else self.chosen.target or source.target
+        return self._described(start)
+
+    @property
+    def limit(self) -> int | None:
+        """The greatest number of tokens; None if there is none."""
+        asked = self.settings.max_length or self.tokenizing.limit
+        return min((n for n in (asked, fixed_length(self.roles)) if n is not None), default=None)
+
+    @property
+    def running(self) -> bool:
+        """True if the lines are one text, which is cut into blocks."""
+        return self.source.running and self.labels in ("next", "masked")
+
+    @property
+    def taken(self) -> set[str]:
+        """The columns of text that are replaced."""
+        target = self.chosen.words or self.labels == "other"
+        return {*self.chosen.texts, *([self.chosen.target] if target else [])}
+
+    def _described(self, start: int | None) -> Text:
+        chosen, ports = self.chosen, self.roles.values()
+        texts = chosen.texts if chosen.apart else ()
         return Text(
-            self.tokenizing, ids, joined, limit, start, self.labels == "masked", replaced, roles, members, score
+            self.tokenizing,
+            self.roles[IDS].name,
+            {port.name: list(chosen.texts) for port in ports},
+            self.limit,
+            start,
+            masks=self.labels == "masked",
+            replaced=self.labels == "other",
+            roles={port.name: role.partition(" ")[0] for role, port in self.roles.items()},
+            members={port.name: tuple(_of_member(text, port.name) for text in texts) for port in ports if texts},
+            score=chosen.target if chosen.apart else "",
         )
 
-    def _length(self, parts: Mapping[str, Encoded], limit: int | None) -> int:
-        """Return the longest of all texts. For tags of words it differs from the number of classes."""
-        longest = max(len(ids) for encoded in parts.values() for one in self._members(encoded) for ids in one.ids)
-        scores = [port.dims[2] for port in self.ports.outputs if port.dims and len(port.dims) == 3]
-        if self.chosen.words and longest in scores:  # else either axis of the output could be the classes
-            longest += 1 if limit is None or longest < limit else -1
-        return longest
-
-    def _members(self, encoded: Encoded) -> list[Encoded]:
-        """Return what each column of texts is, if they are read apart."""
-        return [encoded, *encoded.further] if self.chosen.apart else [encoded]
-
-    def _made(self, part: str, encoded: Encoded, length: int, start: int | None, running: bool) -> Columns:
+    def _columns(self, part: str, encoded: Encoded, length: int, start: int | None) -> Columns:
         samples, chosen = in_columns(self.source.parts[part]), self.chosen
         kept = torch.tensor(encoded.kept, dtype=torch.int64)
-        drop = {*chosen.texts, *([chosen.target] if chosen.words or self.labels == "other" else [])}
-        columns = {} if running else {n: c[kept] for n, c in samples.columns.items() if n not in drop}
-        rows = None if running else kept if samples.rows is None else samples.rows[kept]
+        columns = {} if self.running else {n: c[kept] for n, c in samples.columns.items() if n not in self.taken}
+        rows = None if self.running else kept if samples.rows is None else samples.rows[kept]
         for text, one in zip(chosen.texts, self._members(encoded)):
             inputs = self._inputs(one, length, start)
             columns |= {_of_member(text, name): column for name, column in inputs.items()} if chosen.apart else inputs
@@ -218,11 +221,28 @@ class _Fit:
             columns[chosen.target] = _padded(encoded.tags, length, IGNORED)
             classes |= {chosen.target: encoded.classes} if encoded.classes else {}
         if self.labels in ("next", "masked") and self.targets:
-            columns[LABELS] = _padded(encoded.ids, length, IGNORED)
-            if self.labels == "masked":
-                special = torch.tensor(sorted(self.tokenizing.specials), dtype=torch.int64)
-                columns[LABELS] = columns[LABELS].masked_fill(torch.isin(columns[LABELS], special), IGNORED)
+            columns[LABELS] = self._labels(encoded, length)
         return Columns(columns, classes, rows)
+
+    def _labels(self, encoded: Encoded, length: int) -> Tensor:
+        """Return the tokens to predict, [n, length]: for masks none of the special ones."""
+        labels = _padded(encoded.ids, length, IGNORED)
+        if self.labels == "next":
+            return labels
+        special = torch.tensor(sorted(self.tokenizing.specials), dtype=torch.int64)
+        return labels.masked_fill(torch.isin(labels, special), IGNORED)
+
+    def _length(self, parts: Mapping[str, Encoded]) -> int:
+        """Return the longest of all texts. For tags of words it differs from the number of classes."""
+        longest = max(len(ids) for encoded in parts.values() for one in self._members(encoded) for ids in one.ids)
+        scores = [port.dims[2] for port in self.ports.outputs if port.dims and len(port.dims) == 3]
+        if self.chosen.words and longest in scores:  # else either axis of the output could be the classes
+            longest += 1 if self.limit is None or longest < self.limit else -1
+        return longest
+
+    def _members(self, encoded: Encoded) -> list[Encoded]:
+        """Return what each column of texts is, if they are read apart."""
+        return [encoded, *encoded.further] if self.chosen.apart else [encoded]
 
     def _inputs(self, encoded: Encoded, length: int, start: int | None) -> dict[str, Tensor]:
         pad, count = self.tokenizing.pad, len(encoded.ids)
@@ -250,11 +270,11 @@ class _Fit:
         """Return True if the further text of each sample is the one to predict."""
         return bool(encoded.further) and not self.chosen.apart
 
-    def _note(self, encoder: Encoder, length: int, running: bool) -> None:
+    def _note(self, encoder: Encoder, length: int) -> None:
         name, texts = self.roles[IDS].name, " and ".join(map(legible, self.chosen.texts))
         texts += ", each on its own," if self.chosen.apart else ""
         how = f"{counted(length, 'token')}" + (f", target {legible(self.chosen.target)}" if self.chosen.target else "")
-        what = "blocks" if running else "texts"
+        what = "blocks" if self.running else "texts"
         self.source.notes.append(f"{name} is made of {texts} with {self.tokenizing.path}: {what} of {how}")
         self.source.notes += encoder.notes()
 

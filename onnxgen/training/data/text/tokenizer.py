@@ -240,31 +240,39 @@ class Encoder:
         Raises:
             OnnxgenError: a sample can't be read and must be, or none can.
         """
-        raw = self.source.raw[part]
         self._check_room()
-        rows = [self._row(values) for values in zip(*(list(raw[name]) for name in self._reads), strict=True)]
-        broken = {i: row for i, row in enumerate(rows) if isinstance(row, str)}
-        kept = [i for i in range(len(rows)) if i not in broken]
-        apart = len(self.chosen.texts) if self.chosen.apart else 2 if self.others else 1
-        encodings = [self._encoded([rows[i][place] for i in kept]) for place in range(apart)]
-        empty = {i for i, *each in zip(kept, *encodings) if not all(one.ids for one in each)}
-        broken |= dict.fromkeys(empty, "no token in its text")
-        self._report(part, broken, len(rows))
-        some = [n for n, i in enumerate(kept) if i not in empty]
-        samples = [kept[n] for n in some]
-        encoded, *rest = (Encoded(samples, [x[n].ids for n in some], [x[n].type_ids for n in some]) for x in encodings)
-        encoded.further = rest
+        rows, encodings = self._tokenised(part)
+        kept = [*rows]
+        each = [
+            Encoded(kept, [by_row[i].ids for i in kept], [by_row[i].type_ids for i in kept]) for by_row in encodings
+        ]
+        encoded, encoded.further = each[0], each[1:]
         if self.chosen.words:
-            encoded.tags = [self._aligned(encodings[0][n].word_ids, rows[kept[n]][1]) for n in some]
+            encoded.tags = [self._aligned(encodings[0][i].word_ids, tags) for i, (_, tags) in rows.items()]
             encoded.classes = self.tags
         return encoded
 
+    def _tokenised(self, part: str) -> tuple[dict[int, Any], list[dict[int, Any]]]:
+        """Return what is read of each sample that can be read, by its index, and the encoding of each of its texts."""
+        raw = self.source.raw[part]
+        rows = dict(enumerate(map(self._row, zip(*(list(raw[name]) for name in self._reads), strict=True))))
+        broken = {i: row for i, row in rows.items() if isinstance(row, str)}
+        read = [i for i in rows if i not in broken]
+        count = len(self.chosen.texts) if self.chosen.apart else 2 if self.others else 1
+        encodings = [dict(zip(read, self._encoded([rows[i][place] for i in read]))) for place in range(count)]
+        empty = (i for i in read if not all(by_row[i].ids for by_row in encodings))
+        broken |= dict.fromkeys(empty, "no token in its text")
+        self._report(part, broken, len(rows))
+        return {i: row for i, row in rows.items() if i not in broken}, encodings
+
     def blocks(self, part: str) -> Encoded:
         """Tokenise the lines of a part as one text, and cut it into blocks. A block of one token is left out."""
+        if (size := self.limit) is None:
+            way = "--max-length 128; the network must have as many positions"
+            raise OnnxgenError(f"how long are the blocks that {self.source.name} is cut into?", help=way)
         text = "\n".join(self.source.raw[part][self.chosen.texts[0]])
         self.tokenizing.tokenizer.no_truncation()
         ids = self.tokenizing.tokenizer.encode(text, add_special_tokens=False).ids
-        size = self.limit or len(ids)
         self._count(ids)
         blocks = [block for start in range(0, len(ids), size) if len(block := ids[start : start + size]) > 1]
         if not blocks:
@@ -306,10 +314,13 @@ class Encoder:
         words, tags = _words(texts[0]), _words(values[1])
         if len(words) != len(tags):
             return f"{counted(len(words), 'word')}, but {counted(len(tags), 'tag')}"
-        whole = all(isinstance(tag, int) and not isinstance(tag, bool) and tag >= 0 for tag in tags)
-        if not all(isinstance(tag, str) for tag in tags) if self.tags else not whole:
+        if not all(map(self._is_tag, tags)):
             return f"tags that are no {'text' if self.tags else 'class indices'}"
         return words, tags
+
+    def _is_tag(self, tag: Any) -> bool:
+        """Return True for a text if tags have names, else for a class index."""
+        return isinstance(tag, str) if self.tags else isinstance(tag, int) and not isinstance(tag, bool) and tag >= 0
 
     def _encoded(self, texts: list[Any]) -> list[Any]:
         words = bool(texts) and isinstance(texts[0], list)
