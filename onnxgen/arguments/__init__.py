@@ -30,32 +30,32 @@ def with_arguments(classes: list[ClassTree], module: ModuleDef, specification: S
     try:
         for tried, parts in (with_parts(spotted), (spotted, {})):
             reader = Reader(tried, specification)
-            made = _arguments(relate(module), reader, module, [*numbers, *heads], parts)
-            if not parts or any(spot in argument.spots for argument in made[0] for spot in parts.values()):
-                return write(tried, *made, module.reserved)
+            chosen = _arguments(relate(module), reader, module, [*numbers, *heads], parts)
+            if not parts or any(spot in argument.spots for argument in chosen[0] for spot in parts.values()):
+                return write(tried, *chosen, module.reserved)
     except Unreadable:  # the checker will say so
         pass
     return classes
 
 
 def _arguments(
-    related: Related, reader: Reader, module: ModuleDef, made: list[Argument], parts: dict[Size, int]
+    related: Related, reader: Reader, module: ModuleDef, arguments: list[Argument], parts: dict[Size, int]
 ) -> tuple[list[Argument], Sums]:
     """Return the arguments that the network can have, and the sums of them.
 
     Args:
-        made: those for numbers of blocks and heads.
+        arguments: those for numbers of blocks and heads.
         parts: the spots of sizes that `forward` names.
     """
     places = _placed(related, reader, parts)
-    spot_of = {place: spot for spot, found in places.items() for place in found}
+    spot_of = {place: spot for spot, tied in places.items() for place in tied}
     sums = _sums(related, reader, spot_of)
     summed: dict[Size, list[int]] = defaultdict(list)
     for terms in sums.values():
         for part, share in terms.items():
             summed[part].append(int(share))
     roles = Roles(module, related)
-    made, first = [*made], dict[Size, int]()
+    arguments, first = [*arguments], dict[Size, int]()
     for sizes in related.classes():
         slots = [size for size in sizes if is_slot(size)]
         spots = {spot_of.get(slot, 0) for slot in slots}
@@ -66,7 +66,7 @@ def _arguments(
         shares = summed[related.find(sizes[0])]
         number = number_of([*numbers.values(), *roles.taken(sizes), *shares])
         if number is not None and (name := roles.name(sizes, bool(shares))):
-            made.append(Argument(name, number, numbers, len(slots) + len(shares)))
+            arguments.append(Argument(name, number, numbers, len(slots) + len(shares)))
             first[related.find(sizes[0])] = min(spots)
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
     mapped = {spot for place, spot in spot_of.items() if roles.is_of_map(place)}
@@ -78,7 +78,7 @@ def _arguments(
         }
         for text in reader.texts
     ]
-    chosen = choose(made, written, reader.inner)
+    chosen = choose(arguments, written, reader.inner)
     return chosen, {
         spot: [(first.get(part, 0), int(number)) for part, number in terms.items()] for spot, terms in sums.items()
     }
@@ -89,11 +89,11 @@ def _placed(related: Related, reader: Reader, parts: dict[Size, int]) -> dict[in
     places: dict[int, list[Size]] = defaultdict(list)
     for place, spot in (*reader.reached(), *parts.items()):
         places[spot].append(place)
-    for spot, found in places.items():
-        known = [place for place in found if place in related.value]
+    for spot, tied in places.items():
+        known = [place for place in tied if place in related.value]
         for place in known[1:]:
             related.tie(known[0], place)
-        if len(known) < len(found) or spot in reader.spoilt:
+        if len(known) < len(tied) or spot in reader.spoilt:
             related.fix(known)
     return places
 
@@ -102,7 +102,7 @@ def _sums(related: Related, reader: Reader, spot_of: dict[Size, int]) -> dict[in
     """Return what each number of the text follows from that is a sum of sizes."""
     while True:
         related.settle()
-        found: dict[int, Terms] = {}
+        sums: dict[int, Terms] = {}
         lost: list[Size] = []
         totals = {related.find(total) for total in related.sums}
         for sizes in related.classes() if totals else ():
@@ -112,9 +112,9 @@ def _sums(related: Related, reader: Reader, spot_of: dict[Size, int]) -> dict[in
                 terms = related.terms(size)
                 if spot:  # a place may have half of the number that is written
                     written, number = int(reader.spots[spot].value), related.value[size]  # type: ignore[arg-type]
-                    terms = found[spot] = {part: share * written / number for part, share in terms.items()}  # type: ignore
+                    terms = sums[spot] = {part: share * written / number for part, share in terms.items()}  # type: ignore
                 if not spot or any(share.denominator > 1 for share in terms.values()):
                     lost.append(size)
         if not lost:
-            return found
+            return sums
         related.fix(lost)

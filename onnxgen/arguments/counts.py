@@ -71,31 +71,31 @@ class _Row:
     @property
     def tree(self) -> ast.expr:
         count = self.count if self.first is None else ast.BinOp(self.count, ast.Sub(), ast.Constant(1))
-        made: ast.expr = quote("[block for _ in range(n)]", block=self.block, n=count)
-        row = ast.Starred(made, ast.Load())
+        blocks: ast.expr = quote("[block for _ in range(n)]", block=self.block, n=count)
+        row = ast.Starred(blocks, ast.Load())
         if self.first is not None:
-            made = ast.List([self.first, row], ast.Load())
-            return call(self.kind, *([self.first, row] if self.kind == SEQUENTIAL else [made]))
-        return call(self.kind, row if self.kind == SEQUENTIAL else made)
+            blocks = ast.List([self.first, row], ast.Load())
+            return call(self.kind, *([self.first, row] if self.kind == SEQUENTIAL else [blocks]))
+        return call(self.kind, row if self.kind == SEQUENTIAL else blocks)
 
 
 def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:
     """Return the classes, and an argument for each name that all rows of one number can have."""
     calls = [node for tree in classes for part in (*tree.setup, *tree.items) for node in _calls(part)]
-    made = Counter(map(ast.dump, calls))
-    found = [
+    written = Counter(map(ast.dump, calls))
+    candidates = [
         (tree, statement, row)
         for tree in classes
         for statement in tree.setup
-        if (row := _row(statement)) is not None and made[ast.dump(row.block)] == row.written
+        if (row := _row(statement)) is not None and written[ast.dump(row.block)] == row.written
         if _hands_on(tree, row.name) and all(_are_equal(module, path, row) for path in tree.paths)
     ]
     makers = Counter(dotted(node.func) for node in calls)
     makers.subtract(name for tree in classes for statement in tree.setup if (name := _alone(statement)))
     rows: dict[int, _Row] = {}
     arguments: dict[str, Argument] = {}
-    for maker in dict.fromkeys(row.maker for _, _, row in found):
-        alike = [one for one in found if one[2].maker == maker]
+    for maker in dict.fromkeys(row.maker for _, _, row in candidates):
+        alike = [one for one in candidates if one[2].maker == maker]
         if makers[maker] > sum(row.written + (row.first is not None) for _, _, row in alike):
             continue  # another row has blocks of this class
         if len(alike) == 1 and alike[0][2].first is not None and alike[0][2].number == LEAST:
@@ -111,11 +111,11 @@ def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[C
             arguments.setdefault(f"{name} {row.number}", Argument(name, row.number, {}, 0, entry, table)).join(argument)
     numbers = Counter(argument.name for argument in arguments.values())
     kept = [argument for argument in arguments.values() if numbers[argument.name] == 1]
-    given = {spot for argument in kept for spot in argument.spots}
+    reached = {spot for argument in kept for spot in argument.spots}
 
     def final(statement: ast.stmt) -> ast.stmt:
         row = rows.get(id(statement))
-        is_given = row is not None and id(row.count) in given
+        is_given = row is not None and id(row.count) in reached
         return ast.Assign(statement.targets, row.tree) if is_given and isinstance(statement, ast.Assign) else statement  # type: ignore[union-attr]
 
     return [replace(tree, setup=[*map(final, tree.setup)]) for tree in classes], kept
@@ -123,8 +123,8 @@ def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[C
 
 def _alone(statement: ast.stmt) -> str:
     """Return the class of a block that is no part of a row, `self.first = Block(3, 8)`; "" for other statements."""
-    made = statement.value if isinstance(statement, ast.Assign) else None
-    return dotted(made.func) if isinstance(made, ast.Call) else ""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    return dotted(value.func) if isinstance(value, ast.Call) else ""
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -133,12 +133,12 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 def _row(statement: ast.stmt) -> _Row | None:
     """Return what a statement makes if it is a row of equal blocks of one class of the file."""
-    if not isinstance(statement, ast.Assign) or not isinstance(made := statement.value, ast.Call):
+    if not isinstance(statement, ast.Assign) or not isinstance(container := statement.value, ast.Call):
         return None
-    target, kind, items = statement.targets[0], dotted(made.func), list(made.args)
+    target, kind, items = statement.targets[0], dotted(container.func), list(container.args)
     if not isinstance(target, ast.Attribute) or dotted(target) != f"self.{target.attr}":
         return None
-    if kind not in (SEQUENTIAL, "nn.ModuleList") or made.keywords or not items:
+    if kind not in (SEQUENTIAL, "nn.ModuleList") or container.keywords or not items:
         return None
     if kind == "nn.ModuleList" and isinstance(items[0], ast.List):
         items = items[0].elts
@@ -187,11 +187,13 @@ def _hands_on(tree: ClassTree, name: str) -> bool:
 def _is_chain(loop: ast.For) -> bool:
     """True for `for layer in self.layers: x = layer(x, mask)`."""
     inner = loop.body[0]
-    if len(loop.body) > 1 or not isinstance(inner, ast.Assign) or not isinstance(made := inner.value, ast.Call):
+    if len(loop.body) > 1 or not isinstance(inner, ast.Assign) or not isinstance(layer_call := inner.value, ast.Call):
         return False
-    names = [loop.target, made.func, *inner.targets, *made.args[:1]]
-    layer, called, result, given, *_ = [node.id if isinstance(node, ast.Name) else "" for node in (*names, made)]
-    return bool(result) and layer == called and result == given
+    names = [loop.target, layer_call.func, *inner.targets, *layer_call.args[:1]]
+    layer, called, result, operand, *_ = [
+        node.id if isinstance(node, ast.Name) else "" for node in (*names, layer_call)
+    ]
+    return bool(result) and layer == called and result == operand
 
 
 def _are_equal(module: ModuleDef, path: str, row: _Row) -> bool:
@@ -265,11 +267,11 @@ class _Class:
             if before == ORDINARY and tree.func.attr == "unflatten":
                 return self.split(tree)
             if before != ORDINARY:
-                given = tuple(value_of(one) for one in tree.args if is_integer(one))
-                made = STEPS.get((before, tree.func.attr, given))
-                if made is None or len(given) < len(tree.args) or tree.keywords:
+                axes = tuple(value_of(one) for one in tree.args if is_integer(one))
+                after = STEPS.get((before, tree.func.attr, axes))
+                if after is None or len(axes) < len(tree.args) or tree.keywords:
                     raise _Seen
-                return made
+                return after
         self.children(tree)
         return ORDINARY
 
@@ -299,16 +301,16 @@ class _Class:
 
 def with_heads(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:
     """Return the classes, and an argument for each number of heads."""
-    made, arguments, is_open = [], [], _are_open(module)
+    rewritten, arguments, is_open = [], [], _are_open(module)
     for tree in classes:
         numbers = _numbers(tree) if is_open else []
         if numbers and len({number.value for number in numbers}) == 1:
             number = Spot(numbers[0].value)
-            made.append(_with_stored_heads(tree, number, numbers))
+            rewritten.append(_with_stored_heads(tree, number, numbers))
             arguments.append(Argument(HEADS, number.value, {id(number): number.value}, 1))  # type: ignore[arg-type, dict-item]
         else:
-            made.append(tree)
-    return made, arguments
+            rewritten.append(tree)
+    return rewritten, arguments
 
 
 def _are_open(module: ModuleDef) -> bool:
@@ -354,8 +356,8 @@ def _numbers(tree: ClassTree) -> list[ast.Constant]:
 def _with_stored_heads(tree: ClassTree, number: Spot, written: Sequence[ast.Constant]) -> ClassTree:
     """Return a class that stores a number and reads it where it was written."""
     own = ast.Attribute(ast.Name("self", ast.Load()), HEADS, ast.Load())
-    found = {id(one) for one in written}
-    body = [rewrite(statement, lambda node: own if id(node) in found else None) for statement in tree.body]
+    spots = {id(one) for one in written}
+    body = [rewrite(statement, lambda node: own if id(node) in spots else None) for statement in tree.body]
     target = ast.Attribute(ast.Name("self", ast.Load()), HEADS, ast.Store())
     return replace(tree, body=body, setup=[ast.Assign([target], number), *tree.setup])
 
@@ -376,20 +378,20 @@ def is_map(numbers: Sequence[int]) -> bool:
 
 def with_parts(classes: Sequence[ClassTree]) -> tuple[list[ClassTree], dict[Size, int]]:
     """Return the classes, and the spot of each size of a part."""
-    found = {tree.name: [*_written(tree)] for tree in classes}
-    counts = Counter(numbers for written in found.values() for _, numbers in written)
-    made: list[ClassTree] = []
+    written_in = {tree.name: [*_written(tree)] for tree in classes}
+    counts = Counter(numbers for written in written_in.values() for _, numbers in written)
+    rewritten: list[ClassTree] = []
     spots: dict[Size, int] = {}
     for tree in classes:
-        written = found[tree.name]
+        written = written_in[tree.name]
         name = CHANNELS if written and is_map(written[0][1]) else STORED
         if len(written) == 1 and counts[written[0][1]] == 1 and not _has(tree, name):
             place, numbers = written[0]
             sizes = [Spot(one) for one in (numbers[1:2] if name == CHANNELS else numbers)]
             spots.update((part_of(numbers, i), id(spot)) for i, spot in enumerate(sizes))
             tree = _with_stored_sizes(tree, name, place, sizes)
-        made.append(tree)
-    return made, spots
+        rewritten.append(tree)
+    return rewritten, spots
 
 
 def _has(tree: ClassTree, name: str) -> bool:

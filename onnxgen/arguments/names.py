@@ -89,8 +89,8 @@ class Roles:
         last = [s for s in module.body if isinstance(s, Assign) and not self.returned.isdisjoint(s.targets)]
         scored = {s.targets[0] for s in module.body if isinstance(s, Assign) and called(s.value)[0] in SCORES}
         self.scored = {related.find(size) for size in related.value if size[0] in scored}
-        told = {related.find(size) for size in related.value if size[0] in self.returned}
-        sums = (parts for whole, parts in related.sums.items() if related.find(whole) in told)
+        outputs = {related.find(size) for size in related.value if size[0] in self.returned}
+        sums = (parts for whole, parts in related.sums.items() if related.find(whole) in outputs)
         self.told = {related.find(part) for parts in sums for part in parts}
         self.classifies = any(called(statement.value)[0] in SCORES[1:] for statement in last)
 
@@ -116,18 +116,18 @@ class Roles:
     def name(self, sizes: list[Size], is_part: bool = False) -> str:
         """Return the name of an argument, or "" if it is not clear what the size is for. `is_part`: of a sum."""
         slots = [size for size in sizes if is_slot(size)]
-        made = [(self.layers.get(str(size[0]), ""), size[2:], str(size[0]).split(".")) for size in slots]
-        rows = [path for layer, place, path in made if layer == "nn.Embedding" and place == (0,)]
+        layers = [(self.layers.get(str(size[0]), ""), size[2:], str(size[0]).split(".")) for size in slots]
+        rows = [path for layer, place, path in layers if layer == "nn.Embedding" and place == (0,)]
         if rows:
             return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
-        if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in made):
+        if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in layers):
             return HEADS
         comes = any(map(self.is_taken, sizes))
         goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
-        outs = [(layer, path) for layer, place, path in made if not layer or (place == (1,) and layer in MAKING)]
-        ins = [layer for layer, place, path in made if place == (0,) and layer in MAKING]
-        convolves = any(layer in CONVOLUTIONS | TRANSPOSED for layer, _, _ in made)
-        is_normed = any(layer in ("nn.LayerNorm", "nn.RMSNorm") for layer, _, _ in made)
+        outs = [(layer, path) for layer, place, path in layers if not layer or (place == (1,) and layer in MAKING)]
+        ins = [layer for layer, place, path in layers if place == (0,) and layer in MAKING]
+        convolves = any(layer in CONVOLUTIONS | TRANSPOSED for layer, _, _ in layers)
+        is_normed = any(layer in ("nn.LayerNorm", "nn.RMSNorm") for layer, _, _ in layers)
         if goes and not comes and outs and not ins and not is_normed:
             is_class = self.classifies or any(
                 CLASSES.search(_stem(path)) for layer, path in outs if layer not in TRANSPOSED
@@ -135,7 +135,7 @@ class Roles:
             return "num_classes" if is_class else "out_channels" if convolves else "out_features"
         if outs and not ins and self.related.find(sizes[0]) in self.told & self.scored:
             return "num_classes"
-        if any(layer in RECURRENT | CELLS and place == (1,) for layer, place, _ in made):
+        if any(layer in RECURRENT | CELLS and place == (1,) for layer, place, _ in layers):
             return "hidden_size"  # also of a state that the network is given
         if comes and outs and not ins:
             return "out_channels" if convolves else "out_features"  # beside what the network tells
@@ -143,10 +143,10 @@ class Roles:
             return ""
         if comes:
             return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
-        if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in made):
-            tables = [path for layer, _, path in made if layer == "nn.Embedding"]
+        if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in layers):
+            tables = [path for layer, _, path in layers if layer == "nn.Embedding"]
             return "" if any(map(self._is_one_of_several, tables)) else "dim"
-        if any("dfl" in path and place == (0,) for _, place, path in made):  # of a distribution over distances
+        if any("dfl" in path and place == (0,) for _, place, path in layers):  # of a distribution over distances
             return "reg_max"
         if convolves:  # else it is what a head tells
             return "channels" if outs and (ins or is_part) else ""
@@ -185,33 +185,38 @@ def _of_rows(path: list[str]) -> str:
     return f"num_{stem}" if len(stem) > 2 else ""
 
 
-def choose(found: list[Argument], written: Iterable[Mapping[int, Width]], inner: Mapping[int, int]) -> list[Argument]:
-    """Return the arguments. `found`: one for each class of sizes. `written`: for each class of the file, the sizes of
-    layers in its text, by spot.
+def choose(
+    candidates: list[Argument], written: Iterable[Mapping[int, Width]], inner: Mapping[int, int]
+) -> list[Argument]:
+    """Return the arguments.
 
     A width is no argument if a class that has it also has its number where it does not reach: who changes it would
-    change half. `inner`: the spots of widths that are only within a block, each with that of the width which the block
-    takes.
+    change half.
+
+    Args:
+        candidates: one for each class of sizes.
+        written: for each class of the file, the sizes of layers in its text, by spot.
+        inner: the spots of widths that are only within a block, each with that of the width which the block takes.
     """
     same: dict[tuple[str, int], Argument] = {}
-    for argument in _outer(found, inner):
+    for argument in _outer(candidates, inner):
         first = same.setdefault((argument.name, argument.number), argument)
         if first is not argument:
             first.join(argument)
     reached = {spot for argument in same.values() for spot in argument.spots if argument.is_worth}
     half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached | inner.keys())}
-    made = [a for a in same.values() if a.is_worth and (a.name not in WIDTHS or half.isdisjoint(a.spots))]
-    made = _one_of_two(_one_of_two(made, TELLING, VOCABULARIES), ["hidden_dim"], ["hidden_size", "dim"])
-    widths = [argument for argument in made if argument.name in WIDTHS]
-    given = sum(len(argument.spots) for argument in widths)
-    if given < MOST * sum(len(text.keys() - _ends(made)) for text in written):
-        made, widths = [argument for argument in made if argument not in widths], []
+    kept = [a for a in same.values() if a.is_worth and (a.name not in WIDTHS or half.isdisjoint(a.spots))]
+    kept = _one_of_two(_one_of_two(kept, TELLING, VOCABULARIES), ["hidden_dim"], ["hidden_size", "dim"])
+    widths = [argument for argument in kept if argument.name in WIDTHS]
+    reach = sum(len(argument.spots) for argument in widths)
+    if reach < MOST * sum(len(text.keys() - _ends(kept)) for text in written):
+        kept, widths = [argument for argument in kept if argument not in widths], []
     base = _base(widths) if widths else None
     if base is not None and not _is_table([width for width in widths if width.name == base.name], base):
-        made = _joined(made, base)
+        kept = _joined(kept, base)
     chosen: list[Argument] = []
-    for name in dict.fromkeys(argument.name for argument in made):
-        alike = [argument for argument in made if argument.name == name]
+    for name in dict.fromkeys(argument.name for argument in kept):
+        alike = [argument for argument in kept if argument.name == name]
         is_table = name in WIDTHS and 1 < len(alike) <= TABLE
         if not is_table:  # the commonest of a name has it
             alike = [max(alike, key=lambda argument: len(argument.spots))]
@@ -221,12 +226,14 @@ def choose(found: list[Argument], written: Iterable[Mapping[int, Width]], inner:
     return _first(sorted(chosen, key=lambda argument: argument.rank))
 
 
-def _one_of_two(made: list[Argument], names: Collection[str], others: Collection[str]) -> list[Argument]:
+def _one_of_two(arguments: list[Argument], names: Collection[str], others: Collection[str]) -> list[Argument]:
     """Let an argument of one of some names be one of the others that has its number, if no table has either."""
-    counts = Counter(argument.name for argument in made)
-    alone = {argument.number: argument for argument in made if argument.name in others and counts[argument.name] == 1}
+    counts = Counter(argument.name for argument in arguments)
+    alone = {
+        argument.number: argument for argument in arguments if argument.name in others and counts[argument.name] == 1
+    }
     kept: list[Argument] = []
-    for argument in made:
+    for argument in arguments:
         other = alone.get(argument.number) if argument.name in names and counts[argument.name] == 1 else None
         if other is None:
             kept.append(argument)
@@ -240,9 +247,9 @@ def _rest(text: Mapping[int, Width], reached: set[int]) -> set[Width]:
     return {number for spot, number in text.items() if spot not in reached}
 
 
-def _ends(made: list[Argument]) -> set[int]:
+def _ends(arguments: list[Argument]) -> set[int]:
     """Return the spots of what is no width: what the network takes and tells."""
-    return {spot for argument in made if argument.name not in WIDTHS for spot in argument.spots}
+    return {spot for argument in arguments if argument.name not in WIDTHS for spot in argument.spots}
 
 
 def _first(chosen: list[Argument]) -> list[Argument]:
@@ -251,30 +258,30 @@ def _first(chosen: list[Argument]) -> list[Argument]:
     return [argument for argument in chosen if (argument.table or argument.name) in names]
 
 
-def _outer(found: list[Argument], inner: Mapping[int, int]) -> list[Argument]:
+def _outer(candidates: list[Argument], inner: Mapping[int, int]) -> list[Argument]:
     """Let the widths within blocks follow from those that the blocks take if they are multiples; else they are numbers.
 
     A width that is also one between blocks is none of them.
     """
-    of = {spot: argument for argument in found for spot in argument.spots}
-    made: list[Argument] = []
-    for argument in found:
+    of = {spot: argument for argument in candidates for spot in argument.spots}
+    kept: list[Argument] = []
+    for argument in candidates:
         if argument.name not in WIDTHS or not argument.spots.keys() <= inner.keys():
-            made.append(argument)
+            kept.append(argument)
             continue
         outer = {id(base): base for spot in argument.spots if (base := of.get(inner[spot]))}
         base = next(iter(outer.values())) if len(outer) == 1 else None
         if base is not None and base.name in WIDTHS and follows(argument, base):
             base.join(argument)
         elif argument.name != "channels":  # an MLP's is chosen; a squeezed map's depends on others
-            made.append(argument)
-    return made
+            kept.append(argument)
+    return kept
 
 
-def _joined(made: list[Argument], base: Argument) -> list[Argument]:
+def _joined(arguments: list[Argument], base: Argument) -> list[Argument]:
     """Let a width give those that are equal to it or follow from it."""
     kept: list[Argument] = []
-    for other in made:
+    for other in arguments:
         # not the width of an input: the network would take others than its caller has
         is_equal = other.name in ("out_features", *WIDTHS) and other.number == base.number
         if other is not base and (is_equal or (other.name in WIDTHS and follows(other, base))):

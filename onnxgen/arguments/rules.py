@@ -72,10 +72,10 @@ class Rules(Shapes):
             try:
                 if not isinstance(statement, Assign):
                     raise Unknown
-                for made, target in zip(self.results(statement), statement.targets, strict=True):
+                for result, target in zip(self.results(statement), statement.targets, strict=True):
                     if target in self.used:  # of a last state, which is not, the shape may be unknown
                         sizes = self.of_value(target)
-                        self.tie(made or (None,) * len(sizes), sizes)
+                        self.tie(result or (None,) * len(sizes), sizes)
             except (Unknown, ValueError, IndexError, KeyError, TypeError, AttributeError):
                 self.fix([*expressions(statement), *map(Ref, assigned(statement))])
 
@@ -125,30 +125,30 @@ class Rules(Shapes):
         if isinstance(tree.value, ast.Call) and isinstance(tree.value.func, MemberRef):
             return self._several(tree.value.func.member, tree.value.args)[value_of(tree.slice)]  # type: ignore
         left = list(self.sizes(tree.value))
-        made: list[Size] = []
+        axes: list[Size] = []
         indices = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
         for i, index in enumerate(indices):
             if isinstance(index, ast.Constant) and index.value is ...:
                 behind = sum(not (isinstance(n, ast.Constant) and n.value is None) for n in indices[i + 1 :])
-                made += left[: len(left) - behind]
+                axes += left[: len(left) - behind]
                 left = left[len(left) - behind :]
             elif isinstance(index, ast.Slice):
                 axis = left.pop(0)
                 if index.lower is not None or index.upper is not None or index.step is not None:
                     self.related.fix([axis])
                     axis = None
-                made.append(axis)
+                axes.append(axis)
             elif is_integer(index) or isinstance(index, ast.UnaryOp):
                 axis = left.pop(0)
                 if value_of(index) not in (0, -1):
                     self.related.fix([axis])
             elif isinstance(index, ast.Constant) and index.value is None:
-                made.append(self.fixed(1))
+                axes.append(self.fixed(1))
             elif isinstance(index, Ref) and len(indices) == 1 and self.infos[index.value].dtype in INTEGERS:
                 left = [*self.of_value(index.value), *left[1:]]  # rows of a table
             else:
                 raise Unknown
-        return (*made, *left)
+        return (*axes, *left)
 
     def _matmul(self, a: Sizes, b: Sizes) -> Sizes:
         self.tie(a[-1:], b[-2:-1])
@@ -157,16 +157,16 @@ class Rules(Shapes):
     def _parts(self, tree: ast.Call, count: int) -> list[Sizes]:
         """`x.chunk(3, dim=-1)`, `x.unbind(0)`."""
         name, operands = called(tree)
-        sizes, given = self.sizes(operands[0]), _literals(tree)
+        sizes, options = self.sizes(operands[0]), _literals(tree)
         if name == "unbind":
-            axis = given.get("dim", value_of(operands[1]) if operands[1:] else 0)
+            axis = options.get("dim", value_of(operands[1]) if operands[1:] else 0)
             self.related.fix([sizes[axis]])
             return [(*sizes[:axis], *sizes[axis % len(sizes) + 1 :])] * count
         if name == "split":
-            return self._split(sizes, value_of(operands[1]), given.get("dim", 0) % len(sizes))
+            return self._split(sizes, value_of(operands[1]), options.get("dim", 0) % len(sizes))
         if name != "chunk" or value_of(operands[1]) != count:
             raise Unknown
-        axis = given.get("dim", value_of(operands[2]) if operands[2:] else 0) % len(sizes)
+        axis = options.get("dim", value_of(operands[2]) if operands[2:] else 0) % len(sizes)
         return [_with(sizes, axis, self._share(sizes[axis], count))] * count
 
     def _split(self, sizes: Sizes, numbers: list[int], axis: int) -> list[Sizes]:
@@ -229,22 +229,22 @@ class Rules(Shapes):
 
     def _several(self, member: Member, args: list[ast.expr]) -> Sequence[Sizes | None]:
         """Return the results of a layer that has several; None for one of which little is known."""
-        one, two, given = slot(member, 0), slot(member, 1), {keyword.arg for keyword in member.build.keywords}  # type: ignore[attr-defined]
+        one, two, options = slot(member, 0), slot(member, 1), {keyword.arg for keyword in member.build.keywords}  # type: ignore[attr-defined]
         x = self.sizes(args[0])
         if member.layer in CELLS:
             return [self._layer(member, args)] * 2
         if member.layer == "nn.MultiheadAttention":
-            if given & {"kdim", "vdim"}:
+            if options & {"kdim", "vdim"}:
                 raise Unknown
             for sizes in map(self.sizes, args[:3]):
                 self.tie(sizes[-1:], (one,))
             return [x, None]
-        if member.layer not in RECURRENT or "proj_size" in given:
+        if member.layer not in RECURRENT or "proj_size" in options:
             raise Unknown
         self.tie(x[-1:], (one,))
         self._carry(args[1:], two)
         wide = two
-        if "bidirectional" in given:
+        if "bidirectional" in options:
             wide = self.related.add_tied(("both", two), 2 * self.related.value[two], two)
         state = (None, None, two) if len(x) == 3 else (None, two)
         return [(*x[:-1], wide), state, state]
@@ -260,13 +260,13 @@ class Rules(Shapes):
 
     def _function(self, tree: ast.Call) -> Sizes:
         name, operands = called(tree)
-        given = _literals(tree)
+        options = _literals(tree)
         self.fix([keyword.value for keyword in tree.keywords])
         if name in BROADCAST:
             return self.broadcast([*map(self.sizes, operands)])
         if name in ("cat", "stack"):
             items = operands[0].elts if isinstance(operands[0], ast.List) else []
-            return self._joined(name, [*map(self.sizes, items)], given.get("dim", 0))
+            return self._joined(name, [*map(self.sizes, items)], options.get("dim", 0))
         if name in ("scaled_dot_product_attention", "matmul", "bmm", "linear", "expand_as"):
             return self._of_tensors(name, [*map(self.sizes, operands)])
         x = self.sizes(operands[0])
@@ -280,7 +280,7 @@ class Rules(Shapes):
             return (*x[:2], *[None] * (len(x) - 2))
         numbers = [value_of(operand) for operand in operands[1:]] if name != "expand" else []
         if name in REDUCING:
-            return self._reduced(x, given.get("dim", numbers[0] if numbers else None), given.get("keepdim", False))
+            return self._reduced(x, options.get("dim", numbers[0] if numbers else None), options.get("keepdim", False))
         if name == "pad":
             kept = len(x) - len(numbers[0]) // 2
             self.related.fix(x[kept:])
@@ -335,13 +335,13 @@ class Rules(Shapes):
 
     def _expanded(self, x: Sizes, operands: list[ast.expr]) -> Sizes:
         """`x.expand(2, -1, -1)`: a number is written, so its axis can't change."""
-        made: list[Size | None] = []
+        axes: list[Size | None] = []
         for i, operand in enumerate(operands, len(x) - len(operands)):
             is_kept = isinstance(operand, ast.UnaryOp)
             if not is_kept and i >= 0:
                 self.related.fix([x[i]])
-            made.append(x[i] if is_kept else self.fixed(number(operand)) if is_integer(operand) else None)
-        return tuple(made)
+            axes.append(x[i] if is_kept else self.fixed(number(operand)) if is_integer(operand) else None)
+        return tuple(axes)
 
     def _joined(self, name: str, items: Operands, axis: int) -> Sizes:
         first = items[0]
@@ -355,17 +355,17 @@ class Rules(Shapes):
             self.tie(_with(first, at, self.fixed(0)), _with(other, at, self.fixed(0)))
         parts = [item[at] for item in items]
         numbers = [self.related.value[part] for part in parts]
-        made = self.related.add(("sum", *parts), sum(numbers))
+        total = self.related.add(("sum", *parts), sum(numbers))
         if len({*numbers}) > 1:
             if all(isinstance(number, int) for number in numbers):
                 self.related.fix(part for part in parts if part[0] in self.given)  # what the network takes stays
-                self.related.sums[made] = parts
+                self.related.sums[total] = parts
             else:
-                self.related.fix([*parts, made])
-            return _with(first, at, made)
+                self.related.fix([*parts, total])
+            return _with(first, at, total)
         for part in parts:  # they change together, so that the sum is in proportion to each
-            self.related.tie(made, part)
-        return _with(first, at, made)
+            self.related.tie(total, part)
+        return _with(first, at, total)
 
     def _of_tensors(self, name: str, operands: Operands) -> Sizes:
         if name == "expand_as":

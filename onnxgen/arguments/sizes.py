@@ -84,15 +84,15 @@ class Related:
         if first in self._fixed:
             return {FIXED: Fraction(whole)}
         if first not in self._known:
-            made = [Terms()] * 0
+            ways = [Terms()] * 0
             for total, parts in self.sums.items():
                 if self.find(total) == first and any(self.find(part) != first for part in parts):
                     shares: Counter[Size] = Counter()
                     for part in parts:
                         shares.update(self.terms(part, (*above, first)))
-                    made.append({key: Fraction(n) / self.value[total] for key, n in shares.items()})  # type: ignore
-            is_clear = all(terms == made[0] and sum(terms.values()) == 1 for terms in made)
-            self._known[first] = (made[0] if is_clear else {}) if made else {first: Fraction(1)}
+                    ways.append({key: Fraction(n) / self.value[total] for key, n in shares.items()})  # type: ignore
+            is_clear = all(terms == ways[0] and sum(terms.values()) == 1 for terms in ways)
+            self._known[first] = (ways[0] if is_clear else {}) if ways else {first: Fraction(1)}
         return {key: share * whole for key, share in self._known[first].items()}
 
     def settle(self) -> None:
@@ -112,10 +112,10 @@ class Related:
 
     def classes(self) -> Iterator[list[Size]]:
         """Yield the classes that may change."""
-        found: dict[Size, list[Size]] = {}
+        members: dict[Size, list[Size]] = {}
         for size in self._parent:
-            found.setdefault(self.find(size), []).append(size)
-        yield from (sizes for first, sizes in found.items() if first not in self._fixed)
+            members.setdefault(self.find(size), []).append(size)
+        yield from (sizes for first, sizes in members.items() if first not in self._fixed)
 
 
 def slot(member: Member, *place: int | str) -> Size:
@@ -243,12 +243,12 @@ class Shapes:
         return self.related.add_tied(("product", *sizes), number, changing[-1]) if changing else self.fixed(number)
 
     def broadcast(self, operands: Operands) -> Sizes:
-        made: list[Size] = []
+        axes: list[Size] = []
         for i in range(max(map(len, operands)), 0, -1):
             there = [sizes[-i] for sizes in operands if len(sizes) >= i]
             wide = [size for size in there if not self.is_one(size)]
             self.related.fix(size for size in there if self.is_one(size))
             for size in wide[1:]:
                 self.tie(wide[:1], (size,))  # type: ignore[arg-type]
-            made.append((wide or there)[0])
-        return tuple(made)
+            axes.append((wide or there)[0])
+        return tuple(axes)

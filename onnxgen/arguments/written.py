@@ -59,9 +59,9 @@ class Written(int):
 
     @classmethod
     def at(cls, spot: Spot, value: int) -> Written:
-        made = cls(value)
-        made.spot = spot
-        return made
+        written = cls(value)
+        written.spot = spot
+        return written
 
     def __rmul__(self, other: Any) -> Any:
         return Written.at(self.spot, other * int(self)) if type(other) is int else NotImplemented
@@ -108,10 +108,10 @@ class Reader(Text):
         return self.make("written", id(value.spot), int(value)) if isinstance(value, Written) else super().node(value)
 
     def _binary(self, tree: ast.BinOp, scope: LocalVariables) -> Value:
-        made = super()._binary(tree, scope)
-        if not isinstance(made, Written):
+        result = super()._binary(tree, scope)
+        if not isinstance(result, Written):
             self._spoil(self.evaluate(tree.left, scope), self.evaluate(tree.right, scope))
-        return made
+        return result
 
     def _compare(self, tree: ast.Compare, scope: LocalVariables) -> Value:
         sides = [self.evaluate(value, scope) for value in (tree.left, *tree.comparators)]
@@ -122,10 +122,10 @@ class Reader(Text):
         return super()._compare(tree, scope)
 
     def _builtin(self, name: str, args: list[Value]) -> Value:
-        made = super()._builtin(name, [int(a) if isinstance(a, Written) else a for a in args])
-        if made is not UNDEFINED:
+        result = super()._builtin(name, [int(a) if isinstance(a, Written) else a for a in args])
+        if result is not UNDEFINED:
             self._spoil(*args)
-        return made
+        return result
 
     def _spoil(self, *values: Value) -> None:
         self.spoilt |= {id(value.spot) for value in values if isinstance(value, Written)}
@@ -143,9 +143,9 @@ def _inner(tree: ClassTree, classes: Sequence[ClassTree]) -> Iterator[tuple[int,
     for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
             args = [*zip(parameters[node.func.id], node.args), *((k.arg or "", k.value) for k in node.keywords)]
-            given = [(name, one) for name, one in args if isinstance(one, Spot)]
-            taken = [id(one) for name, one in given if name.startswith(OUTER)]
-            yield from ((id(one), next(iter(taken), 0)) for name, one in given if "hidden_" in name[:-1])
+            spots = [(name, one) for name, one in args if isinstance(one, Spot)]
+            taken = [id(one) for name, one in spots if name.startswith(OUTER)]
+            yield from ((id(one), next(iter(taken), 0)) for name, one in spots if "hidden_" in name[:-1])
 
 
 def _places(node: Node, at: Place) -> Iterator[tuple[Place, int]]:
@@ -192,10 +192,10 @@ class _Writer:
         needed: dict[int, Argument] = {}
         parts = sorted((*tree.setup, *tree.items), key=_is_store)  # what a class only stores comes last
         for node in (node for part in parts for node in walk(part)):
-            found = [argument for argument, _ in self.of.get(id(node), ()) if argument is not None]
+            arguments = [argument for argument, _ in self.of.get(id(node), ()) if argument is not None]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                found = self.needs.get(node.func.id, [])
-            needed.update((id(argument), argument) for argument in found)
+                arguments = self.needs.get(node.func.id, [])
+            needed.update((id(argument), argument) for argument in arguments)
         needed = dict(sorted(needed.items(), key=lambda item: not is_root and _is_count(item[1])))
         self.needs[tree.name] = list(needed.values())
         namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
@@ -214,15 +214,15 @@ class _Writer:
             names[key] = f"{whole}[{_entry(a) - first[a.table]}]" if whole else namer.take(wanted)
             numbers = tuple(other.number for other in sorted(entries[a.table], key=_entry)) if whole else a.number
             defaults[whole or names[key]] = str(numbers)
-        made = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
+        parameters = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
         own = sum(parameter.default is None for parameter in tree.parameters)
         counts = {names[i] for i, argument in needed.items() if _is_count(argument)}
-        sizes = len(made) if is_root else sum(parameter.name not in counts for parameter in made)
+        sizes = len(parameters) if is_root else sum(parameter.name not in counts for parameter in parameters)
         return replace(
             tree,
             setup=[self._final(part, names, tree.name) for part in tree.setup],
             items=[self._final(part, names, tree.name) for part in tree.items],
-            parameters=[*made[:sizes], *tree.parameters[:own], *made[sizes:], *tree.parameters[own:]],
+            parameters=[*parameters[:sizes], *tree.parameters[:own], *parameters[sizes:], *tree.parameters[own:]],
         )
 
     def _final(self, tree: Any, names: dict[int, str], maker: str) -> Any:

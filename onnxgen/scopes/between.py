@@ -76,8 +76,8 @@ class _Inferred:
                 if _takes_weights(node, 2) or any(u.node in self.lost for v in node.outputs for u in v.uses()):
                     self.lost.add(node)
                 users = (use.node for output in node.outputs for use in output.uses())
-                found = (self.scope.get(user, self.after.get(user)) for user in users)
-                common = common_scope(scope for scope in found if scope is not None)
+                scopes = (self.scope.get(user, self.after.get(user)) for user in users)
+                common = common_scope(scope for scope in scopes if scope is not None)
                 if common is not None:
                     self.after[node] = common
 
@@ -92,8 +92,12 @@ class _Inferred:
         else:
             scope = self._module(common_scope([inner, after]) or ())
         before = before or ()
-        found = (self._skip(node, producers), self._joined(node, producers, before), self._activation(node, before))
-        return max(scope, *found, key=len)
+        candidates = (
+            self._skip(node, producers),
+            self._joined(node, producers, before),
+            self._activation(node, before),
+        )
+        return max(scope, *candidates, key=len)
 
     def _skip(self, node: ir.Node, producers: list[ir.Node]) -> ModulePath:
         """Return the innermost module that makes one operand of a sum and takes all the others; () if there is none."""
@@ -147,7 +151,7 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
     all that follows it, that is the second one, `conv2`. At least two modules must be so.
     """
     inside = Counter(scope[:-1] for scope in inferred.layers if scope)
-    found: dict[ir.Node, ModulePath] = {}
+    scopes: dict[ir.Node, ModulePath] = {}
     for node in nodes:
         before = next(iter(_producers(node)), None) if node not in inferred.scope and _takes_weights(node, 2) else None
         scope = () if before is None else inferred.scope.get(before, ())
@@ -155,20 +159,20 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
         if before is None or first is None or before.op_type != node.op_type or inside[scope[:-1]] != 1:
             continue
         if scope in inferred.layers and [use.node for use in before.outputs[0].uses()] == [node]:
-            found[node] = (*scope[:-1], f"{first[1]}{int(first[2]) + 1}")
-    return found if len(found) > 1 else {}
+            scopes[node] = (*scope[:-1], f"{first[1]}{int(first[2]) + 1}")
+    return scopes if len(scopes) > 1 else {}
 
 
 def _by_parameters(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
     """Return the scopes of layers that a pass has written, by the names of their parameters."""
-    found: dict[ir.Node, ModulePath] = {}
+    scopes: dict[ir.Node, ModulePath] = {}
     for node in nodes:
         if node not in inferred.scope and _takes_weights(node, 2):
             paths = [param_path(value.name or "") for value in node.inputs if value is not None and stored(value)]
             parents = {path[:-1] for path in paths if path is not None}
             if len(parents) == 1:
-                found[node] = parents.pop()
-    return found
+                scopes[node] = parents.pop()
+    return scopes
 
 
 def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
@@ -176,28 +180,28 @@ def _biased(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePa
 
     `linear.bias` is added in `linear`, so that the product before it is in `linear`, too.
     """
-    found: dict[ir.Node, ModulePath] = {}
+    scopes: dict[ir.Node, ModulePath] = {}
     for node in nodes:
         scope = inferred.scope.get(node, ())
         if node.op_type != "Add" or scope not in inferred.layers or not _takes_weights(node, 1):
             continue
         between = list(_producers(node))
         for before in between:  # grows: what scales the product is in the layer, too
-            if before not in inferred.scope and before not in found and _only_use(before) is not None:
-                found[before] = scope
+            if before not in inferred.scope and before not in scopes and _only_use(before) is not None:
+                scopes[before] = scope
                 between += _producers(before) if any(is_a(before, trait) for trait in _SCALING) else ()
-    return found
+    return scopes
 
 
 def _looked_up(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
     """Return the scopes of nodes that take rows of a table which a module makes for nothing else: of that module."""
-    found: dict[ir.Node, ModulePath] = {}
+    scopes: dict[ir.Node, ModulePath] = {}
     for node in nodes:
         table = node.inputs[0].producer() if node.op_type == "Gather" and node.inputs[0] is not None else None
         if table is not None and node not in inferred.scope and _only_use(table) is node:
             if inferred.scope.get(table) in inferred.layers:
-                found[node] = inferred.scope[table]
-    return found
+                scopes[node] = inferred.scope[table]
+    return scopes
 
 
 def _attending(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
@@ -206,7 +210,7 @@ def _attending(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Modul
     Where one module makes q, k and v for nothing else, as BERT's `attention.self`, it attends. The module around it has
     the layer behind the attention.
     """
-    found: dict[ir.Node, ModulePath] = {}
+    scopes: dict[ir.Node, ModulePath] = {}
     for node in nodes:
         if node.op_type != "Attention" or node in inferred.scope:
             continue
@@ -228,8 +232,8 @@ def _attending(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Modul
             scope = common_scope(inferred.scope[maker] for maker in makers) or ()
             is_module = bool(scope) and scope not in inferred.lists | inferred.layers
             if is_module and len({inferred.scope[maker] for maker in makers}) > 1:
-                found.update(dict.fromkeys(moved, scope))
-    return found
+                scopes.update(dict.fromkeys(moved, scope))
+    return scopes
 
 
 def _innermost(scopes: list[ModulePath]) -> list[ModulePath]:
@@ -253,14 +257,14 @@ def _of_weights(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Modu
             and all(stored(v) is not None or v.producer() in fixed for v in values)
         ):
             fixed.add(node)
-    found: dict[ir.Node, ModulePath] = {}
+    result: dict[ir.Node, ModulePath] = {}
     for node in reversed(nodes):
         if node in fixed:
             users = (use.node for output in node.outputs for use in output.uses())
-            scopes = [found.get(user, inferred.scope.get(user)) for user in users]
+            scopes = [result.get(user, inferred.scope.get(user)) for user in users]
             if None not in scopes and (common := common_scope(s for s in scopes if s is not None)) is not None:
-                found[node] = common
-    return found
+                result[node] = common
+    return result
 
 
 def _takes_weights(node: ir.Node, rank: int) -> bool:

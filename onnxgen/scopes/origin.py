@@ -154,7 +154,7 @@ def _without_root(
     for node, paths in params.items():
         if paths:
             taking.setdefault(node.graph, []).append(recorded[node] in ((), None) and all(len(p) > 2 for p in paths))
-    lost = {graph for graph, found in taking.items() if len(found) > 1 and all(found)}
+    lost = {graph for graph, flags in taking.items() if len(flags) > 1 and all(flags)}
     return {node: None if scope == () and node.graph in lost else scope for node, scope in recorded.items()}
 
 
@@ -208,7 +208,7 @@ def is_alias(recorded: ModulePath, parent: ModulePath) -> bool:
 def _constants(node: ir.Node) -> list[list[str]]:
     """Return, for each constant input of a node, its names: as an input, then those of the values that it is a view
     of, and last the parameter that the exporter folded it from ("" if none)."""
-    found = []
+    constants = []
     for value in node.inputs:
         names: list[str] = []
         while value is not None:
@@ -216,12 +216,12 @@ def _constants(node: ir.Node) -> list[list[str]]:
             producer = value.producer()
             if producer is None or producer.op_type == "Constant":
                 if producer is not None or value.is_initializer():
-                    found.append([*names, folded_from(value)])
+                    constants.append([*names, folded_from(value)])
                 break
             if not is_a(producer, VIEW, SAME) or not producer.inputs:
                 break
             value = producer.inputs[0]
-    return found
+    return constants
 
 
 def _params(node: ir.Node) -> list[ModulePath]:
@@ -318,23 +318,23 @@ def _strings(text: str | None) -> list[str]:
     if text is None or len(text) > 65_536:
         return []
     try:
-        found = ast.literal_eval(text)
+        literal = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return []
-    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else []
+    return literal if isinstance(literal, list) and all(isinstance(item, str) for item in literal) else []
 
 
 def one_module(
-    found: Mapping[Hashable, tuple[ModulePath, frozenset[str]]], known: set[ModulePath]
+    calls: Mapping[Hashable, tuple[ModulePath, frozenset[str]]], known: set[ModulePath]
 ) -> dict[ModulePath, ModulePath]:
     """Return, for each recorded scope, the scope of the module's first call.
 
     Args:
-        found: for each node, its recorded scope and the weights that it takes.
+        calls: for each node, its recorded scope and the weights that it takes.
         known: the modules that certainly exist, by parameter names.
     """
     weights: dict[ModulePath, set[str]] = defaultdict(set)  # of all nodes in a scope
-    for scope, names in found.values():
+    for scope, names in calls.values():
         for i in range(len(scope) + 1):
             weights[scope[:i]] |= names
     first: dict[ModulePath, ModulePath] = {(): ()}  # parents come before children: sorted by length
@@ -348,15 +348,15 @@ def one_module(
     return first
 
 
-def passed_over(found: Iterable[tuple[ModulePath, ModulePath]], known: set[ModulePath]) -> dict[ModulePath, ModulePath]:
+def passed_over(pairs: Iterable[tuple[ModulePath, ModulePath]], known: set[ModulePath]) -> dict[ModulePath, ModulePath]:
     """Return the full paths of the modules that are called without the module around them, by their recorded paths.
 
     Args:
-        found: recorded scopes of nodes, each with the module of a parameter that the node takes.
+        pairs: recorded scopes of nodes, each with the module of a parameter that the node takes.
         known: the modules that certainly exist, by parameter names.
     """
     full: dict[ModulePath, set[ModulePath]] = defaultdict(set)
-    for scope, parent in found:
+    for scope, parent in pairs:
         n = 0
         while n < min(len(scope), len(parent)) and scope[-1 - n] == parent[-1 - n]:
             n += 1
@@ -384,10 +384,10 @@ _MAX_LENGTH = 200
 
 def layer_of(name: str, op_type: str) -> ModulePath | None:
     """Return the layer in the name of a weight of a node: `("fc_1",)` of `fc_1_MatMul_W`; None if there is none."""
-    found = _WEIGHT.fullmatch(name.split(";")[0].split(":")[0]) if len(name) <= _MAX_LENGTH else None
-    if found is None or not _LAYER.fullmatch(found["layer"]):
+    match = _WEIGHT.fullmatch(name.split(";")[0].split(":")[0]) if len(name) <= _MAX_LENGTH else None
+    if match is None or not _LAYER.fullmatch(match["layer"]):
         return None
-    parts = [part for part in found["layer"].removesuffix(f"_{op_type}").split("/") if part]
+    parts = [part for part in match["layer"].removesuffix(f"_{op_type}").split("/") if part]
     return tuple(parts) or None
 
 
@@ -419,14 +419,14 @@ def _groups(names: set[str]) -> dict[str, ModulePath]:
     for group, rests in members.items():
         if group not in names and len(rests) > 1 and not group.isdigit() and not any(r.isdigit() for r in rests):
             alike.setdefault(re.sub(r"\d+$", "#", group), []).append(group)
-    groups = {group for found in alike.values() if len(found) > 1 for group in found}
+    groups = {group for similar in alike.values() if len(similar) > 1 for group in similar}
     inner = {group: _groups(members[group]) for group in groups}
-    made: dict[str, ModulePath] = {}
+    paths: dict[str, ModulePath] = {}
     for name in names:
         ends = (name[: end.start()] for end in re.finditer(r"(?<=\d)_", name))
         within = next((beginning for beginning in ends if beginning in groups), "")
-        made[name] = (within, *inner[within][name[len(within) + 1 :]]) if within else (name,)
-    return {name: (*path[:-1], _turned(path[-1])) for name, path in made.items()}
+        paths[name] = (within, *inner[within][name[len(within) + 1 :]]) if within else (name,)
+    return {name: (*path[:-1], _turned(path[-1])) for name, path in paths.items()}
 
 
 def _turned(name: str) -> str:
@@ -452,16 +452,16 @@ Made = TypeVar("Made", bound=Readable)
 def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Made:
     """Return what `make` makes of the reading with the shorter source, and leave that reading's scopes in the model."""
     names, are_keys = _scopes(model), _are_keys(model)
-    made = make()
+    named = make()
     if options.flat or are_keys or not any(scope for scope, _ in names[0].values()):
-        return made
+        return named
     obeyed = _scopes(model)
     _set(model, (dict.fromkeys(names[0], ((), False)), {}), nameless=True)
     other = make()
-    if made.length > LONGER * other.length:
+    if named.length > LONGER * other.length:
         return other
     _set(model, obeyed, nameless=False)
-    return made
+    return named
 
 
 def _are_keys(model: ir.Model) -> bool:
@@ -492,8 +492,8 @@ def _scopes(model: ir.Model) -> Scopes:
 
 def _set(model: ir.Model, scopes: Scopes, nameless: bool) -> None:
     nodes, classes = scopes
-    for node, (scope, found) in nodes.items():
+    for node, (scope, is_found) in nodes.items():
         SCOPE.set(node, scope)
-        FOUND.set(node, found)
+        FOUND.set(node, is_found)
     CLASSES.set(model, classes)
     NAMELESS.set(model.graph, nameless)

@@ -47,15 +47,15 @@ def note_parameter_names(model: ir.Model) -> None:
     """Set the model's `PARAMETER_NAMES`, and `NO_PARAMETER` of tensors. The nodes must be the file's own."""
     values = list(model.graph.initializers.values())
     called = {node: frozenset(_ARGUMENT.findall(text)) for node, text in _calls(model)}
-    found: dict[str, Names] = {}
+    by_tensor: dict[str, Names] = {}
     if any(called.values()):
         stored = {_argument(value.name or "") for value in values}
-        found = {value.name or "": _by_calls(value, called, stored) for value in values}
+        by_tensor = {value.name or "": _by_calls(value, called, stored) for value in values}
         for value in values:
             NO_PARAMETER.set(value, _is_never_parameter(value, called))
     elif model.producer_name in _PRODUCERS and any(label for value in values for _, label in _takers(value)):
-        found = {value.name or "": _by_labels(value) for value in values}
-    PARAMETER_NAMES.set(model, {name: names for name, names in found.items() if names})
+        by_tensor = {value.name or "": _by_labels(value) for value in values}
+    PARAMETER_NAMES.set(model, {name: names for name, names in by_tensor.items() if names})
 
 
 def _calls(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
@@ -71,13 +71,13 @@ def _argument(name: str) -> str:
 
 def _by_calls(value: ir.Value, called: Mapping[ir.Node, frozenset[str]], stored: Set[str]) -> Names:
     """Return the arguments of the calls that a tensor's users come from, without those that are other tensors."""
-    found: dict[ModulePath, frozenset[str]] = {}
+    by_scope: dict[ModulePath, frozenset[str]] = {}
     own = _argument(value.name or "")
     for node, _ in _takers(value):
         if names := frozenset(n for n in called.get(node, ()) if n == own or n not in stored):
             scope = SCOPE.get(node)
-            found[scope] = found.get(scope, frozenset()) | names
-    return found
+            by_scope[scope] = by_scope.get(scope, frozenset()) | names
+    return by_scope
 
 
 def _is_never_parameter(value: ir.Value, called: Mapping[ir.Node, frozenset[str]]) -> bool:
@@ -92,11 +92,11 @@ def _by_labels(value: ir.Value) -> Names:
     own = value.name or ""
     if not _OF_TORCH.fullmatch(own):
         return {}
-    found: dict[ModulePath, frozenset[str]] = {}
+    by_scope: dict[ModulePath, frozenset[str]] = {}
     for node, label in _takers(value):
         scope = SCOPE.get(node)
-        found[scope] = found.get(scope, frozenset()) | {label or own}
-    return found
+        by_scope[scope] = by_scope.get(scope, frozenset()) | {label or own}
+    return by_scope
 
 
 def _takers(value: ir.Value, label: str = "", depth: int = _DEPTH) -> Iterator[tuple[ir.Node, str]]:
@@ -141,13 +141,13 @@ def note_variables(model: ir.Model) -> None:
             traced += 1
             if frames := _frames(trace, recorded_modules(node)):
                 graphs.setdefault(node.graph, []).append((node, frames))
-    found: dict[str, dict[ModulePath, Variable]] = {}
+    variables: dict[str, dict[ModulePath, Variable]] = {}
     if sum(map(len, graphs.values())) >= _FITTING * max(traced, 1):
         for nodes in graphs.values():
             for depth in range(max(len(frames) for _, frames in nodes)):
                 for run in _runs(nodes, depth):
-                    _note(run, found)
-    VARIABLES.set(model, found)
+                    _note(run, variables)
+    VARIABLES.set(model, variables)
 
 
 def _trace(node: ir.Node) -> str:
@@ -157,13 +157,13 @@ def _trace(node: ir.Node) -> str:
 
 def _frames(trace: str, modules: Sequence[ModulePath]) -> Stack:
     """Return the frames of a trace, each with the module that it is in; () unless each module has its `forward`."""
-    found, at = [], -1
+    frames, at = [], -1
     for file, number, function, text in _FRAME.findall(trace):
         at += function == "forward"
         if not 0 <= at < len(modules):
             return ()
-        found.append(_Frame((file, number), modules[at], *_targets(text)))
-    return tuple(found) if at == len(modules) - 1 else ()
+        frames.append(_Frame((file, number), modules[at], *_targets(text)))
+    return tuple(frames) if at == len(modules) - 1 else ()
 
 
 def _targets(text: str) -> tuple[tuple[str, ...], bool]:
@@ -171,9 +171,9 @@ def _targets(text: str) -> tuple[tuple[str, ...], bool]:
 
     There are none for a list or a tuple that one variable is, and for the rest of a longer statement.
     """
-    found = _TARGETS.match(text)
-    value = text[found.end() :].partition(" #")[0].strip() if found else ")"
-    names = tuple(_WORD.findall(found[1])) if found else ()
+    match = _TARGETS.match(text)
+    value = text[match.end() :].partition(" #")[0].strip() if match else ")"
+    names = tuple(_WORD.findall(match[1])) if match else ()
     level, items = 0, 1
     for character in value:
         level += (character in "([{") - (character in ")]}")
@@ -191,14 +191,14 @@ def _runs(nodes: Iterable[tuple[ir.Node, Stack]], depth: int) -> Iterator[list[t
             yield run
 
 
-def _note(run: list[tuple[ir.Node, _Frame]], found: dict[str, dict[ModulePath, Variable]]) -> None:
+def _note(run: list[tuple[ir.Node, _Frame]], variables: dict[str, dict[ModulePath, Variable]]) -> None:
     """Note the variables of one run of a line."""
     frame, inside = run[0][1], {node for node, _ in run}
-    made = [value for node, _ in run for value in node.outputs if value.name]
-    left = [v for v in made if v.is_graph_output() or any(use.node not in inside for use in v.uses())]
+    values = [value for node, _ in run for value in node.outputs if value.name]
+    left = [v for v in values if v.is_graph_output() or any(use.node not in inside for use in v.uses())]
     targets = frame.targets
     if len(targets) == 1:  # what the line computes last; what others take, too, the exporter has merged with theirs
-        left = left[-1:] if left[-1:] == made[-1:] else []
+        left = left[-1:] if left[-1:] == values[-1:] else []
     elif len(left) < len(targets):
         targets = tuple(name for name in targets if name != "_")
         left = _parts(left[0]) if len(left) == 1 < len(targets) else left
@@ -207,7 +207,7 @@ def _note(run: list[tuple[ir.Node, _Frame]], found: dict[str, dict[ModulePath, V
     for whole, name in zip(left, targets):
         for value in [whole, *(_becoming(whole, inside) if len(left) == 1 else ())]:
             if name != "_":
-                found.setdefault(value.name or "", {})[frame.module] = Variable(FileText(name), value is whole)
+                variables.setdefault(value.name or "", {})[frame.module] = Variable(FileText(name), value is whole)
 
 
 def _parts(value: ir.Value) -> list[ir.Value]:

@@ -189,10 +189,10 @@ def _is_merge(flow: Flow, i: int) -> bool:
 
 def _is_spatial(node: ir.Node) -> bool:
     """True if a reduction leaves one number for each channel of a map."""
-    facts, made = info(node.inputs[0]), info(node.outputs[0])
-    if facts.rank is None or facts.rank < 3 or made.shape is None:
+    facts, result = info(node.inputs[0]), info(node.outputs[0])
+    if facts.rank is None or facts.rank < 3 or result.shape is None:
         return False
-    return made.rank == facts.rank and all(d == 1 for d in made.shape[2:]) and made.shape[1] != 1
+    return result.rank == facts.rank and all(d == 1 for d in result.shape[2:]) and result.shape[1] != 1
 
 
 _MAX_HEIGHT = 12  # regions nested in regions
@@ -276,15 +276,15 @@ def post_dominators(flow: Flow, leads: list[bool]) -> tuple[list[int], list[int]
 
     def meet(users: list[int]) -> int:
         users = [j for j in users if leads[j]] or users
-        found = users[0] if users else n
+        vertex = users[0] if users else n
         for j in users[1:]:
-            found = tree.common(found, j)
-        return found
+            vertex = tree.common(vertex, j)
+        return vertex
 
     for i in reversed(range(n)):
         tree.add(i, meet(flow.after[i]))
     inputs = [users for users in flow.inputs if len(users) > 1]
-    return tree.parent[:n], [found for found in map(meet, inputs) if found < n]
+    return tree.parent[:n], [vertex for vertex in map(meet, inputs) if vertex < n]
 
 
 def find_regions(flow: Flow) -> list[Region]:
@@ -310,17 +310,17 @@ class _Search:
         """Return every merge with the forks whose paths meet in it, the shortest regions first."""
         n = len(self.flow.nodes)
         meets, from_inputs = post_dominators(self.flow, self.leads)
-        found: dict[int, list[int]] = {}
+        merges: dict[int, list[int]] = {}
         for i in range(n):
             if len(self.users[i]) > 1 and meets[i] < n:
-                found.setdefault(meets[i], []).append(i)
+                merges.setdefault(meets[i], []).append(i)
         for merge in from_inputs:
-            found.setdefault(merge, [-1])
+            merges.setdefault(merge, [-1])
         for merge, before in enumerate(self.flow.before):
             direct = [i for i in before if len(self.users[i]) > 2] if len(before) > 1 else []
-            if direct and merge not in found:  # a residual whose input is needed again, far away
-                found[merge] = direct
-        return sorted(found.items(), key=lambda item: (item[0] - item[1][-1], item[0]))
+            if direct and merge not in merges:  # a residual whose input is needed again, far away
+                merges[merge] = direct
+        return sorted(merges.items(), key=lambda item: (item[0] - item[1][-1], item[0]))
 
     def make(self, merge: int, forks: list[int]) -> None:
         """Make the region of a merge.
@@ -341,8 +341,8 @@ class _Search:
                 best = len(entries), fork, nodes
         if best is None:
             return
-        found = {id(r): r for i in best[2] if (r := self.owner[i]) is not None}
-        inner = sorted(found.values(), key=lambda r: r.merge)
+        regions = {id(r): r for i in best[2] if (r := self.owner[i]) is not None}
+        inner = sorted(regions.values(), key=lambda r: r.merge)
         height = 1 + max((r.height for r in inner), default=0)
         inside = set(best[2])
         if height > _MAX_HEIGHT or not all(inside.issuperset(r.nodes) for r in inner):
@@ -361,23 +361,25 @@ class _Search:
         others, as SqueezeNet's, it narrows the input of the next block.
         """
         branches = [i for i in self.flow.after[fork] if fork >= 0 and self.flow.weighs[i]]
-        found = [merge]
+        chain = [merge]
         is_joined = len(branches) > 1 and kind(self.flow, merge).startswith("concat")
         for wanted in ("point", "norm", "act") if is_joined and all(map(self._narrows, branches)) else ():
-            after = self.flow.after[found[-1]]
-            if len(after) == 1 and kind(self.flow, after[0]) == wanted and self.flow.before[after[0]] == found[-1:]:
-                found += after
-            elif found == [merge]:
+            after = self.flow.after[chain[-1]]
+            if len(after) == 1 and kind(self.flow, after[0]) == wanted and self.flow.before[after[0]] == chain[-1:]:
+                chain += after
+            elif chain == [merge]:
                 break
-        return found[1:]
+        return chain[1:]
 
     def _narrows(self, i: int) -> bool:
         """True if a vertex makes a map of fewer channels."""
         node = self.flow.nodes[i]
-        before, made = (info(value).shape if value is not None else None for value in (node.inputs[0], node.outputs[0]))
-        if before is None or made is None or len(made) < 3:
+        before, after = (
+            info(value).shape if value is not None else None for value in (node.inputs[0], node.outputs[0])
+        )
+        if before is None or after is None or len(after) < 3:
             return False
-        return isinstance(before[1], int) and isinstance(made[1], int) and made[1] < before[1]
+        return isinstance(before[1], int) and isinstance(after[1], int) and after[1] < before[1]
 
     def _is_closed(self, fork: int, merge: int) -> bool:
         """True if the merge takes nothing that is older than the fork."""

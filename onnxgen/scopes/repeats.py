@@ -73,12 +73,12 @@ class Arranger:
         (a b a)(a b a) such a run would lie across two units, so that both ways are tried.
         """
         for _ in range(_MAX_LEVELS):
-            found = self._runs(tokens, least, inner_first)
-            if len(found) == len(tokens):
-                found = self._stretches(tokens, least)
-            if len(found) == len(tokens):
+            replaced = self._runs(tokens, least, inner_first)
+            if len(replaced) == len(tokens):
+                replaced = self._stretches(tokens, least)
+            if len(replaced) == len(tokens):
                 break
-            tokens, least = found, _MIN_LAYERS  # beside long runs, shorter ones count too
+            tokens, least = replaced, _MIN_LAYERS  # beside long runs, shorter ones count too
         return tokens
 
     def _straight(self, tokens: list[Token]) -> list[Token]:
@@ -128,15 +128,15 @@ class Arranger:
             start, end = self._extend(tokens, free, blocks, run.start, end)
             free[start:end] = False
             units.append(tuple(labels[run.start : run.start + run.period]))
-            made = [self._block(b) for b in blocks]
-            chosen.append((start, end, joined("run", self.tokenizer.label(("run", made[0].label)), made)))
+            parts = [self._block(b) for b in blocks]
+            chosen.append((start, end, joined("run", self.tokenizer.label(("run", parts[0].label)), parts)))
         units = list(dict.fromkeys(units))[:_MAX_UNITS]
         return _replaced(tokens, [*chosen, *self._scattered(tokens, units, free)])
 
     def _scattered(self, tokens: list[Token], units: list[tuple[Hashable, ...]], free: _Mask) -> list[_Piece]:
         """Return the units that are not adjacent to equal ones, as blocks."""
         labels = [t.label for t in tokens]
-        found: list[_Piece] = []
+        pieces: list[_Piece] = []
         for unit in units:
             starts = _occurrences(labels, unit, free)
             for i in starts:
@@ -145,8 +145,8 @@ class Arranger:
                     continue
                 if self.exits(parts) == 1 and sum(t.weight for t in parts) > 1:
                     free[i : i + len(unit)] = False
-                    found.append((i, i + len(unit), self._block(parts)))
-        return found
+                    pieces.append((i, i + len(unit), self._block(parts)))
+        return pieces
 
     def _known(self, tokens: list[Token]) -> list[Token]:
         """Inside a block, replace units that are blocks elsewhere, if there are other layers too."""
@@ -219,10 +219,10 @@ class Arranger:
         chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
         for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_MAX_UNITS]:
-            found = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
-            if not found or len(found) * sum(t.weight for t in tokens[found[0] : found[0] + len(unit)]) < least:
+            starts = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
+            if not starts or len(starts) * sum(t.weight for t in tokens[starts[0] : starts[0] + len(unit)]) < least:
                 continue
-            for i in found:
+            for i in starts:
                 free[i : i + len(unit)] = False
                 chosen.append((i, i + len(unit), self._block(tokens[i : i + len(unit)])))
         return _replaced(tokens, chosen)
@@ -303,14 +303,14 @@ def _is_worth(unit: list[Token], copies: int, least: int) -> bool:
 
 def _occurrences(labels: list[Hashable], unit: tuple[Hashable, ...], free: _Mask) -> list[int]:
     """Return where a unit occurs among the free tokens, from left to right and without overlaps."""
-    found: list[int] = []
+    places: list[int] = []
     starts = [i for i, label in enumerate(labels[: len(labels) - len(unit) + 1]) if label == unit[0]]
     for i in starts:
-        if found and i < found[-1] + len(unit):
+        if places and i < places[-1] + len(unit):
             continue
         if tuple(labels[i : i + len(unit)]) == unit and free[i : i + len(unit)].all():
-            found.append(i)
-    return found
+            places.append(i)
+    return places
 
 
 def _is_torn(tokens: list[Token], start: int, size: int, starts: list[int]) -> bool:
@@ -322,12 +322,12 @@ def _is_torn(tokens: list[Token], start: int, size: int, starts: list[int]) -> b
 
 
 def _replaced(tokens: list[Token], chosen: list[_Piece]) -> list[Token]:
-    made: list[Token] = []
+    result: list[Token] = []
     at = 0
     for start, end, token in sorted(chosen, key=lambda c: c[0]):
-        made += [*tokens[at:start], token]
+        result += [*tokens[at:start], token]
         at = end
-    return [*made, *tokens[at:]]
+    return [*result, *tokens[at:]]
 
 
 _MAX_BODIES = 16  # different residual bodies that are searched for
@@ -353,35 +353,35 @@ def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int], known:
     known.update(seen)
     bodies = known if any(token.kind.startswith("concat") for token in tokens) else seen
     for body in sorted(bodies.values(), key=lambda b: -len(b.layers))[:_MAX_BODIES]:
-        made: list[Token] = []
+        wrapped: list[Token] = []
         rest = list(tokens)
         while rest:
-            following = made[-1].label if made else None
+            following = wrapped[-1].label if wrapped else None
             size = _match(rest, body.layers, body)
             if not size and following == body.label and len(body.layers) > 2:
                 size = _match(rest, body.layers[1:], body)
             window = rest[len(rest) - size :]
             if size and exits(window) == 1:
-                made.append(joined("chain", body.label, window, -1))
+                wrapped.append(joined("chain", body.label, window, -1))
                 del rest[len(rest) - size :]
             else:
-                made.append(rest.pop())
-        tokens = made[::-1]
+                wrapped.append(rest.pop())
+        tokens = wrapped[::-1]
     return tokens
 
 
 def _bodies(tokens: list[Token]) -> dict[Hashable, Body]:
-    found: dict[Hashable, Body] = {}
+    bodies: dict[Hashable, Body] = {}
     for token in tokens:
-        if token.kind != "add" or not token.is_region or token.label in found:
+        if token.kind != "add" or not token.is_region or token.label in bodies:
             continue
         parts = [p for p in token.parts[:-1] if p not in token.skip]
         at = [i for i, p in enumerate(parts) if p.is_layer]
         if len(at) > 1 and all(p.is_plain and (p.is_soft or p.is_layer) for p in parts):
             leading = [p.label for p in parts[: at[0]]]
             trailing = [p.label for p in parts[at[-1] + 1 :]]
-            found[token.label] = Body(token.label, [parts[i].label for i in at], leading, trailing)
-    return found
+            bodies[token.label] = Body(token.label, [parts[i].label for i in at], leading, trailing)
+    return bodies
 
 
 def _match(tokens: list[Token], layers: list[Hashable], body: Body) -> int:

@@ -40,8 +40,8 @@ class Writer:
 
         `listed`: a block alone is an item of a list, too, since equal modules have several.
         """
-        found = [token for token in tokens if token.kind in ("run", "block")]
-        groups = [group for token in found for group in self._groups(token, not path)]
+        repeated = [token for token in tokens if token.kind in ("run", "block")]
+        groups = [group for token in repeated for group in self._groups(token, not path)]
         bases = [base_name(group[0], len(group) > 1 or listed, self._is_chain(group), not path) for group in groups]
         if "decoder_layers" in bases:
             bases = ["encoder_layers" if base == "layers" else base for base in bases]
@@ -221,7 +221,7 @@ def set_scope(node: ir.Node, path: ModulePath) -> None:
 
 def write_branches(graph: ir.Graph, taken: set[str], least: int) -> dict[ModulePath, str]:
     """Give the branches of an `If` that have the same layers, at least so many, a module each; return their classes."""
-    found: dict[ModulePath, str] = {}
+    classes: dict[ModulePath, str] = {}
     for node in graph:
         if "then_branch" not in node.attributes or SCOPE.get(node):
             continue
@@ -230,12 +230,12 @@ def write_branches(graph: ir.Graph, taken: set[str], least: int) -> dict[ModuleP
         if layers[0] != layers[1] or len(layers[0]) < least or any(SCOPE.get(inner) for b in bodies for inner in b):
             continue
         for body in bodies:
-            number = next(n for n in range(1, len(found) + len(taken) + 2) if f"branch{n}" not in taken)
+            number = next(n for n in range(1, len(classes) + len(taken) + 2) if f"branch{n}" not in taken)
             taken.add(f"branch{number}")
-            found[(f"branch{number}",)] = "Branch"
+            classes[(f"branch{number}",)] = "Branch"
             for inner in body:
                 set_scope(inner, (f"branch{number}",))
-    return found
+    return classes
 
 
 def _layers(flow: Flow) -> list[str]:
@@ -261,18 +261,18 @@ def part_name(token: Token) -> str:
     """Return the name of one of several parts of a block."""
     if has_attention(token):
         return "attn"
-    found = set(layers(token))
+    kinds = set(layers(token))
     if token.kind == "concat":
         return "dense" if token.is_dense else "branches"
-    if found <= {"linear", "point"}:
+    if kinds <= {"linear", "point"}:
         return "mlp"
-    return "conv_module" if found & {"conv", "depth"} else "branch"
+    return "conv_module" if kinds & {"conv", "depth"} else "branch"
 
 
 def class_of(block: Token) -> str:
     """Return the class name of a block."""
     parts = [p for p in block.parts if p.is_layer]
-    found = layers(block)
+    kinds = layers(block)
     if any(p.kind == "run" for p in parts):
         return "Stage"
     if has_attention(block):
@@ -283,16 +283,16 @@ def class_of(block: Token) -> str:
         return "DownBlock"
     residual = [p for p in parts if p.kind in ("add", "chain")]
     if residual:
-        return _SHAPES.get(tuple(found), "MlpBlock" if set(found) == {"linear"} else "ResidualBlock")
+        return _SHAPES.get(tuple(kinds), "MlpBlock" if set(kinds) == {"linear"} else "ResidualBlock")
     if any(p.kind == "concat" for p in parts):
         joins = any(p.kind.startswith("concat ") for p in block.parts)
         name = "FuseBlock" if joins else "DenseBlock" if len(parts) == 1 and parts[0].is_dense else "BranchBlock"
         return name
-    if found == ["depth", "point"]:
+    if kinds == ["depth", "point"]:
         return "DepthwiseSeparable"
-    if "recurrent" in found:
+    if "recurrent" in kinds:
         return "RecurrentBlock"
-    return "ConvBlock" if set(found) & {"conv", "point", "depth", "deconv"} else "Block"
+    return "ConvBlock" if set(kinds) & {"conv", "point", "depth", "deconv"} else "Block"
 
 
 def base_name(block: Token, several: bool, is_chain: bool, is_root: bool) -> str:
@@ -308,8 +308,8 @@ def base_name(block: Token, several: bool, is_chain: bool, is_root: bool) -> str
 def projections(flow: Flow, nodes: list[int]) -> dict[int, str]:
     """Return names for the layers around an attention: the projections of q, k and v, and of the result."""
     inside = set(nodes)
-    found = [_projection(flow, value, inside) for value in _queries(flow, nodes, inside)]
-    sources = [i for i in found if i is not None]
+    projected = [_projection(flow, value, inside) for value in _queries(flow, nodes, inside)]
+    sources = [i for i in projected if i is not None]
     if len(sources) < 3:
         return {}
     names = dict.fromkeys(sources, "qkv")
@@ -369,8 +369,8 @@ def gates(flow: Flow, nodes: list[int]) -> dict[int, str]:
     products = [i for i in nodes if kind(flow, i) == "mul" and len(flow.before[i]) == 2]
     for product in products if len(linear) == 3 else ():
         sides = [_side(flow, j, inside) for j in flow.before[product]]
-        found = {i for i, _ in sides}
-        if found == set(linear[:2]) and sides[0][1] != sides[1][1]:
+        factors = {i for i, _ in sides}
+        if factors == set(linear[:2]) and sides[0][1] != sides[1][1]:
             gate = next(i for i, acts in sides if acts)
             return {i: "down_proj" if i == linear[2] else "gate_proj" if i == gate else "up_proj" for i in linear}
     return {}

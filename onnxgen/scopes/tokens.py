@@ -77,13 +77,13 @@ class Tokenizer:
         """Return the tokens of these vertices, each region as one token at its end."""
         ends = {r.nodes[-1]: r for r in regions}
         inside = {i for r in regions for i in r.nodes}
-        made = []
+        tokens = []
         for i in nodes:
             if i in ends:
-                made.append(self.region(ends[i]))
+                tokens.append(self.region(ends[i]))
             elif i not in inside:
-                made.append(self.leaf(i))
-        return made
+                tokens.append(self.leaf(i))
+        return tokens
 
     def leaf(self, i: int) -> Token:
         name = kind(self.flow, i)
@@ -152,15 +152,15 @@ class Tokenizer:
     def opened(self, tokens: list[Token]) -> list[Token]:
         """Replace regions that are not blocks by their parts, such as those of a U-Net's long skip connections."""
         total = sum(t.weight for t in tokens)
-        made: list[Token] = []
+        result: list[Token] = []
         pending = tokens[::-1]
         while pending:
             token = pending.pop()
             if token.is_region and token.weight and not self.is_block(token, total):
                 pending.extend(sorted(token.parts, key=lambda t: t.nodes[-1], reverse=True))
             else:
-                made.append(token)
-        return made
+                result.append(token)
+        return result
 
     def is_block(self, token: Token, total: int) -> bool:
         """True if a region with layers reads as one block: there are equal ones, or it is small and not repetitive."""

@@ -53,13 +53,13 @@ def _written(module: ModuleDef, options: Options, plain: Plain, share: float) ->
     """Return the classes. `share`: how much of the root's `forward` stays in it; parts of the rest become methods."""
     infos = dict(module.infos)  # a value of a loop has the size of no turn
     turns = frozenset(name for s in flattened(module.body) if isinstance(s, Loop) for name in s.turn)
-    given = {argument.value for argument in module.inputs}
-    told = {v: name for v, name in module.results.items() if v not in given and not says_what(module.hint(v))}
+    inputs = {argument.value for argument in module.inputs}
+    result_names = {v: name for v, name in module.results.items() if v not in inputs and not says_what(module.hint(v))}
     module = replace(
         module,
         body=copied(module.body),
         infos=infos,
-        hints=module.hints | told,
+        hints=module.hints | result_names,
         roles=dict(module.roles),
         annotate=options.annotate,
         makers=layer_names(module.body),

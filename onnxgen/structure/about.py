@@ -66,8 +66,8 @@ def describe(classes: Sequence[ClassTree]) -> None:
         only = words[0] if len(steps) == 1 and not steps[0].is_many else ""
         nouns[tree.name] = role or kind or only or tree.name
         listed = "" if only in nouns else _listed(steps)  # the name of another class alone says nothing
-        said = ": ".join(filter(None, (kind, role or listed)))
-        tree.about = said[:1].upper() + said[1:]
+        sentence = ": ".join(filter(None, (kind, role or listed)))
+        tree.about = sentence[:1].upper() + sentence[1:]
 
 
 class _Steps:
@@ -173,13 +173,13 @@ def _word(name: str, call: ast.Call) -> str:
     word = LAYERS.get(name, "")
     if not word.endswith("convolution") or not name.startswith("nn."):
         return word
-    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     channels, size = (ast.unparse(call.args[i]) if len(call.args) > i else "" for i in (0, 2))
-    size = given.get("kernel_size", size)
+    size = options.get("kernel_size", size)
     sizes = [size] * 2 if size.isdigit() else size.strip("()").split(", ")
     if name.endswith("2d") and len(sizes) == 2 and all(map(str.isdigit, sizes)):
         word = f"{'x'.join(sizes)} {word}"
-    return word.replace("convolution", "depthwise convolution") if given.get("groups") == channels != "1" else word
+    return word.replace("convolution", "depthwise convolution") if options.get("groups") == channels != "1" else word
 
 
 def _of_matrix(tree: ClassTree) -> list[Step]:
@@ -216,10 +216,10 @@ def _role(tree: ClassTree, words: list[str]) -> str:
 def _attends_to_itself(tree: ClassTree) -> bool:
     """True if the layers of `forward` all take one input, but for one layer, which takes what the attention gives."""
     calls = (node for statement in tree.body for node in walk(statement) if isinstance(node, ast.Call))
-    given = [call.args[0] for call in calls if _own(call.func) and call.args]
+    operands = [call.args[0] for call in calls if _own(call.func) and call.args]
     inputs = {argument.arg for argument in tree.inputs}
-    taken = [argument.id for argument in given if isinstance(argument, ast.Name) and argument.id in inputs]
-    return len({*taken}) == 1 and len(given) - len(taken) <= 1
+    taken = [argument.id for argument in operands if isinstance(argument, ast.Name) and argument.id in inputs]
+    return len({*taken}) == 1 and len(operands) - len(taken) <= 1
 
 
 def _adds_input(tree: ClassTree) -> bool:

@@ -137,8 +137,8 @@ class _Joined:
         names = self._choices(list(zip(self.one.operands[i], self.other.operands[j])), mine.scope)
         if names is None or not all(map(self._note, mine.targets, mine.targets, its.targets)):
             return False
-        given = iter(names)
-        value = rewrite(mine.value, lambda n: tree_of(next(given)) if isinstance(n, (Ref, SizeOf)) else None)
+        values = iter(names)
+        value = rewrite(mine.value, lambda n: tree_of(next(values)) if isinstance(n, (Ref, SizeOf)) else None)
         nodes = tuple(dict.fromkeys((*mine.nodes, *its.nodes)))
         self.body.append(replace(mine, value=value, nodes=nodes))
         self.one.known.update(zip(mine.targets, mine.targets))
@@ -311,28 +311,28 @@ class Branch:
     def before(self, names: Iterable[Operand]) -> set[int]:
         """Return the statements that make these values of what is known, or of joined statements still to come."""
         asked = {n for name in names for n in ({name} if isinstance(name, str) else self.sizes(name))}
-        found, pending = set[int](), {self.maker[n] for n in asked if n in self.maker and n not in self.known}
+        reached, pending = set[int](), {self.maker[n] for n in asked if n in self.maker and n not in self.known}
         while pending:
             index = pending.pop()
-            found.add(index)
-            needed = self.needs(index) - found if index not in self.paired else set[int]()
+            reached.add(index)
+            needed = self.needs(index) - reached if index not in self.paired else set[int]()
             pending |= {i for i in needed if not all(name in self.known for name in self.block[i].targets)}
-        return found
+        return reached
 
     def code(self, names: Iterable[Operand], fresh: Callable[[str], str]) -> tuple[list[Statement], dict[str, str]]:
         """Return the statements that make these values of what is known, and the names that the values have there."""
-        found = self.before(names)
+        indices = self.before(names)
         here = dict(self.known)
-        made: list[Statement] = []
-        for index in sorted(found):
+        statements: list[Statement] = []
+        for index in sorted(indices):
             (each,) = copied([self.block[index]])
             for name in dict.fromkeys(assigned(each)) if index in self.written else ():
                 here[name] = fresh(name)  # the statement stands in another `if`, too
                 rename(each, name, here[name])
             replace_in(each, put(here))
-            made.append(each)
-        self.written |= found
-        return made, here
+            statements.append(each)
+        self.written |= indices
+        return statements, here
 
 
 class Pairs:
@@ -421,19 +421,19 @@ def ending(one: Branch, other: Branch, scope: ModulePath) -> dict[int, int]:
 
     They are of one module, `scope`, have no members, and nothing but one another and the results needs what they make.
     """
-    found: dict[int, int] = {}
+    pairs: dict[int, int] = {}
     last: list[tuple[Operand, Operand]] = [(one.results[name], other.results[name]) for name in one.results]
     for a, b in last:  # which grows: a value that several need comes again
         i, j = one.made_at(a), other.made_at(b)
-        if i is None or j is None or j in found:
+        if i is None or j is None or j in pairs:
             continue
         mine, its = one.block[i], other.block[j]
         is_one = head_of(mine) == head_of(its) != "" and mine.targets.index(a) == its.targets.index(b)
         if is_one and mine.scope == its.scope == scope and not members_of(mine):
-            if one.users(i) <= {*found.values()} and other.users(j) <= {*found}:
-                found[j] = i
+            if one.users(i) <= {*pairs.values()} and other.users(j) <= {*pairs}:
+                pairs[j] = i
                 last += zip(one.operands[i], other.operands[j])
-    return found
+    return pairs
 
 
 def edges(one: Branch, other: Branch, pairs: dict[int, int]) -> list[list[int]]:

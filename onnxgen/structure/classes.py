@@ -64,9 +64,9 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath], 
             raise OnnxgenError(f"the graph computes with the dims {names}, but no input has them")
         if missing:
             for caller in callers[id(scope)]:
-                made = caller.value
-                assert isinstance(made, ast.Call)
-                caller.value = ast.Call(made.func, [*made.args, *missing], made.keywords)
+                call = caller.value
+                assert isinstance(call, ast.Call)
+                caller.value = ast.Call(call.func, [*call.args, *missing], call.keywords)
     loops: dict[Place, Run] = {}
     for scope in sorted(order, key=has_one):
         if scope.path not in plain:
@@ -117,9 +117,11 @@ class Classes:
             self.sources[id(self.root)] = source
             return
         order = {id(scope): i for i, scope in enumerate(level)}
-        found = self._across_roles([made for groups in self._roles(level) for made in self._variants(groups)])
-        found.sort(key=lambda made: min(order[id(s)] for scopes in made[0] for s in scopes))
-        for groups, form, shared in found:
+        candidates = self._across_roles(
+            [candidate for groups in self._roles(level) for candidate in self._variants(groups)]
+        )
+        candidates.sort(key=lambda candidate: min(order[id(s)] for scopes in candidate[0] for s in scopes))
+        for groups, form, shared in candidates:
             self._finish(groups, form, shared, order)
 
     def _roles(self, level: list[Scope]) -> list[Groups]:
@@ -138,14 +140,14 @@ class Classes:
             roles.setdefault((own, self.names.role(scopes[0])), []).append(scopes)
         return list(roles.values())
 
-    def _across_roles(self, found: list[Candidate]) -> list[Candidate]:
+    def _across_roles(self, candidates: list[Candidate]) -> list[Candidate]:
         """Merge classes of several roles that differ in a few numbers, unless their names were recorded or found.
 
         Blocks that were found by their layers are told apart by them: a depthwise convolution before a 1x1 one is not
         one behind it, though both are two convolutions with other numbers.
         """
         forms: dict[str, list[int]] = {}
-        for i, (groups, form, _) in enumerate(found):
+        for i, (groups, form, _) in enumerate(candidates):
             recorded = any(
                 (s.path in self.module.classes and not s.row) or s.path in self.plain for group in groups for s in group
             )
@@ -155,18 +157,18 @@ class Classes:
         for alike in forms.values():
             merged: list[int] = []  # all of them, or else as many as one class may serve
             for i in alike:
-                n, both = next(self._merged(found, merged, i), (i, None))
+                n, both = next(self._merged(candidates, merged, i), (i, None))
                 if both is None:
                     merged.append(i)
                 else:
-                    found[n] = both
+                    candidates[n] = both
                     gone.add(i)
-        return [made for i, made in enumerate(found) if i not in gone]
+        return [candidate for i, candidate in enumerate(candidates) if i not in gone]
 
-    def _merged(self, found: list[Candidate], merged: list[int], i: int) -> Iterator[tuple[int, Candidate]]:
-        """Yield the classes that one candidate can join, as they are then, each with its place in `found`."""
+    def _merged(self, candidates: list[Candidate], merged: list[int], i: int) -> Iterator[tuple[int, Candidate]]:
+        """Yield the classes that one candidate can join, as they are then, each with its place in `candidates`."""
         for n in merged:
-            both = self._shared([found[n][0], found[i][0]])
+            both = self._shared([candidates[n][0], candidates[i][0]])
             if both is not None and len(both[2].parameters) <= _most_parameters(both[1]):
                 yield n, both
 
@@ -175,19 +177,19 @@ class Classes:
         keys: dict[str, Groups] = {}
         for group in groups:
             keys.setdefault(self.forms.make(group[0], 0).key, []).append(group)
-        made: list[Candidate] = []
+        candidates: list[Candidate] = []
         for alike in sorted(keys.values(), key=lambda g: -len(g[0][0].body)):
-            for n, (before, _, _) in enumerate(made):
+            for n, (before, _, _) in enumerate(candidates):
                 both = self._shared([before, alike]) if len(keys) <= MAX_VARIANTS else None
                 if both is not None:
-                    made[n] = both
+                    candidates[n] = both
                     break
             else:
                 one = self._shared([alike])
                 for each in [one] if one is not None else [self._shared([[group]]) for group in alike]:
                     assert each is not None  # one group alone always has a class
-                    made.append(each)
-        return made
+                    candidates.append(each)
+        return candidates
 
     def _shared(self, variants: list[Groups]) -> Candidate | None:
         """Return one class for groups of equal scopes, if there can be one. Each group counts as one instance."""
@@ -233,17 +235,17 @@ class Classes:
         defaults = {p.name: tree for p in shared.parameters if (tree := p.default_tree) is not None}
         self.signatures[source.name] = Signature(positional, defaults, shared.held)
         for i, group in enumerate(groups):
-            made = shared.made(source.name, i)
+            call = shared.made(source.name, i)
             for instance in group:
                 self.sources[id(instance)] = source
-                self.built[id(instance)] = made
+                self.built[id(instance)] = call
 
     def in_order_of_use(self, order: list[Scope]) -> list[ClassTree]:
         """Return the classes in the order of their first instances, but each after the classes that it uses."""
         instances: dict[int, list[Scope]] = {}
         for scope in order:
             instances.setdefault(id(self.sources[id(scope)]), []).append(scope)
-        made: list[ClassTree] = []
+        ordered: list[ClassTree] = []
         begun: set[int] = set()
 
         def visit(scope: Scope) -> None:
@@ -253,11 +255,11 @@ class Classes:
                 for instance in instances[id(source)]:
                     for child in _children(instance):
                         visit(child)
-                made.append(source)
+                ordered.append(source)
 
         for scope in order:
             visit(scope)
-        return made
+        return ordered
 
 
 def _children(scope: Scope) -> list[Scope]:
@@ -297,12 +299,12 @@ def _kin(order: list[Scope], names: ClassNames) -> dict[int, object]:
         apart = [group for group in groups.get(role[id(scope)], []) if mine and group and not mine & group]
         joined = [group for group in groups.get(role[id(scope)], []) if not mine or not group or mine & group]
         groups[role[id(scope)]] = [*apart, mine.union(*joined)]
-    made: dict[int, object] = {}
+    keys: dict[int, object] = {}
     for scope in order:
         mine = attributes_of(scope)
         group = next(i for i, group in enumerate(groups[role[id(scope)]]) if mine <= group)
-        made[id(scope)] = (role[id(scope)], group)
-    return made
+        keys[id(scope)] = (role[id(scope)], group)
+    return keys
 
 
 def _most_parameters(form: Form) -> int:
@@ -321,12 +323,12 @@ def _heights(order: list[Scope], least: Mapping[int, int]) -> dict[int, int]:
 
 def _callers(scopes: list[Scope]) -> dict[int, list[Assign]]:
     """Return the statements that call each child scope, by the scope's id."""
-    found: dict[int, list[Assign]] = {}
+    callers: dict[int, list[Assign]] = {}
     for statement in flattened(statement for scope in scopes for statement in scope.body):
         member = callee(statement.value) if isinstance(statement, Assign) else None
         if isinstance(statement, Assign) and member is not None and isinstance(member.build, ClassRef):
-            found.setdefault(id(member.build.scope), []).append(statement)
-    return found
+            callers.setdefault(id(member.build.scope), []).append(statement)
+    return callers
 
 
 def _bottom_up(scope: Scope) -> Iterator[Scope]:
@@ -383,9 +385,9 @@ def _row(scope: Scope, container: Member) -> Row | None:
     )
     if container.layer != "nn.Sequential" or path == scope.path or len(members) < 2 or not are_layers:
         return None
-    given, made = ".".join((*path, "in")), ".".join((*path, "out"))
-    call = Assign((made,), ast.Call(MemberRef(container), [Ref(given)], []), path)
-    own = Scope(path, [call], members, [Input(given, "Tensor")], [Ref(made)], {path: container})
+    argument, result = ".".join((*path, "in")), ".".join((*path, "out"))
+    call = Assign((result,), ast.Call(MemberRef(container), [Ref(argument)], []), path)
+    own = Scope(path, [call], members, [Input(argument, "Tensor")], [Ref(result)], {path: container})
     own.varies = True
     return Row(scope, container, own)
 

@@ -111,8 +111,8 @@ class ClassNames:
         if scopes[0].row is not None:
             return self._free(scopes[0].row[0])
         recorded = self.module.classes.get(scopes[0].path)
-        found = {self.known.get(id(scope), "") for scope in scopes} - {""}
-        known = next((name for name in sorted(found) if FAMILY.get(name) not in found), "")
+        candidates = {self.known.get(id(scope), "") for scope in scopes} - {""}
+        known = next((name for name in sorted(candidates) if FAMILY.get(name) not in candidates), "")
         if recorded or known:
             return self._free(class_name(recorded) if recorded else known, scopes)
         does = self._does(scopes)
@@ -129,8 +129,8 @@ class ClassNames:
 
     def _does(self, scopes: list[Scope]) -> str:
         """Return what a class computes; of one wrapper among several also what it wraps. "" if that is not certain."""
-        found = {self.does.get(id(scope), "") for scope in scopes}
-        name = found.pop() if len(found) == 1 else ""
+        kinds = {self.does.get(id(scope), "") for scope in scopes}
+        name = kinds.pop() if len(kinds) == 1 else ""
         alike = {self.inside[key] for key, does in self.does.items() if does == name}
         inside = {self.inside[id(scope)] for scope in scopes} if name and len(alike) > 1 else set()
         return f"{name}_{inside.pop()}" if len(inside) == 1 else name
@@ -139,8 +139,8 @@ class ClassNames:
         child = wrapped(scope)
         below = [] if child is None else [m.build for m in scope.members if m.path[: len(child.path)] == child.path]
         inner = [id(build.scope) for build in below if isinstance(build, ClassRef)]
-        found = {self.inside.get(key, "") or self.does.get(key, "") for key in inner} - {"norm"}
-        return found.pop() if len(found) == 1 else ""
+        kinds = {self.inside.get(key, "") or self.does.get(key, "") for key in inner} - {"norm"}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     def _common(self, scopes: list[Scope]) -> str:
         """Return the short name of a class; if it has several roles, the last word that their names share."""
@@ -157,9 +157,9 @@ class ClassNames:
 
     def _free(self, name: str, scopes: Sequence[Scope] = ()) -> str:
         """Return the name; if it is taken, with what the layers around it process (`VisionAttention`), or a number."""
-        found = {scope.path[0].removesuffix("_layers") for scope in scopes}
-        if name in self.namer and len(found) == 1 and found <= PROCESSED:
-            name = class_name(f"{found.pop()}_{name}")
+        outermost = {scope.path[0].removesuffix("_layers") for scope in scopes}
+        if name in self.namer and len(outermost) == 1 and outermost <= PROCESSED:
+            name = class_name(f"{outermost.pop()}_{name}")
         free, n = name, 2
         while free in self.namer:
             free, n = f"{name}{n}", n + 1
@@ -335,8 +335,8 @@ def work(member: Member, scope: Scope, recorded: Mapping[ModulePath, str]) -> st
     if FEED_FORWARD.fullmatch(_letters(member, scope)):
         return "feed_forward"
     below = [m for m in scope.members if m.path[: len(member.path)] == member.path and isinstance(m.build, ClassRef)]
-    found = {work(m, scope, recorded) for m in below} - {"norm"}
-    return found.pop() if len(found) == 1 else ""
+    kinds = {work(m, scope, recorded) for m in below} - {"norm"}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def wrapped(scope: Scope) -> Member | None:
@@ -349,14 +349,14 @@ def _wrapper(scope: Scope) -> tuple[str, Member | None]:
     steps = _steps(scope)
     if len(steps) != 2 or not scope.inputs or steps[1].makes != _returned(scope):
         return "", None
-    given, (first, last) = {argument.value for argument in scope.inputs}, steps
+    arguments, (first, last) = {argument.value for argument in scope.inputs}, steps
     if _is_whole(first.callee):
         added = set(last.takes) - set(first.makes)
         if last.letters == "n" and tuple(last.takes) == first.makes:
             return "post_norm", first.callee
-        if last.letters == "+" and len(added) == 1 and added <= given & set(first.takes):
+        if last.letters == "+" and len(added) == 1 and added <= arguments & set(first.takes):
             return "residual", first.callee
-    if first.letters == "n" and set(first.takes) <= given and _is_whole(last.callee):
+    if first.letters == "n" and set(first.takes) <= arguments and _is_whole(last.callee):
         if set(first.makes) <= set(last.takes) and not set(first.takes) & set(last.takes):
             return "pre_norm", last.callee
     return "", None
@@ -368,14 +368,14 @@ def _returned(scope: Scope) -> tuple[str, ...]:
 
 def _steps(scope: Scope) -> list[Step]:
     """Return the statements of a scope; [] if one of them is not an assignment."""
-    found = []
+    steps = []
     for s in scope.body:
         if not isinstance(s, Assign) or not s.targets:
             return []
         member = callee(s.value)
         letters = _function(s.value) if member is None else _letters(member, scope)
-        found.append(Step(letters, member, list(refs(s.value)), s.targets, isinstance(seen_through(s.value), Ref)))
-    return found
+        steps.append(Step(letters, member, list(refs(s.value)), s.targets, isinstance(seen_through(s.value), Ref)))
+    return steps
 
 
 def _function(value: ast.expr) -> str:
@@ -395,7 +395,7 @@ def _letters(member: Member, scope: Scope) -> str:
 
 def _attends(scope: Scope) -> bool:
     """True for scaled dot product attention: the function, or a softmax between two products of values."""
-    made: dict[str, int] = {}
+    stages: dict[str, int] = {}
     for s in scope.body:
         if not isinstance(s, Assign):
             return False
@@ -403,7 +403,7 @@ def _attends(scope: Scope) -> bool:
         name, _ = called(value)
         if name == "scaled_dot_product_attention":
             return True
-        of = max((made.get(taken, 0) for taken in refs(value)), default=0)
+        of = max((stages.get(taken, 0) for taken in refs(value)), default=0)
         if name in ("matmul", "bmm") or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult)):
             if of == PROBABILITIES:
                 return True
@@ -412,7 +412,7 @@ def _attends(scope: Scope) -> bool:
             of = PROBABILITIES
         elif callee(s.value) is not None:
             of = 0
-        made.update(dict.fromkeys(s.targets, of))
+        stages.update(dict.fromkeys(s.targets, of))
     return False
 
 

@@ -142,11 +142,11 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]], path: ModulePath) -
     roles = {v: _commonest(module.roles.get(its, "") for its in column) for v, column in columns.items()}
     hints = {v: _commonest(module.hint(its) for its in column) for v, column in columns.items()}
     graph = {argument.value for argument in module.inputs}
-    given = frozenset(v for v, column in columns.items() if graph.issuperset(column))
+    inputs = frozenset(v for v, column in columns.items() if graph.issuperset(column))
     own_names = {v: name for v, hint in hints.items() if (name := own_name(hint))}
-    sure = {v: role for v, role in roles.items() if role and not (v in given and v in own_names)}
+    sure = {v: role for v, role in roles.items() if role and not (v in inputs and v in own_names)}
     makers = {v: name for v, c in columns.items() if (name := _one({module.makers.get(its, "") for its in c}))}
-    return Clues(sure, hints, own_names, given, makers, *_variables(module, columns, path))
+    return Clues(sure, hints, own_names, inputs, makers, *_variables(module, columns, path))
 
 
 def _variables(module: ModuleDef, columns: Mapping[str, list[str]], path: ModulePath) -> tuple[dict[str, str], ...]:
@@ -265,63 +265,63 @@ class Made:
 
 def made_by(tree: ast.expr, trees: Mapping[str, ast.expr] = NO_TREES) -> Made:
     """Return what an expression says about its value. `trees`: what makes the values that it uses."""
-    node, made, is_scaled = seen_through(tree), Made(), False
+    node, origin, is_scaled = seen_through(tree), Made(), False
     if _is_joined(node) and _is_of_embeddings(node, trees):
         tables = [one for one in walk(node) if isinstance(one, MemberRef) and one.member.layer == "nn.Embedding"]
         return Made(result=EMBEDDINGS, layer=_of_layer(tables[0])[0] if tables else "", is_features=True)
     while True:
         name, operands = called(node)
         if meaning := _meaning(node, trees):
-            made.result = meaning
-            return made
+            origin.result = meaning
+            return origin
         if name in RESULTS or (is_scaled and name == "sum"):
-            made.result = RESULTS.get(name, "mean")
-            return made
+            origin.result = RESULTS.get(name, "mean")
+            return origin
         if (root := _root_of_sum(node, trees)) is not None:
-            made.result = MAGNITUDE if _is_of_parts(root) else DISTANCE if _is_of_difference(root, trees) else ""
-            made.plain = "" if made.result else "norm"
-            return made
+            origin.result = MAGNITUDE if _is_of_parts(root) else DISTANCE if _is_of_difference(root, trees) else ""
+            origin.plain = "" if origin.result else "norm"
+            return origin
         inner = _scaled(node) if isinstance(node, ast.BinOp) else None
         if operands and name in SAME_NAME | RESAMPLED.keys():
             inner = operands[0]
-            made.plain = made.plain or RESAMPLED.get(name, "")
+            origin.plain = origin.plain or RESAMPLED.get(name, "")
         if inner is None:
             break
         is_scaled = is_scaled or (isinstance(node, ast.BinOp) and (is_number(node.left) or is_number(node.right)))
         node = seen_through(inner)
     if isinstance(node, Ref):
-        made.base = "" if made.plain else node.value
-        return made
+        origin.base = "" if origin.plain else node.value
+        return origin
     member = node.func if isinstance(node, ast.Call) else node
     if isinstance(member, MemberRef):
-        made.is_features = isinstance(node, ast.Call)
-        made.layer, made.vague = _of_layer(member)
-        made.layer = NOUNS.get(made.layer, made.layer) if made.is_features else made.layer
+        origin.is_features = isinstance(node, ast.Call)
+        origin.layer, origin.vague = _of_layer(member)
+        origin.layer = NOUNS.get(origin.layer, origin.layer) if origin.is_features else origin.layer
         if member.member.layer in NORMS and isinstance(node, ast.Call):
             normed = seen_through(node.args[0])
             if _is_of_embeddings(normed, trees):
-                made.result = EMBEDDINGS
+                origin.result = EMBEDDINGS
             elif isinstance(normed, Ref):
-                made.layer = NORMED
+                origin.layer = NORMED
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        made.is_features = bool(members(node.right))
-    if not made.is_features:
-        made.result = EMBEDDINGS if _is_of_embeddings(node, trees) else ""
-        made.plain = made.plain or _plain(node, name, operands)
-        made.vague = "" if made.plain else _weak(node, name)
-    return made
+        origin.is_features = bool(members(node.right))
+    if not origin.is_features:
+        origin.result = EMBEDDINGS if _is_of_embeddings(node, trees) else ""
+        origin.plain = origin.plain or _plain(node, name, operands)
+        origin.vague = "" if origin.plain else _weak(node, name)
+    return origin
 
 
 def layer_names(body: Iterable[Statement]) -> dict[str, str]:
     """Return the names of the layers that make values, as far as they say something, by value."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for statement in body:
         if isinstance(statement, Assign) and len(statement.targets) == 1:
-            made = made_by(statement.value)
-            name = made.layer if made.is_features else found.get(made.base, "")
+            origin = made_by(statement.value)
+            name = origin.layer if origin.is_features else names.get(origin.base, "")
             if name not in ("", NORMED):
-                found[statement.targets[0]] = name
-    return found
+                names[statement.targets[0]] = name
+    return names
 
 
 def _source(node: ast.AST, trees: Mapping[str, ast.expr]) -> ast.AST:

@@ -95,10 +95,10 @@ class _Reader:
         self.picked: Counter[str] = Counter()  # how often rows of an argument are picked that an index says
 
     def run(self) -> Used:
-        made: set[str] = set()
+        defined: set[str] = set()
         joins: list[dict[str, str]] = []
         for i, statement in enumerate([*self.scope.body, Assign((), ast.Tuple(self.scope.outputs, ast.Load()))]):
-            made.update(assigned(statement))
+            defined.update(assigned(statement))
             self.joins = {}
             here = [node for tree in expressions(statement) for node in walk(tree)]
             for node in here:
@@ -109,7 +109,7 @@ class _Reader:
             joins.append(self.joins)
         self._heads()
         self._features()
-        self._join(made, joins)
+        self._join(defined, joins)
         self._past()
         self._look_back()
         self._pair_indices()
@@ -198,8 +198,8 @@ class _Reader:
 
     def _is_of_integers(self, value: str) -> bool:
         """True for a value that is made of integers or truth values alone, which it is but for its type."""
-        made = self.made.get(value)
-        values = [value] if made is None else refs(made)
+        tree = self.made.get(value)
+        values = [value] if tree is None else refs(tree)
         return bool(values) and all(self.infos.get(v, Info()).dtype in (*INTEGERS, ir.DataType.BOOL) for v in values)
 
     @staticmethod
@@ -224,12 +224,12 @@ class _Reader:
         if is_index == (role == "index"):
             self.found.roles.setdefault(node.value, role)
 
-    def _join(self, made: set[str], joins: list[dict[str, str]]) -> None:
+    def _join(self, defined: set[str], joins: list[dict[str, str]]) -> None:
         """Name the values that are joined with a later one."""
         end = len(self.scope.body)
         for name, at in self.found.places.items():
             how = joins[at[-1]].get(name, "")
-            if name not in made:
+            if name not in defined:
                 if how and len(at) == 1 and (how == "residual" or self._has_places(name)):
                     self.found.joined[name] = how
             elif how == "skip" and at[0] < min(at[-1], end) and self._changes(name, at[0]):
@@ -376,9 +376,9 @@ class _Reader:
         """Name arguments that are only concatenated with each other: `x1`, `x2`, `x3`."""
         uses = self.scope.uses() if any(len(row) > 1 for row in self.rows) else Counter[str]()
         for row in self.rows:
-            found = [value for value in row if uses[value] == 1]
-            if len(found) > 1:
-                self.found.parts = {value: f"x{i}" for i, value in enumerate(found, 1)}
+            parts = [value for value in row if uses[value] == 1]
+            if len(parts) > 1:
+                self.found.parts = {value: f"x{i}" for i, value in enumerate(parts, 1)}
                 return
 
 
@@ -393,10 +393,10 @@ def _ids_of(tables: Sequence[str], rank: int | None) -> str:
 
 def _unary(tree: ast.AST) -> tuple[set[str], ast.AST]:
     """Return the functions that an expression applies in turn, and to what: layers too, and arithmetic with numbers."""
-    found = set[str]()
+    functions = set[str]()
     while not isinstance(tree, Ref):
         name, operands = called(tree)
-        found.add(name)
+        functions.add(name)
         member = callee(tree)
         if isinstance(tree, ast.BinOp):
             inner: ast.AST = scaled(tree)
@@ -407,7 +407,7 @@ def _unary(tree: ast.AST) -> tuple[set[str], ast.AST]:
         if inner is tree:
             break
         tree = inner
-    return found, tree
+    return functions, tree
 
 
 def is_part(tree: ast.AST) -> bool:

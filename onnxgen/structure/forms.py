@@ -44,8 +44,8 @@ class Slots:
             self.values.setdefault((part, *key), {})[instance] = slot
 
     def add(self, other: Slots) -> None:
-        for key, found in other.values.items():
-            self.values.setdefault(key, {}).update(found)
+        for key, slots in other.values.items():
+            self.values.setdefault(key, {}).update(slots)
 
 
 @dataclass(eq=False)
@@ -123,7 +123,7 @@ class Form:
     def exact(self) -> str:
         """The key with all literals (of a form of a single instance)."""
         slots = [*(p.slots for p in parts(self.root)), *(n.slots for n in self.nodes), self.returned.slots]
-        literals = (slot.value for s in slots for found in s.values.values() for slot in found.values())
+        literals = (slot.value for s in slots for column in s.values.values() for slot in column.values())
         return "\n".join([self.key, *map(ast.unparse, literals)])
 
 
@@ -173,8 +173,8 @@ class FormMaker:
         maker, traced = "", Traced("list" if entry.is_list else "holder", {})
         if entry.member is not None:
             member = entry.member
-            made = self.made(member.build)
-            maker, traced = function_of(made), trace(made, lambda n: None, self.classes)
+            build = self.made(member.build)
+            maker, traced = function_of(build), trace(build, lambda n: None, self.classes)
             traced.head = f"{member.kind} {sorted(member.frozen)} {bool(member.keys)} {traced.head}"
         elif entry.container is not None:
             traced.head = entry.container.layer
@@ -190,37 +190,37 @@ class FormMaker:
     def _node(self, scope: Scope, statement: Statement, env: Mapping[str, Def], instance: int) -> Node:
         inner = list(dict.fromkeys(assigned(statement))) if not isinstance(statement, Assign) else []
         tokens = _Tokens(scope.path, env, inner)
-        found: list[ast.expr] = []
-        head = [self._statement(statement, tokens, found)]
+        expressions: list[ast.expr] = []
+        head = [self._statement(statement, tokens, expressions)]
         slots = Slots()
-        for i, expression in enumerate(found):
+        for i, expression in enumerate(expressions):
             traced = trace(expression, tokens, self.classes)
             slots.put(instance, traced, i)
             head.append(traced.head)
         for target in statement.targets if inner else ():  # carried through a loop
             if target in env:
                 tokens.operands.append(env[target])
-        return Node(statement, found, "\n".join(head), tokens.operands, slots, {instance})
+        return Node(statement, expressions, "\n".join(head), tokens.operands, slots, {instance})
 
-    def _statement(self, statement: Statement, tokens: _Tokens, found: list[ast.expr]) -> str:
-        """Return a statement without its expressions, which are added to `found`."""
+    def _statement(self, statement: Statement, tokens: _Tokens, expressions: list[ast.expr]) -> str:
+        """Return a statement without its expressions, which are added to `expressions`."""
         if isinstance(statement, Assign):
-            found.append(statement.value)
+            expressions.append(statement.value)
             return f"{tokens.locals(statement.targets)} {statement.form} ="
         if isinstance(statement, If):
-            found.append(statement.test)
+            expressions.append(statement.test)
             blocks = [statement.then, statement.orelse]
             head = "if"
         elif isinstance(statement, With):
-            found.append(statement.context)
+            expressions.append(statement.context)
             blocks = [statement.body]
             head = "with"
         else:
-            found.extend(e for e in (statement.iterable, statement.stop) if e is not None)
+            expressions.extend(e for e in (statement.iterable, statement.stop) if e is not None)
             blocks = [statement.body]
             kind = statement.iterable is None, statement.stop is None
             head = f"for {tokens.locals(statement.turn)} {statement.form} {kind}"
-        inner = [[self._statement(s, tokens, found) for s in block] for block in blocks]
+        inner = [[self._statement(s, tokens, expressions) for s in block] for block in blocks]
         return f"{head} {tokens.locals(statement.targets)} {inner}"
 
     def _returned(self, scope: Scope, env: Mapping[str, Def], instance: int) -> Node:
@@ -287,16 +287,16 @@ def inner_members(node: Node) -> list[Member]:
 
 def reachable(form: Form, instance: int | None = None) -> dict[Node, int]:
     """Number the nodes that the result depends on (in one instance, if it is given), from the last one back."""
-    found: dict[Node, int] = {}
+    numbers: dict[Node, int] = {}
     pending = [form.returned]
     while pending:
         node = pending.pop()
         for value in reversed(node.operands):
-            made = resolved(value, instance).node
-            if made is not None and made not in found:
-                found[made] = len(found)
-                pending.append(made)
-    return found
+            maker = resolved(value, instance).node
+            if maker is not None and maker not in numbers:
+                numbers[maker] = len(numbers)
+                pending.append(maker)
+    return numbers
 
 
 def resolved(value: Def, instance: int | None) -> Def:

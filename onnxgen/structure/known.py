@@ -67,10 +67,10 @@ _NUMBERS = count()
 def sketch(kind: str, *parts: Any) -> Sketch:
     """Return the one sketch of this kind and of these parts."""
     key = (kind, *parts)
-    made = _ALIVE.get(key)
-    if made is None:
-        made = _ALIVE[key] = Sketch(kind, parts, next(_NUMBERS))
-    return made
+    instance = _ALIVE.get(key)
+    if instance is None:
+        instance = _ALIVE[key] = Sketch(kind, parts, next(_NUMBERS))
+    return instance
 
 
 NUMBER = sketch("number")
@@ -86,26 +86,26 @@ def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Coll
         taken: names that no class may have.
         kept: names that an exporter recorded.
     """
-    found: dict[str, dict[str, str]] = {}  # by class: the block's name in each library that has it
+    blocks_of: dict[str, dict[str, str]] = {}  # by class: the block's name in each library that has it
     sketches: dict[str, Sketch] = {}
     for tree in classes[:-1]:
         whole = _whole(tree.setup, tree.body, [a.arg for a in tree.inputs], sketches)
         if whole is not None:
             sketches[tree.name] = whole
-            found[tree.name] = table().get(whole, {})
-    votes = Counter(library for blocks in found.values() if len(blocks) == 1 for library in blocks)
+            blocks_of[tree.name] = table().get(whole, {})
+    votes = Counter(library for blocks in blocks_of.values() if len(blocks) == 1 for library in blocks)
     names: dict[str, str] = {}
     used = {*taken, *(tree.name for tree in classes)}
     for tree in classes[:-1]:
-        blocks = found.get(tree.name) or _by_members(tree, votes)
-        told = max(blocks, key=lambda library: votes[library], default="")
-        if votes[told] < (SEVERAL if PLAIN in blocks else 1):
-            told = PLAIN if PLAIN in blocks else ""
-        if not told or tree.name in kept or not VAGUE.fullmatch(tree.name):
+        blocks = blocks_of.get(tree.name) or _by_members(tree, votes)
+        chosen = max(blocks, key=lambda library: votes[library], default="")
+        if votes[chosen] < (SEVERAL if PLAIN in blocks else 1):
+            chosen = PLAIN if PLAIN in blocks else ""
+        if not chosen or tree.name in kept or not VAGUE.fullmatch(tree.name):
             continue
-        name, n = blocks[told], 2
+        name, n = blocks[chosen], 2
         while name in used and name != tree.name:
-            name, n = f"{blocks[told]}{n}", n + 1
+            name, n = f"{blocks[chosen]}{n}", n + 1
         used.add(name)
         names[tree.name] = name
     return names | _numbered([t.name for t in classes[:-1]], names, {*taken, classes[-1].name}, kept)
@@ -123,16 +123,16 @@ def _numbered(
     old: Sequence[str], names: Mapping[str, str], taken: Collection[str], kept: Collection[str]
 ) -> dict[str, str]:
     """Return other numbers for classes that were told apart by one from classes which have a new name now."""
-    left, made = [name for name in old if name not in names], dict[str, str]()
+    left, renamed = [name for name in old if name not in names], dict[str, str]()
     used = {*taken, *names.values(), *left}
     for name in left:
         plain = name.rstrip("0123456789")
         if plain != name and plain in old and name not in kept:
             used.discard(name)
             numbered = (f"{plain}{n or ''}" for n in (0, *range(2, len(old) + 2)))
-            made[name] = next(one for one in numbered if one not in used)
-            used.add(made[name])
-    return made
+            renamed[name] = next(one for one in numbered if one not in used)
+            used.add(renamed[name])
+    return renamed
 
 
 def rename(classes: Iterable[ClassTree], names: Mapping[str, str]) -> None:
@@ -153,14 +153,14 @@ def rename(classes: Iterable[ClassTree], names: Mapping[str, str]) -> None:
 @cache
 def table() -> dict[Sketch, dict[str, str]]:
     """Return the names of the known blocks by library, by sketch."""
-    made: dict[Sketch, dict[str, str]] = {}
+    names: dict[Sketch, dict[str, str]] = {}
     for library, text in LIBRARIES.items():
         inside: dict[str, Sketch] = {}
         for block in ast.parse(text).body:
             assert isinstance(block, ast.FunctionDef)
             whole = inside[block.name] = of_table(block, inside)
-            made.setdefault(whole, {})[library] = block.name
-    return made
+            names.setdefault(whole, {})[library] = block.name
+    return names
 
 
 def of_table(block: ast.FunctionDef, inside: Mapping[str, Sketch]) -> Sketch:
@@ -203,17 +203,17 @@ class _Forward:
             elif isinstance(statement, ast.Assign) and isinstance(target := statement.targets[0], ast.Attribute):
                 self.members[target.attr] = self._layer(statement.value)
 
-    def _layer(self, made: ast.expr) -> Sketch:
+    def _layer(self, build: ast.expr) -> Sketch:
         """Return a sketch of the kind of a layer: "conv", "block" of a class, or "row" of the layers of a container."""
-        if not isinstance(made, ast.Call):
+        if not isinstance(build, ast.Call):
             return NUMBER
-        name = function_of(made)
+        name = function_of(build)
         if name in ("nn.Sequential", "nn.ModuleList"):
-            items = made.args[0].elts if made.args and isinstance(made.args[0], ast.List) else made.args
+            items = build.args[0].elts if build.args and isinstance(build.args[0], ast.List) else build.args
             kinds = [self._layer(_repeated(item)) for item in items]
             return sketch("each", kinds[0]) if len({*kinds}) == 1 else sketch("row", *kinds)
         if name in CONVOLUTIONS:
-            return sketch(_kernel(made))
+            return sketch(_kernel(build))
         if name in self.inside:
             return sketch("block", self.inside[name])  # compared as if it were written out
         return sketch("norm" if name.startswith(_NORMS) else "act" if name in _ACTS else name)
@@ -257,14 +257,14 @@ class _Forward:
         is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == loop.target.id
         if not is_call or not isinstance(call, ast.Call) or not isinstance(target, ast.Name) or len(call.args) != 1:
             raise _Unknown
-        made = _applied(kind, self.value(call.args[0]))
-        self.values[target.id] = made
+        result = _applied(kind, self.value(call.args[0]))
+        self.values[target.id] = result
         for statement in rest:  # `features.append(x)`
             added = statement.value if isinstance(statement, ast.Expr) else None
             if not isinstance(added, ast.Call) or not isinstance(added.func, ast.Attribute):
                 raise _Unknown
             if isinstance(added.func.value, ast.Name):
-                self.values[added.func.value.id] = sketch("list", made)
+                self.values[added.func.value.id] = sketch("list", result)
 
     def value(self, tree: ast.expr | None) -> Sketch:
         """Return the sketch of an expression."""
@@ -322,8 +322,8 @@ def _function(name: str, operands: list[Sketch]) -> Sketch:
     return sketch(name.rpartition(".")[2], *operands)
 
 
-def _place(made: Sketch) -> int:
-    return made.number
+def _place(part: Sketch) -> int:
+    return part.number
 
 
 def _applied(layer: Sketch, value: Sketch) -> Sketch:
@@ -349,12 +349,12 @@ def _written_out(block: Sketch, value: Sketch) -> Sketch:
         new = {part for part in left.pop().parts if isinstance(part, Sketch)} - inside
         inside |= new
         left += new
-    made = {INPUT: value}
+    replaced = {INPUT: value}
     for one in sorted(inside - {INPUT}, key=_place):  # parts before what has them
         if one.kind == "in":
             raise _Unknown
-        made[one] = sketch(one.kind, *(made[part] if isinstance(part, Sketch) else part for part in one.parts))
-    return made[block]
+        replaced[one] = sketch(one.kind, *(replaced[part] if isinstance(part, Sketch) else part for part in one.parts))
+    return replaced[block]
 
 
 def _distinct(values: list[Sketch]) -> list[Sketch]:
@@ -368,11 +368,11 @@ def _repeated(item: ast.expr) -> ast.expr:
     return inner.elt if isinstance(inner, ast.ListComp) else inner
 
 
-def _kernel(made: ast.Call) -> str:
+def _kernel(convolution: ast.Call) -> str:
     """Return "conv"; "depth" for a convolution of each channel."""
-    groups = next((k.value for k in made.keywords if k.arg == "groups"), ast.Constant(1))
+    groups = next((k.value for k in convolution.keywords if k.arg == "groups"), ast.Constant(1))
     is_one = isinstance(groups, ast.Constant) and groups.value == 1
-    return "depth" if not is_one and ast.dump(groups) == ast.dump(made.args[0]) else "conv"
+    return "depth" if not is_one and ast.dump(groups) == ast.dump(convolution.args[0]) else "conv"
 
 
 # classes of libraries that are told by the names of their members: what they compute differs from version to version

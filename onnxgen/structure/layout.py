@@ -63,10 +63,10 @@ def tree(path: ModulePath, members: list[Member], containers: Mapping[ModulePath
     root = Entry()
 
     def entry(at: ModulePath) -> Entry:
-        found = root
+        current = root
         for part in at[len(path) :]:
-            found = found.below.setdefault(part, Entry())
-        return found
+            current = current.below.setdefault(part, Entry())
+        return current
 
     for member in members:
         entry(member.path).member = member
@@ -134,39 +134,39 @@ class Layout:
 
 def layout(root: Entry, text: Callable[[ast.expr], str]) -> Layout:
     """Lay out what a class registers. `text` prints an expression."""
-    made = Layout([], {}, text)
+    plan = Layout([], {}, text)
     if not root.is_list or not root.is_gapless or any(entry.flag for entry in root.below.values()):
         for name, entry in sorted(root.below.items(), key=lambda item: item[0] in SHORTCUTS):
-            _assign(made, SELF, name, entry)  # what stands beside the block comes behind it
-        return made
-    made.layers = _repeated(made, [_value(made, entry) for entry in root.below.values()])
-    _reach(made, SELF, root)
+            _assign(plan, SELF, name, entry)  # what stands beside the block comes behind it
+        return plan
+    plan.layers = _repeated(plan, [_value(plan, entry) for entry in root.below.values()])
+    _reach(plan, SELF, root)
     if root.container is not None and root.container.layer == "nn.Sequential":
-        made.reach[id(root.container)] = quote("super().forward")
-    return made
+        plan.reach[id(root.container)] = quote("super().forward")
+    return plan
 
 
-def _assign(made: Layout, parent: ast.expr, name: str, entry: Entry) -> None:
+def _assign(plan: Layout, parent: ast.expr, name: str, entry: Entry) -> None:
     """Add `parent.name = ...` for a member or a container, and then the lines for the entries below it."""
-    outer = made.flag
+    outer = plan.flag
     if entry.passes:
-        _register(made, parent, name, quote("nn.Identity()"), "module")
-    made.flag = entry.flag or outer
+        _register(plan, parent, name, quote("nn.Identity()"), "module")
+    plan.flag = entry.flag or outer
     options = {}
     kind = "module"
     if entry.member is not None:
         kind = entry.member.kind
         if kind == "buffer" and not entry.member.keys:  # the state dict does not have it
             options["persistent"] = False
-    value = _value(made, entry)
+    value = _value(plan, entry)
     shape = drawn_shape(value) if kind == "parameter" else None
     if shape is not None:
         value = _with_zeros(value, shape)
-    here = _register(made, parent, name, value, kind, **options)
+    here = _register(plan, parent, name, value, kind, **options)
     if shape is not None:
-        made.add(None, quote("nn.init.trunc_normal_(p, std=0.02)", p=here))
-    _reach(made, here, entry)
-    made.flag = outer
+        plan.add(None, quote("nn.init.trunc_normal_(p, std=0.02)", p=here))
+    _reach(plan, here, entry)
+    plan.flag = outer
 
 
 def _with_zeros(value: ast.expr, shape: ast.Tuple) -> ast.expr:
@@ -176,7 +176,7 @@ def _with_zeros(value: ast.expr, shape: ast.Tuple) -> ast.expr:
     return quote("nn.Parameter(x)", x=call("torch.zeros", *shape.elts, **options))
 
 
-def _register(made: Layout, parent: ast.expr, name: str, value: ast.expr, kind: str, **options: Any) -> ast.expr:
+def _register(plan: Layout, parent: ast.expr, name: str, value: ast.expr, kind: str, **options: Any) -> ast.expr:
     """Add the line that registers a value; return the expression that reaches it.
 
     A name that is a number is not an attribute: it is only reached through its text.
@@ -186,31 +186,31 @@ def _register(made: Layout, parent: ast.expr, name: str, value: ast.expr, kind: 
         how = "m.get_submodule(n)" if kind == "module" else "getattr(m, n)"
         here = quote(how, m=parent, n=name)
     elif kind != "buffer":
-        made.add(here, value)
+        plan.add(here, value)
         return here
     method = {"module": "add_module", "parameter": "register_parameter", "buffer": "register_buffer"}[kind]
-    made.add(None, call(ast.Attribute(parent, method, ast.Load()), name, value, **options))
+    plan.add(None, call(ast.Attribute(parent, method, ast.Load()), name, value, **options))
     return here
 
 
-def _reach(made: Layout, here: ast.expr, entry: Entry) -> None:
+def _reach(plan: Layout, here: ast.expr, entry: Entry) -> None:
     """Note that `here` reaches an entry, freeze its tensors, and lay out the entries below it."""
     if entry.member is not None:
-        made.reach[id(entry.member)] = here
+        plan.reach[id(entry.member)] = here
         for key in entry.member.frozen_parts:
-            made.add(None, quote("w.requires_grad_(False)", w=tensor_of(here, key)))
+            plan.add(None, quote("w.requires_grad_(False)", w=tensor_of(here, key)))
     if entry.container is not None:
-        made.reach[id(entry.container)] = here
+        plan.reach[id(entry.container)] = here
     if not entry.is_list:
         for name, below in entry.below.items():
-            _assign(made, here, name, below)
+            _assign(plan, here, name, below)
         return
     gapless = entry.is_gapless
     for name, below in entry.below.items():
-        _reach(made, ast.Subscript(here, literal(int(name) if gapless else name), ast.Load()), below)
+        _reach(plan, ast.Subscript(here, literal(int(name) if gapless else name), ast.Load()), below)
 
 
-def _value(made: Layout, entry: Entry) -> ast.expr:
+def _value(plan: Layout, entry: Entry) -> ast.expr:
     """Return the expression that makes a member or a container."""
     if entry.member is not None:
         return entry.member.build if entry.value is None else entry.value
@@ -219,48 +219,48 @@ def _value(made: Layout, entry: Entry) -> ast.expr:
     kind = entry.container.layer if entry.container is not None else "nn.ModuleList"
     starred = kind == "nn.Sequential"
     if any(below.flag for below in entry.below.values()):
-        return _collected(made, entry, kind)
-    values = [_value(made, below) for below in entry.below.values()]
+        return _collected(plan, entry, kind)
+    values = [_value(plan, below) for below in entry.below.values()]
     if not entry.is_gapless:
         return quote("nn.ModuleDict(entries)", entries=ast.Dict([literal(name) for name in entry.below], values))
-    items = _repeated(made, values) if entry.count is None else [_times(values[0], entry.count)]
+    items = _repeated(plan, values) if entry.count is None else [_times(values[0], entry.count)]
     if len(items) == 1 and isinstance(items[0], ast.Starred) and not starred:
         return call(kind, items[0].value)
     return call(kind, *items) if starred else call(kind, items)
 
 
-def _repeated(made: Layout, values: list[ast.expr]) -> list[ast.expr]:
+def _repeated(plan: Layout, values: list[ast.expr]) -> list[ast.expr]:
     """Write equal items in a row as one, `*[Block(8, 8) for _ in range(4)]`, where that is shorter."""
-    found: list[ast.expr] = []
-    for text, group in groupby(values, made.text):
+    shortened: list[ast.expr] = []
+    for text, group in groupby(values, plan.text):
         items = list(group)
         enough = 3 if len(text) <= ONE_LINE else 5
         if len(items) == len(values):
             enough = 3 if len(text) < SHORT else 2
-        found += [_times(items[0], len(items))] if len(items) >= enough else items
-    return found
+        shortened += [_times(items[0], len(items))] if len(items) >= enough else items
+    return shortened
 
 
 def _times(item: ast.expr, count: Any) -> ast.expr:
     return ast.Starred(quote("[item for _ in range(n)]", item=item, n=count), ast.Load())
 
 
-def _collected(made: Layout, entry: Entry, kind: str) -> ast.expr:
+def _collected(plan: Layout, entry: Entry, kind: str) -> ast.expr:
     """Add the lines that collect the items of a list, some of which are optional; return the list."""
-    outer = made.flag
+    outer = plan.flag
     local = ast.Name(ITEMS, ast.Load())
     segments: list[tuple[str, list[ast.expr]]] = []
     for below in entry.below.values():
         if not segments or segments[-1][0] != below.flag:
             segments.append((below.flag, []))
-        segments[-1][1].append(_value(made, below))
+        segments[-1][1].append(_value(plan, below))
     start = ast.List(segments.pop(0)[1] if not segments[0][0] else [], ast.Load())
-    made.add(local, start)
+    plan.add(local, start)
     for flag, values in segments:
-        made.flag = flag or outer
+        plan.flag = flag or outer
         if len(values) == 1:
-            made.add(None, call(ast.Attribute(local, "append", ast.Load()), values[0]))
+            plan.add(None, call(ast.Attribute(local, "append", ast.Load()), values[0]))
         else:
-            made.add(None, call(ast.Attribute(local, "extend", ast.Load()), values))
-    made.flag = outer
+            plan.add(None, call(ast.Attribute(local, "extend", ast.Load()), values))
+    plan.flag = outer
     return quote(f"{kind}(*items)" if kind == "nn.Sequential" else f"{kind}(items)", items=local)

@@ -98,16 +98,16 @@ def is_number(tree: ast.AST, number: int) -> bool:
 
 def numbers_of(tree: ast.AST) -> list[ast.expr]:
     """Return the numbers in an expression, in order, each with its sign. A tree that occurs twice is one number."""
-    found: dict[int, ast.expr] = {}
+    numbers: dict[int, ast.expr] = {}
 
     def see(node: ast.AST) -> ast.expr | None:
         if is_plain_number(node):
-            found[id(node)] = node  # type: ignore[assignment]
+            numbers[id(node)] = node  # type: ignore[assignment]
             return node  # type: ignore[return-value]
         return None
 
     rewrite(tree, see)
-    return list(found.values())
+    return list(numbers.values())
 
 
 def is_plain_number(tree: ast.AST) -> bool:
@@ -141,8 +141,8 @@ def trace(tree: ast.expr, token: Callable[[ast.AST], str | None], classes: Mappi
 
 def fill(tree: ast.expr, choose: Callable[[Key], ast.expr | None], classes: Mapping[str, Signature]) -> ast.expr:
     """Copy an expression with the literals that `choose` returns; an argument that is None is left out."""
-    made: ast.expr = _Visit(classes, lambda n: None, lambda key, slot: choose(key)).node(tree)
-    return made
+    filled: ast.expr = _Visit(classes, lambda n: None, lambda key, slot: choose(key)).node(tree)
+    return filled
 
 
 class _Visit:
@@ -216,10 +216,10 @@ class _Visit:
     def _keywords(self, tree: ast.Call, known: Signature, call: int) -> list[ast.keyword]:
         """Return the keyword arguments of a call; those with a default are slots even if they are not written."""
         keywords = []
-        given: dict[str, ast.expr] = {}
+        options: dict[str, ast.expr] = {}
         for keyword in tree.keywords:
             if keyword.arg in known.defaults and is_literal(keyword.value):
-                given[keyword.arg] = keyword.value
+                options[keyword.arg] = keyword.value
                 continue
             self.tokens.append(f"{keyword.arg}=")
             keywords.append(ast.keyword(keyword.arg, self.node(keyword.value, keyword.arg or "")))
@@ -227,7 +227,7 @@ class _Visit:
         for name, default in known.defaults.items():
             value = None
             if name not in written:
-                value = self.leaf((call, name), Slot(given.get(name, default), name, default))
+                value = self.leaf((call, name), Slot(options.get(name, default), name, default))
             if value is not None:
                 keywords.append(ast.keyword(name, value))
         order = list(known.defaults)

@@ -99,20 +99,20 @@ class Run:
 
     def _operand(self, at: int, names: tuple[str, ...]) -> Result | int | None:
         """Return the entry of `reads` for an operand of the statements at this index. May find that turns differ."""
-        found = [self.made.get(name) for name in names]
-        first = found[-1]
+        makers = [self.made.get(name) for name in names]
+        first = makers[-1]
         if first is None:
-            self.is_regular = self.is_regular and not any(found)
+            self.is_regular = self.is_regular and not any(makers)
             if len(set(names)) == 1:
                 return None
             if names not in self.own:
                 self.own.append(names)
             return self.own.index(names)
         last, result = len(self.turns) - 1, first[1]
-        if found == [(i, result) for i in range(last + 1)]:
+        if makers == [(i, result) for i in range(last + 1)]:
             self.is_regular = self.is_regular and result[0] < at
             return None
-        carried = found == [None, *((i, result) for i in range(last))] and result[0] >= at
+        carried = makers == [None, *((i, result) for i in range(last))] and result[0] >= at
         self.is_regular = self.is_regular and carried and self.starts.setdefault(result, names[0]) == names[0]
         return result
 
@@ -248,15 +248,15 @@ class Run:
         """
         body, all_carried = loop.body, set(map(self._name, self.starts))
         for carried in map(self._name, self.starts):
-            made = next(i for i, s in enumerate(body) if carried in s.targets)
+            assigned_at = next(i for i, s in enumerate(body) if carried in s.targets)
             free = max(i for i, s in enumerate(body) if carried in used(s))
-            for i, statement in enumerate(body[:made]):
+            for i, statement in enumerate(body[:assigned_at]):
                 name = statement.targets[0] if len(statement.targets) == 1 else ""
                 if name in all_carried:
                     continue
                 users = [j for j, s in enumerate(body) if name in used(s)]
                 alone = self.uses[name] == 1 and users == [i + 1] and not _calls_item(body[i + 1])
-                if i >= free and users and users[-1] <= made and not alone and self._is_alike(name, carried):
+                if i >= free and users and users[-1] <= assigned_at and not alone and self._is_alike(name, carried):
                     for s in body[i : users[-1] + 1]:
                         rename(s, name, carried)
                     free = users[-1]
@@ -331,9 +331,9 @@ class Run:
 
         def change(node: ast.AST) -> ast.expr | None:
             if isinstance(node, ast.List):
-                made = with_whole(node, whole, change)
-                self.beside += len(made.elts) - 1 if isinstance(made, ast.List) else 0
-                return made
+                shorter = with_whole(node, whole, change)
+                self.beside += len(shorter.elts) - 1 if isinstance(shorter, ast.List) else 0
+                return shorter
             if isinstance(node, Ref) and node.value in at:
                 name, i = at[node.value]
                 return quote("items[i]", items=Ref(name), i=i)
@@ -390,17 +390,17 @@ def _read_column(node: ast.AST, column: ast.Tuple, whole: Mapping[tuple[str, ...
 
 def taken(tree: ast.expr) -> list[str]:
     """Return the values that an expression uses, those that it reads from lists included, in order."""
-    found: list[str] = []
+    values: list[str] = []
 
     def see(node: ast.AST) -> ast.expr | None:
         item = listed(node)
         if item is None and not isinstance(node, Ref):
             return None
-        found.append(node.value if isinstance(node, Ref) else listed_name(item or ("", 0)))
+        values.append(node.value if isinstance(node, Ref) else listed_name(item or ("", 0)))
         return node  # type: ignore[return-value]
 
     rewrite(tree, see)
-    return found
+    return values
 
 
 def names_in(tree: ast.List | ast.Tuple) -> tuple[str, ...]:
@@ -447,9 +447,9 @@ def with_whole(
         at = position(names, items)
         if at is not None:
             star = ast.Starred(Ref(other), ast.Load())
-            made = [star if i == at else rewrite(e, change) for i, e in enumerate(tree.elts)]
-            del made[at + 1 : at + len(names)]
-            return ast.List(made, ast.Load()) if len(made) > 1 else Ref(other)
+            elements = [star if i == at else rewrite(e, change) for i, e in enumerate(tree.elts)]
+            del elements[at + 1 : at + len(names)]
+            return ast.List(elements, ast.Load()) if len(elements) > 1 else Ref(other)
     return None
 
 
@@ -463,24 +463,24 @@ def position(names: tuple[str, ...], items: tuple[str, ...]) -> int | None:
 
 def _starred(outputs: list[ast.expr], count: int) -> list[ast.expr]:
     """Replace all items of a list in a row by `*items`."""
-    made: list[ast.expr] = []
+    starred: list[ast.expr] = []
     i = 0
     while i < len(outputs):
         texts = [_item(o) for o in outputs[i : i + count]]
         name = texts[0][0] if texts[0] is not None else None
         if name is not None and texts == [(name, n) for n in range(count)]:
-            made.append(ast.Starred(Ref(name), ast.Load()))
+            starred.append(ast.Starred(Ref(name), ast.Load()))
             i += count
         else:
-            made.append(outputs[i])
+            starred.append(outputs[i])
             i += 1
-    return made
+    return starred
 
 
 def listed(tree: ast.AST) -> tuple[str, int] | None:
     """Return the list and the index of an expression that reads what a loop has collected; None for others."""
-    found = _item(tree)
-    return found if found is not None and f"%{LIST}" in found[0] else None
+    item = _item(tree)
+    return item if item is not None and f"%{LIST}" in item[0] else None
 
 
 def listed_name(item: tuple[str, int]) -> str:

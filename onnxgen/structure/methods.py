@@ -83,8 +83,8 @@ class _Search:
 
     def run(self) -> bool:
         """Make the method that saves most. Returns False if there is none."""
-        found = sorted((-(len(starts) - 1) * length, length, starts) for starts, length in self._repeats())
-        return any(self._make(starts, length) for _, length, starts in found[:MAX_TRIES])
+        candidates = sorted((-(len(starts) - 1) * length, length, starts) for starts, length in self._repeats())
+        return any(self._make(starts, length) for _, length, starts in candidates[:MAX_TRIES])
 
     def _repeats(self) -> Iterator[tuple[list[int], int]]:
         """Yield stretches that stand in several places: where they begin, and how long they are."""
@@ -128,12 +128,12 @@ class _Search:
     def _stretch(self, start: int, size: int) -> _Stretch | None:
         """Return a stretch; None if a statement between its own needs what it makes."""
         rows = self.rows[start : start + size]
-        found = _Stretch(rows, *wired(map(self._statement, rows)))
-        mine, known = set(rows), set(found.made)
+        stretch = _Stretch(rows, *wired(map(self._statement, rows)))
+        mine, known = set(rows), set(stretch.made)
         for row in range(rows[0], rows[-1]):
             if row not in mine and not known.isdisjoint(used(self.body.body[row])):
                 return None
-        return found
+        return stretch
 
     def _alike(self, stretches: list[_Stretch]) -> list[int] | None:
         """Return the indices of the results that are used outside; None if the stretches differ or need too much."""
@@ -167,10 +167,10 @@ class _Search:
         inner.outputs = [Ref(own[first.made[i]]) for i in results]
         for row in first.rows:
             statement = self._statement(row)
-            made = rewrite(statement.value, put(own))
+            tree = rewrite(statement.value, put(own))
             targets = tuple(own[target] for target in statement.targets)
             nodes = tuple(node for s in stretches for node in self.body.body[s.rows[first.rows.index(row)]].nodes)
-            inner.body.append(Assign(targets, made, statement.scope, nodes, statement.form))
+            inner.body.append(Assign(targets, tree, statement.scope, nodes, statement.form))
         alike = [dict(zip(own.values(), (*stretch.given, *stretch.made))) for stretch in stretches]
         self.root.methods.append(Method(name, inner, alike))
         self._call(name, stretches, results)
@@ -190,7 +190,7 @@ class _Search:
         layers = any(callee(node) is not None for row in first.rows for node in walk(self._statement(row).value))
         inputs = {argument.value for argument in self.root.inputs}
         own = zip(*(column for column in zip(*(s.given for s in stretches)) if len(set(column)) > 1))
-        begins = all(inputs.intersection(given) for given in own)
+        begins = all(inputs.intersection(arguments) for arguments in own)
         steps = [self._statement(row).value for row in first.rows]
         wanted = "step" if not begins else "encode"
         if not layers:
@@ -202,10 +202,10 @@ def method_name(root: Scope, module: ModuleDef, wanted: str, steps: Sequence[ast
     """Return the name. If it is taken, a word is added that says what the last of the steps makes, or a number."""
     taken = {member.path[0] for member in root.members if member.path} | MODULE_ATTRIBUTES
     taken |= {method.name for method in root.methods} | module.reserved
-    made = [made_by(step) for step in reversed(steps)]
-    words = (re.sub(r"_?\d+$", "", m.layer or m.result or m.plain or m.vague) for m in made)
-    told = (f"{wanted}_{word}" for word in words if word)
-    names = (wanted, *told, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
+    origins = [made_by(step) for step in reversed(steps)]
+    words = (re.sub(r"_?\d+$", "", m.layer or m.result or m.plain or m.vague) for m in origins)
+    extended = (f"{wanted}_{word}" for word in words if word)
+    names = (wanted, *extended, *(f"{wanted}_{n}" for n in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)
 
 
@@ -222,11 +222,11 @@ def _kind(facts: Info) -> tuple[object, ...]:
 
 def _apart(starts: list[int], length: int) -> list[int]:
     """Return starts that do not overlap."""
-    found: list[int] = []
+    kept: list[int] = []
     for start in starts:
-        if not found or start >= found[-1] + length:
-            found.append(start)
-    return found
+        if not kept or start >= kept[-1] + length:
+            kept.append(start)
+    return kept
 
 
 def _spans(length: int) -> Iterator[tuple[int, int]]:
@@ -271,8 +271,8 @@ def divide(scope: Scope, module: ModuleDef, share: float) -> None:
             blocks.append((loop.body, [*loop.targets, *(refs(loop.stop) if loop.stop is not None else ())]))
         lists = {s.targets[0] for s in flattened(scope.body) if isinstance(s, Assign) and isinstance(s.value, ast.List)}
         parts = (part for block, after in blocks for part in _parts(block, after, most))
-        found = [part for part in parts if lists.isdisjoint((*part.given, *part.made))]
-        best = max(found, key=lambda part: part.worth(left), default=None)
+        candidates = [part for part in parts if lists.isdisjoint((*part.given, *part.made))]
+        best = max(candidates, key=lambda part: part.worth(left), default=None)
         if best is None or best.worth(left) <= 0:
             return
         _write(best, scope, module)
@@ -289,18 +289,18 @@ def _parts(block: list[Statement], after: Sequence[str], most: int) -> Iterator[
         for name in names:
             last[name] = max(last.get(name, -1), i)
     for first in range(len(block)):
-        given: dict[str, None] = {}
-        made: dict[str, None] = {}
+        inputs: dict[str, None] = {}
+        defined: dict[str, None] = {}
         size = 0
         for i in range(first, len(block)):
             size += sizes[i]
-            given.update((name, None) for name in needs[i] if name not in made)
-            made.update((name, None) for name in block[i].targets)
-            if size > most or len(given) > MOST_GIVEN:
+            inputs.update((name, None) for name in needs[i] if name not in defined)
+            defined.update((name, None) for name in block[i].targets)
+            if size > most or len(inputs) > MOST_GIVEN:
                 break
-            results = [name for name in made if last.get(name, -1) > i]
-            if size >= LEAST and 0 < len(results) <= MOST_MADE and given and size < sum(sizes):
-                yield _Part(block, first, i + 1, size, list(given), results)
+            results = [name for name in defined if last.get(name, -1) > i]
+            if size >= LEAST and 0 < len(results) <= MOST_MADE and inputs and size < sum(sizes):
+                yield _Part(block, first, i + 1, size, list(inputs), results)
 
 
 def _write(part: _Part, root: Scope, module: ModuleDef) -> None:

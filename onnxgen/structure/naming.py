@@ -112,9 +112,9 @@ class Names:
         value = argument.value
         sure = input_name(argument, self.scope.is_root, self.infos, self.clues.roles, self.clues.hints)
         name = self.clues.hint(value)
-        given = self.uses.given.get(value, "")
-        if given and (name.word() == "input" or (not sure and is_made_up(name))):
-            return given
+        by_use = self.uses.given.get(value, "")
+        if by_use and (name.word() == "input" or (not sure and is_made_up(name))):
+            return by_use
         if sure:
             return sure
         hint = name.identifier()
@@ -131,11 +131,11 @@ class Names:
         if not self.has_main:
             return [*SPARE, MAIN]
         joined = self.uses.joined.get(value)
-        told = self.clues.own.get(value) or self.clues.makers.get(value, "")
+        maker = self.clues.own.get(value) or self.clues.makers.get(value, "")
         outside = self.clues.outside.get(value, "")
         if outside not in ("", *CHAINS, *self.reserved):
             return [outside, *SPARE[1:], MAIN]
-        weak = [joined] if joined else [told] if told else []
+        weak = [joined] if joined else [maker] if maker else []
         return [*weak, *SPARE[1:], *weak, MAIN]
 
     def _block(self, block: list[Statement], after: Iterable[str], kept: Container[str] = ()) -> None:
@@ -233,12 +233,12 @@ class Names:
 
     def _wanted(self, value: str, statement: Statement, ended: dict[str, str]) -> list[str]:
         """Return names for a value that a statement makes, best first. `ended`: the values that it uses up."""
-        sure, told = self._sure(value), self._told(value, statement)
-        if sure or told not in ("", MAIN, self.clues.becoming.get(value)):
+        sure, variable = self._sure(value), self._told(value, statement)
+        if sure or variable not in ("", MAIN, self.clues.becoming.get(value)):
             self._fork(used(statement))
         if sure:
-            return [told, sure] if told == self.clues.assigned.get(value) not in (None, MAIN) else [sure]
-        return [*filter(None, [told]), *self._untold(value, statement, ended)]
+            return [variable, sure] if variable == self.clues.assigned.get(value) not in (None, MAIN) else [sure]
+        return [*filter(None, [variable]), *self._untold(value, statement, ended)]
 
     def _told(self, value: str, statement: Statement) -> str:
         """Return the variable that a value is in the author's source, or becomes there; "" if the graph names it."""
@@ -273,19 +273,19 @@ class Names:
         What uses up the main chain is what that becomes, or `x`; what uses up `out` is `out`, unless a function names
         its result.
         """
-        made, needs = self._made(value, statement), used(statement)
-        kept = self._kept(made.base, statement, ended)
-        names = self._fitting([*own, kept, made.result], statement)
-        layer, plain = ([*self._fitting([name], statement)] for name in (made.layer, made.plain))
-        if made.result == GATE in names:
+        origin, needs = self._made(value, statement), used(statement)
+        kept = self._kept(origin.base, statement, ended)
+        names = self._fitting([*own, kept, origin.result], statement)
+        layer, plain = ([*self._fitting([name], statement)] for name in (origin.layer, origin.plain))
+        if origin.result == GATE in names:
             return names
-        is_named = bool(layer) or made.result in names
+        is_named = bool(layer) or origin.result in names
         is_main = MAIN in ended.values() or self.main in ended
         if is_main and pools(statement.value, self.infos.get(value, Info()).rank):
-            made.result, names = POOLED, [*names, POOLED]
-        begins = made.plain not in ASIDE and kept not in names and self._begins(needs)
+            origin.result, names = POOLED, [*names, POOLED]
+        begins = origin.plain not in ASIDE and kept not in names and self._begins(needs)
         if (is_main or begins) and value not in self.carried:
-            stage = next((w for w in (kept, made.result, made.layer) if w in STAGES and w in (*names, *layer)), "")
+            stage = next((w for w in (kept, origin.result, origin.layer) if w in STAGES and w in (*names, *layer)), "")
             if not stage and value in self.uses.features:
                 stage = "".join(self._fitting([FEATURES], statement))
             if stage:
@@ -298,20 +298,20 @@ class Names:
             return [MAIN]
         if is_named:
             self._fork(needs)
-        if made.result and made.result in names:
+        if origin.result and origin.result in names:
             return names
         if self.has_main and MAIN not in self.busy and value in self.at and self._is_all(value):
             return [*names, *layer, MAIN]
-        names += plain if made.plain in ASIDE else []
+        names += plain if origin.plain in ASIDE else []
         names += [HIDDEN] if value in self.uses.hidden else []
         names += [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
         if layer and (layer[0] not in STAGES or value not in self.carried or MAIN in self.busy):
             return [*names, *layer]
         is_free = self.busy.get(self.names.get(self.main, "")) != self.main  # the main chain is nowhere else
-        names += [MAIN] if self.has_main and is_free and needs and made.plain not in ASIDE else []
-        if plain and not made.is_features:
+        names += [MAIN] if self.has_main and is_free and needs and origin.plain not in ASIDE else []
+        if plain and not origin.is_features:
             return [*names, *plain]
-        vague = self._fitting([made.vague], statement)
+        vague = self._fitting([origin.vague], statement)
         return [*names, *(vague if self._waits(value) else []), BRANCH, *vague, BRANCH]
 
     def _is_all(self, value: str) -> bool:
@@ -321,8 +321,8 @@ class Names:
 
     def _waits(self, value: str) -> bool:
         """True if a statement after the next one needs a value."""
-        made = self.at.get(value)
-        return made is not None and self.uses.places[value][-1] > made + 1
+        index = self.at.get(value)
+        return index is not None and self.uses.places[value][-1] > index + 1
 
     def _fork(self, needs: list[str]) -> None:
         """Note that a named value is made of one value alone."""
@@ -355,18 +355,18 @@ class Names:
 
         A sigmoid is a gate only if it is a factor. Other probabilities are called like the layer that they come of.
         """
-        made = made_by(statement.value, self.trees)
-        if made.result == EMBEDDINGS and made.layer and self._are_several(EMBEDDINGS):
-            made.result = ""  # each is called after its table
+        origin = made_by(statement.value, self.trees)
+        if origin.result == EMBEDDINGS and origin.layer and self._are_several(EMBEDDINGS):
+            origin.result = ""  # each is called after its table
         name, operands = called(seen_through(statement.value))
-        if made.result == GATE and value not in self.uses.factors:
-            made.result = PROBABILITIES if name == "sigmoid" else ""
-        if made.result in (PROBABILITIES, "log_probs") and operands:
+        if origin.result == GATE and value not in self.uses.factors:
+            origin.result = PROBABILITIES if name == "sigmoid" else ""
+        if origin.result in (PROBABILITIES, "log_probs") and operands:
             head = made_by(operands[0])
             word = head.layer if head.is_features else self.names.get(head.base, "")
             ends = head.is_features or self.busy.get(word) != head.base  # its name is free again
-            made = head if ends and word not in ("", *CHAINS, *NOUNS.values()) else made
-        return made
+            origin = head if ends and word not in ("", *CHAINS, *NOUNS.values()) else origin
+        return origin
 
     def _fitting(self, names: list[str], statement: Assign) -> list[str]:
         """Return the names that the line has room for."""
@@ -415,8 +415,8 @@ class Names:
         roles = [self.clues.roles.get(target, "") for target in statement.targets]
         if len(roles) == 3 and any(roles) and all(role in ("", its) for role, its in zip(roles, "qkv")):
             return ["qkv"[at]]
-        made = made_by(whole)
-        word = singular(self.names.get(made.base, "") or made.layer or made.plain)
+        origin = made_by(whole)
+        word = singular(self.names.get(origin.base, "") or origin.layer or origin.plain)
         says = word in (MAIN, BRANCH) or (word not in ("", *CHAINS) and not word[-1].isdigit() and len(word) <= SHORT)
         if says and self.busy.get(f"{word}1", statement.targets[0]) == statement.targets[0]:
             return [f"{word}{at + 1}", word]

@@ -54,8 +54,10 @@ def nest(scope: Scope, module: ModuleDef, kept: Container[str] = (), names: Mapp
         kept: the values that stay where they are, since the author's source has a variable for them.
         names: the names of values that an earlier try led to, so that lines that were then too long stay split.
     """
-    given = {a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs}
-    roles = ChainMap(dict(names), {v: name for v, name in given.items() if name}, module.roles)
+    argument_names = {
+        a.value: input_name(a, scope.is_root, module.infos, module.roles, module.hints) for a in scope.inputs
+    }
+    roles = ChainMap(dict(names), {v: name for v, name in argument_names.items() if name}, module.roles)
     nesting = _Nesting(scope, roles, kept)
     if scope.is_root:
         hints = {o.value: module.results.get(o.value, FileText("")) for o in scope.outputs if isinstance(o, Ref)}
@@ -66,13 +68,13 @@ def nest(scope: Scope, module: ModuleDef, kept: Container[str] = (), names: Mapp
 
 def copied(block: list[Statement]) -> list[Statement]:
     """Copy the statements of a block. Expressions are shared, since they are never modified."""
-    made = [replace(statement) for statement in block]
-    for statement in made:
+    copies = [replace(statement) for statement in block]
+    for statement in copies:
         if isinstance(statement, If):
             statement.then, statement.orelse = copied(statement.then), copied(statement.orelse)
         elif not isinstance(statement, Assign):
             statement.body = copied(statement.body)
-    return made
+    return copies
 
 
 class _Nesting:
@@ -137,21 +139,21 @@ class _Nesting:
 
     def _block(self, block: list[Statement], level: int, deepest: int = MAX_DEPTH) -> list[Statement]:
         """Return a block with what is moved into it. A pair of layers is one statement if neither has anything else."""
-        made: list[Statement] = []
+        statements: list[Statement] = []
         for statement in block:
             for inner in blocks(statement):
                 inner[:] = self._block(_follow(inner, self.uses), level + 1, deepest)
             if isinstance(statement, (Assign, If)):
-                made = self._into(made, statement, level, deepest, MAX_LAYERS if deepest == PAIR else 1)
-            made.append(statement)
-        return made
+                statements = self._into(statements, statement, level, deepest, MAX_LAYERS if deepest == PAIR else 1)
+            statements.append(statement)
+        return statements
 
     def _into(
-        self, made: list[Statement], statement: Assign | If, level: int, deepest: int, layers: int
+        self, statements: list[Statement], statement: Assign | If, level: int, deepest: int, layers: int
     ) -> list[Statement]:
         """Move the statements before one into it, from the last, and return the others."""
-        while made:
-            before, holder = made[-1], next(expressions(statement))
+        while statements:
+            before, holder = statements[-1], next(expressions(statement))
             if not isinstance(before, Assign) or not self._is_movable(before):
                 break
             name = before.targets[0]
@@ -161,11 +163,11 @@ class _Nesting:
                 break
             if statement is not self.returned and made_by(before.value, self.trees).result == DISTANCE:
                 break
-            if deepest > PAIR and layers == MAX_LAYERS and _are_row([*made[-2:], statement]):
+            if deepest > PAIR and layers == MAX_LAYERS and _are_row([*statements[-2:], statement]):
                 break
             _absorb(statement, before)
-            made.pop()
-        return made
+            statements.pop()
+        return statements
 
     def _room(self, statement: Statement, level: int) -> int:
         """Return how many characters a line has for the expression."""
@@ -208,13 +210,13 @@ class _Nesting:
 
     def _is_named(self, tree: ast.expr, name: str) -> bool:
         """True if a value has a name to keep, by its role or by the expression that makes it."""
-        made = made_by(tree, self.trees)
-        return name in self.roles or bool(made.result or made.plain) or made.layer in STAGES
+        origin = made_by(tree, self.trees)
+        return name in self.roles or bool(origin.result or origin.plain) or origin.layer in STAGES
 
     def _depth(self, merged: ast.expr, inner: ast.expr, name: str) -> int:
         """Return how deep an expression is; flat sums count as one level, unless the inner value has a name to keep."""
-        made = made_by(inner, self.trees)
-        if name in self.roles or made.result or made.plain:
+        origin = made_by(inner, self.trees)
+        if name in self.roles or origin.result or origin.plain:
             return depth(merged)
         return depth(merged, is_flat=True) - _is_residual(merged)
 
@@ -235,8 +237,8 @@ def width(tree: ast.expr, names: Mapping[str, str], level: int) -> int:
 
 def _called(tree: ast.AST) -> set[int]:
     """Return the layers that are called. A layer may keep statistics or draw numbers, so its calls keep their order."""
-    found = {id(member) for node in walk(tree) if (member := callee(node)) is not None}
-    return found | {METHOD} if any(_calls_method(node) for node in walk(tree)) else found
+    layers = {id(member) for node in walk(tree) if (member := callee(node)) is not None}
+    return layers | {METHOD} if any(_calls_method(node) for node in walk(tree)) else layers
 
 
 def _calls_method(tree: ast.AST) -> bool:
@@ -247,16 +249,16 @@ def _calls_method(tree: ast.AST) -> bool:
 
 def called_before(tree: ast.AST, name: str) -> set[int]:
     """Return the layers that an expression calls before it reads a value."""
-    found: set[int] = set()
+    layers: set[int] = set()
     while not isinstance(tree, Ref):
         for part in ast.iter_child_nodes(tree):
             if any(isinstance(node, Ref) and node.value == name for node in walk(part)):
                 tree = part
                 break
-            found |= _called(part)
+            layers |= _called(part)
         else:
             break
-    return found
+    return layers
 
 
 def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
@@ -273,17 +275,17 @@ def _follow(block: list[Statement], uses: Counter[str]) -> list[Statement]:
             if alone and not members(statement.value) and statement.targets[0] not in earlier:
                 followers[needed[0]] = statement
         earlier.update(assigned(statement), (name for tree in expressions(statement) for name in refs(tree)))
-    made: list[Statement] = []
+    ordered: list[Statement] = []
     moved: set[int] = set()
     for statement in block:
         if id(statement) in moved:
             continue
-        made.append(statement)
+        ordered.append(statement)
         while len(statement.targets) == 1 and isinstance(statement, Assign) and statement.targets[0] in followers:
             statement = followers.pop(statement.targets[0])
             moved.add(id(statement))
-            made.append(statement)
-    return made
+            ordered.append(statement)
+    return ordered
 
 
 def _family(member: Member) -> str:
@@ -310,8 +312,8 @@ def _layers(tree: ast.AST) -> tuple[int, int]:
 
 def _is_behind(tree: ast.AST) -> bool:
     """True for a norm or an activation right behind a layer or its norm: a line has the three as one."""
-    made = tree.args[0] if isinstance(tree, ast.Call) and len(tree.args) == 1 else None
-    layer, of = callee(tree), None if made is None else callee(made)
+    operand = tree.args[0] if isinstance(tree, ast.Call) and len(tree.args) == 1 else None
+    layer, of = callee(tree), None if operand is None else callee(operand)
     is_part = dotted(tree.func) in ACTIVATIONS if layer is None and isinstance(tree, ast.Call) else False
     is_part = is_part or (layer is not None and layer.layer in {*NORMS, *ACTIVATIONS.values()})
     return is_part and of is not None and (of.layer in NORMS or _is_layer(of))

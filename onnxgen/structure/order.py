@@ -15,7 +15,7 @@ def in_cycles(before: list[list[int]]) -> list[set[int]]:
     after = _reversed(before)
     finished = _finished(before, range(len(before)))
     seen = set(finished)
-    found: list[set[int]] = []
+    components: list[set[int]] = []
     for root in reversed(finished):
         component = set()
         pending = [root] if root in seen else []
@@ -26,8 +26,8 @@ def in_cycles(before: list[list[int]]) -> list[set[int]]:
                 component.add(i)
                 pending += after[i]
         if len(component) > 1:
-            found.append(component)
-    return found
+            components.append(component)
+    return components
 
 
 def topological(before: list[list[int]]) -> list[int]:

@@ -151,8 +151,8 @@ class Parameters:
             self._derive(group)
         self._drop_nameless_widths()
         self.groups = [group for group in self.all if not group.bases]
-        found = {flag: condition(flag[0], flag[1] or name, self.groups, instances) for flag, name in flags.items()}
-        self.conditions = {flag: made for flag, made in found.items() if made is not None}
+        conditions = {flag: condition(flag[0], flag[1] or name, self.groups, instances) for flag, name in flags.items()}
+        self.conditions = {flag: rule for flag, rule in conditions.items() if rule is not None}
 
     def _drop_nameless_widths(self) -> None:
         """Keep the numbers of a class that has several widths of one name: it is a table of them."""
@@ -234,12 +234,14 @@ class Parameters:
 
     def parameters(self) -> list[Parameter]:
         """Return them in order: required ones, those with defaults, flags."""
-        made = [self._parameter(group) for group in self.groups]
+        parameters = [self._parameter(group) for group in self.groups]
         whole = [len(g.texts) == len(self.instances) and g.is_size for g in self.groups]
-        made = [replace(p, default=None) if size else p for p, size in zip(made, whole)]  # who makes it says its sizes
+        parameters = [
+            replace(p, default=None) if size else p for p, size in zip(parameters, whole)
+        ]  # who makes it says its sizes
         for (only, _), name in self.given:
-            made.append(Parameter(name, "bool", str(2 * len(only) > len(self.instances))))
-        return sorted(made, key=lambda p: p.default is not None)
+            parameters.append(Parameter(name, "bool", str(2 * len(only) > len(self.instances))))
+        return sorted(parameters, key=lambda p: p.default is not None)
 
     def _parameter(self, group: Group) -> Parameter:
         kinds = {_annotation(slot.value) for use in group.uses for slot in use.column.values()}
@@ -283,13 +285,13 @@ def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
     for use in sorted(uses, key=lambda use: len(use.column) < len(instances)):  # those of optional parts last
         texts = use.texts
         varies = len(set(texts.values())) > 1
-        found: list[Group] = []
+        candidates: list[Group] = []
         if len(texts) < len(instances):
             agreeing = (g for g in groups.values() if texts.items() <= g.texts.items())
-            found = [g for g in agreeing if _fits(use, g, varies)]
-        found.sort(key=lambda g: all(u.wanted != use.wanted for u in g.uses))
-        if found:
-            found[0].uses.append(use)
+            candidates = [g for g in agreeing if _fits(use, g, varies)]
+        candidates.sort(key=lambda g: all(u.wanted != use.wanted for u in g.uses))
+        if candidates:
+            candidates[0].uses.append(use)
         elif varies:
             groups.setdefault(tuple(sorted(texts.items())), Group(texts)).uses.append(use)
     return [*groups.values()]
@@ -443,22 +445,22 @@ def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
         held: the sizes that the classes have which it makes, and which nobody gives.
     """
     fixed = {number for use in uses if use.in_forward or _is_tuple(use) for number in sizes(use)}
-    found: dict[int, list[Use]] = {}
+    by_number: dict[int, list[Use]] = {}
     for use in uses:
         numbers = sizes(use)
         if numbers and len({*use.texts.values()}) == 1 and not use.in_forward and not _is_tuple(use):
-            found.setdefault(numbers.pop(), []).append(use)
-    given = {number for number, own in found.items() if any(SIZE.search(use.wanted) for use in own)}
-    depends = any(other % number == 0 or number % other == 0 for number in given for other in fixed)
+            by_number.setdefault(numbers.pop(), []).append(use)
+    candidates = {number for number, own in by_number.items() if any(SIZE.search(use.wanted) for use in own)}
+    depends = any(other % number == 0 or number % other == 0 for number in candidates for other in fixed)
     stored = any(use.wanted == KEY for use in uses)  # a constant, whose sizes the text does not tell
-    if depends or stored or len(given) > MOST or not given.isdisjoint(held) or any(_tables(uses)):
+    if depends or stored or len(candidates) > MOST or not candidates.isdisjoint(held) or any(_tables(uses)):
         return []
-    made = []
-    for number in given:
-        whole = next((use for use in found[number] if len(use.column) == count), None)
+    groups = []
+    for number in candidates:
+        whole = next((use for use in by_number[number] if len(use.column) == count), None)
         if whole is not None:  # else only an optional part has it
-            made.append(Group(whole.texts, found[number], is_width=True))
-    return made
+            groups.append(Group(whole.texts, by_number[number], is_width=True))
+    return groups
 
 
 def sizes(use: Use) -> set[int]:
@@ -489,14 +491,14 @@ def _integers(tree: ast.AST) -> list[int]:
 def size_names(scope: Scope) -> dict[int, dict[int, str]]:
     """Return the names of the sizes of each such tensor, by the id of its member and the number of the literal."""
     makers = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
-    found: dict[int, dict[int, str]] = {}
+    by_member: dict[int, dict[int, str]] = {}
     for tree in (node for expression in scope.expressions() for node in walk(expression)):
         matrix, names = _matrix(tree)
         for member in _made_of(matrix, makers, MAX_STEPS) if matrix is not None else ():
             first = _first_size(member.build)
             if first:
-                found[id(member)] = {first: names[0], first + 1: names[1]}
-    return found
+                by_member[id(member)] = {first: names[0], first + 1: names[1]}
+    return by_member
 
 
 def _first_size(build: ast.expr) -> int:

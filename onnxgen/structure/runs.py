@@ -131,14 +131,14 @@ def _looped(flow: Flow, items: Items | None, module: ModuleDef, loops: dict[Plac
 def _anchors(flow: Flow, items: Items) -> list[list[Assign]]:
     """Return the statements that use each item; [] if they are not all assignments of the body."""
     if items.path is None:
-        found = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
+        users = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
     else:
-        found = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
+        users = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
     plain = {i: s for i, s in enumerate(flow.scope.body) if isinstance(s, Assign) and s.targets}
     at = {id(s): i for i, s in plain.items()}
-    if not all(found) or any(id(s) not in at for statements in found for s in statements):
+    if not all(users) or any(id(s) not in at for statements in users for s in statements):
         return []
-    return [[plain[n] for n in sorted({at[id(s)] for s in statements})] for statements in found]
+    return [[plain[n] for n in sorted({at[id(s)] for s in statements})] for statements in users]
 
 
 def parts_of(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
@@ -156,17 +156,17 @@ def parts_of(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
 
 def _items(parts: dict[ModulePath, dict[str, Member | None]], path: ModulePath) -> Items | None:
     """Return the items of a list to loop over: submodules, or lists of equally many of them; None for other lists."""
-    found: list[dict[int, Member]] = []
+    items: list[dict[int, Member]] = []
     for name in sorted(parts[path], key=int):
         item = parts[path][name]
         inner = {-1: item} if item is not None else {int(n): m for n, m in parts.get((*path, name), {}).items()}
         whole = {n: member for n, member in inner.items() if member is not None}
         if not whole or len(whole) < len(inner) or not fillable([max(n, 0) for n in whole]):
             return None
-        found.append(whole)
+        items.append(whole)
     names = sorted(map(int, parts[path]))
-    alike = all(set(item) == set(found[0]) for item in found) and (-1 in found[0] or len(found[0]) > 1)
-    return Items(path, found) if alike and names == [*range(len(found))] else None
+    alike = all(set(item) == set(items[0]) for item in items) and (-1 in items[0] or len(items[0]) > 1)
+    return Items(path, items) if alike and names == [*range(len(items))] else None
 
 
 class Flow:
@@ -228,11 +228,11 @@ class Flow:
     def after(self, statement: Assign) -> Assign | None:
         """Return the only statement that uses the result of this one, if it is its only operand."""
         target = statement.targets[0]
-        found = self.users.get(target) if self.uses[target] == 1 else None
-        if not isinstance(found, Assign) or len(found.targets) != 1 or not isinstance(found.value, ast.Call):
+        user = self.users.get(target) if self.uses[target] == 1 else None
+        if not isinstance(user, Assign) or len(user.targets) != 1 or not isinstance(user.value, ast.Call):
             return None
-        given = operand(found.value)
-        return found if isinstance(given, Ref) and refs(found.value) == (target,) else None
+        argument = operand(user.value)
+        return user if isinstance(argument, Ref) and refs(user.value) == (target,) else None
 
     def settle(self) -> None:
         """Write the replacements into the scope's body."""
@@ -254,29 +254,29 @@ class _Sequence:
     def runs(self) -> list[Chain] | None:
         """Return the chain of each call of the container; None if the items are no chain, or the chains differ."""
         counts = {len(self.flow.calls.get(id(m), ())) for m in self.items.values()}
-        made = [self.run(call) for call in range(counts.pop())] if len(counts) == 1 else []
-        chains = [chain for chain in made if chain is not None]
+        candidates = [self.run(call) for call in range(counts.pop())] if len(counts) == 1 else []
+        chains = [chain for chain in candidates if chain is not None]
         forms = [[(n, n in self.items or ast.dump(member.build)) for n, member, _ in chain] for chain in chains]
-        return chains if chains and len(chains) == len(made) and all(form == forms[0] for form in forms) else None
+        return chains if chains and len(chains) == len(candidates) and all(form == forms[0] for form in forms) else None
 
     def run(self, call: int) -> Chain | None:
         """Return the elements with their numbers and statements, in order; None if the items are not a chain."""
         calls = self.flow.calls
         waiting = sorted(self.items)
         first = waiting.pop(0)
-        found = [(first, self.items[first], calls[id(self.items[first])][call])]
-        self._prepend(found)
+        chain = [(first, self.items[first], calls[id(self.items[first])][call])]
+        self._prepend(chain)
         loose: list[Loose] = []  # functions since the last item
-        statement = found[-1][2]
+        statement = chain[-1][2]
         while True:
             after = self.flow.after(statement)
             if after is None:
                 break
             member = called(after)
             if waiting and member is self.items[waiting[0]]:
-                if not self._append(found, loose, waiting[0]):
+                if not self._append(chain, loose, waiting[0]):
                     return None
-                found.append((waiting.pop(0), member, after))
+                chain.append((waiting.pop(0), member, after))
                 loose = []
             else:
                 function = self._function(after)
@@ -288,28 +288,28 @@ class _Sequence:
             return None
         own = [entry for entry in loose if entry[0] is not None or entry[2].scope[: len(self.path)] == self.path]
         if own == loose[: len(own)]:
-            if all(number == i for i, (number, _, _) in enumerate(found)):  # then no key depends on their numbers
+            if all(number == i for i, (number, _, _) in enumerate(chain)):  # then no key depends on their numbers
                 own = [(None, member, after) for _, member, after in own]
-            self._append(found, own, None)
-        return found
+            self._append(chain, own, None)
+        return chain
 
-    def _prepend(self, found: Chain) -> None:
+    def _prepend(self, chain: Chain) -> None:
         """Add the functions before the first item whose scope says that they belong to the container.
 
         Without a number, what flattens is number 0 if only that is missing: a classifier often begins with it.
         """
-        while found[0][0] > 0:
-            value = found[0][2].value
-            given = value.args[0] if isinstance(value, ast.Call) and value.args else None
-            maker = self.flow.makers.get(given.value) if isinstance(given, Ref) else None
-            function = self._function(maker) if maker is not None and self.flow.after(maker) is found[0][2] else None
+        while chain[0][0] > 0:
+            value = chain[0][2].value
+            argument = value.args[0] if isinstance(value, ast.Call) and value.args else None
+            maker = self.flow.makers.get(argument.value) if isinstance(argument, Ref) else None
+            function = self._function(maker) if maker is not None and self.flow.after(maker) is chain[0][2] else None
             if maker is None or function is None:
                 return
-            is_first = found[0][0] == 1 and function_of(function[1].build) == "nn.Flatten"
+            is_first = chain[0][0] == 1 and function_of(function[1].build) == "nn.Flatten"
             number = 0 if function[0] is None and is_first else function[0]
-            if number is None or number >= found[0][0]:
+            if number is None or number >= chain[0][0]:
                 return
-            found.insert(0, (number, function[1], maker))
+            chain.insert(0, (number, function[1], maker))
 
     def _function(self, statement: Assign) -> tuple[int | None, Member] | None:
         """Return a functional layer as a module, and its number if its scope has one (`/features/features.1/Relu`)."""
@@ -323,15 +323,15 @@ class _Sequence:
             return None
         return index, Member((*self.path, str(index or 0)), build, "module")
 
-    def _append(self, found: Chain, loose: list[Loose], end: int | None) -> bool:
+    def _append(self, chain: Chain, loose: list[Loose], end: int | None) -> bool:
         """Add functions, with their numbers or the next free ones; False if there is no free number before `end`."""
         for index, member, statement in loose:
-            before = found[-1][0]
+            before = chain[-1][0]
             number = index if index is not None else before + 1
             if number <= before or (end is not None and number >= end):
                 return False
             member.path = (*self.path, str(number))
-            found.append((number, member, statement))
+            chain.append((number, member, statement))
         return True
 
 
@@ -342,14 +342,14 @@ def _sequence(flow: Flow, path: ModulePath, items: dict[int, Member]) -> Member 
         return None
     scope.members.extend(m for index, m, _ in chains[0] if index not in items)
     container = scope.containers[path] = Member(path, quote("nn.Sequential"), "module")
-    for found in chains:
-        first, last = found[0][2], found[-1][2]
+    for chain in chains:
+        first, last = chain[0][2], chain[-1][2]
         assert isinstance(first.value, ast.Call)
         argument = operand(first.value)
         assert argument is not None
-        nodes = tuple(name for _, _, statement in found for name in statement.nodes)
+        nodes = tuple(name for _, _, statement in chain for name in statement.nodes)
         whole = Assign(last.targets, ast.Call(MemberRef(container), [argument], []), first.scope, nodes)
-        flow.replace([statement for _, _, statement in found], whole)
+        flow.replace([statement for _, _, statement in chain], whole)
     return container
 
 
@@ -409,10 +409,10 @@ def fill_gaps(scope: Scope) -> None:
             place = (*path, str(number))
             only = noted[place][0] if len(noted[place]) == 1 and not inside[place] else None
             build = as_module(only.value) if isinstance(only, Assign) and len(only.targets) == 1 else None
-            if build is not None and isinstance(only, Assign) and (given := operand(only.value)) is not None:
+            if build is not None and isinstance(only, Assign) and (argument := operand(only.value)) is not None:
                 member = Member(place, build, "module")
                 scope.members.append(member)
-                only.value = ast.Call(MemberRef(member), [given], [])
+                only.value = ast.Call(MemberRef(member), [argument], [])
 
 
 def slice_lists(scope: Scope) -> None:
@@ -428,7 +428,7 @@ def slice_lists(scope: Scope) -> None:
 
 
 def _neighbours(flow: Flow, items: dict[int, Member]) -> list[Neighbours]:
-    found: list[Neighbours] = []
+    chains: list[Neighbours] = []
     after: Assign | None = None  # what alone uses the result of the last call
     for n, item in items.items():
         calls = flow.calls.get(id(item), [])
@@ -436,10 +436,10 @@ def _neighbours(flow: Flow, items: dict[int, Member]) -> list[Neighbours]:
             after = None
             continue
         if after is not calls[0] or called(after) is None:
-            found.append([])
-        found[-1].append((n, calls[0]))
+            chains.append([])
+        chains[-1].append((n, calls[0]))
         after = flow.after(calls[0])
-    return found
+    return chains
 
 
 def _replace(flow: Flow, path: ModulePath, chain: Neighbours, last: int) -> None:

@@ -223,10 +223,10 @@ class Splitter:
         """Return the values that a submodule returns: those used after it, and those that show a dim used after it."""
         if unit.key is None:
             return []
-        made = list(dict.fromkeys(name for s in unit.statements for name in s.targets))
-        has = {dim for name in made if name in wanted.values for dim in named_dims(self.module.infos, name)}
+        defined = list(dict.fromkeys(name for s in unit.statements for name in s.targets))
+        has = {dim for name in defined if name in wanted.values for dim in named_dims(self.module.infos, name)}
         makers = {self.shown[dim] for dim in wanted.dims if dim not in has}
-        return [name for name in made if name in wanted.values or name in makers]
+        return [name for name in defined if name in wanted.values or name in makers]
 
     def _equalise(self, units: list[Unit], results: dict[int, list[str]]) -> None:
         """Let every call of one submodule return the results that are used of any of its calls."""
@@ -237,9 +237,9 @@ class Splitter:
         for key, indices in by_key.items():
             several = self.repeated[key]
             if several is not None:
-                made = [several.made[units[i].call] for i in indices]
-                needed = {n for i, call in zip(indices, made) for n, name in enumerate(call) if name in results[i]}
-                results.update((i, [call[n] for n in sorted(needed)]) for i, call in zip(indices, made))
+                values = [several.made[units[i].call] for i in indices]
+                needed = {n for i, call in zip(indices, values) for n, name in enumerate(call) if name in results[i]}
+                results.update((i, [call[n] for n in sorted(needed)]) for i, call in zip(indices, values))
 
     def _key(self, statement: Statement, around: ModulePath) -> ModulePath | None:
         """Return the submodule of the scope `around` that a statement belongs to.
@@ -288,15 +288,15 @@ class Splitter:
         groups: dict[object, tuple[ModulePath | None, list[Statement]]] = {}
         for i, (statement, key) in enumerate(zip(statements, keys)):
             groups.setdefault(i if key is None else key, (key, []))[1].append(statement)
-        made: list[Unit] = []
+        units: list[Unit] = []
         for key, group in groups.values():
-            found = None
+            several = None
             if key is not None:
-                found = self.repeated[key] = repeated(group, self.module.infos)
-            made += [Unit(key, call, n) for n, call in enumerate([group] if found is None else found.calls)]
+                several = self.repeated[key] = repeated(group, self.module.infos)
+            units += [Unit(key, call, n) for n, call in enumerate([group] if several is None else several.calls)]
         at = {target: i for i, statement in enumerate(statements) for target in statement.targets}
-        first = [min((at[t] for s in unit.statements for t in s.targets), default=i) for i, unit in enumerate(made)]
-        return [made[i] for i in sorted(range(len(made)), key=lambda i: first[i])]
+        first = [min((at[t] for s in unit.statements for t in s.targets), default=i) for i, unit in enumerate(units)]
+        return [units[i] for i in sorted(range(len(units)), key=lambda i: first[i])]
 
     def _call(self, unit: Unit, outputs: list[str]) -> Assign:
         """Return the statement that calls a submodule; its first call makes its scope, too."""
@@ -308,10 +308,10 @@ class Splitter:
             inputs = dict(zip(several.inputs[0], several.inputs[unit.call], strict=True))
         else:
             inputs = {}
-            made: set[str] = set()
+            defined: set[str] = set()
             for statement in statements:
-                inputs.update((name, name) for name in used(statement) if name not in made)
-                made.update(statement.targets)
+                inputs.update((name, name) for name in used(statement) if name not in defined)
+                defined.update(statement.targets)
         # Masks and positions come last.
         order = sorted(inputs, key=lambda n: n in numbers or self.module.roles.get(n) in SIDE_INPUT_ROLES)
         if path not in self.built:
@@ -323,8 +323,8 @@ class Splitter:
             self._fill(child, statements, False)
             self.built[path] = Member(path, ClassRef(child), "module")
             parent.members.append(self.built[path])
-        given = [numbers.get(inputs[name]) or Ref(inputs[name]) for name in order]
-        call = ast.Call(MemberRef(self.built[path]), given, [])
+        args = [numbers.get(inputs[name]) or Ref(inputs[name]) for name in order]
+        call = ast.Call(MemberRef(self.built[path]), args, [])
         return Assign(tuple(outputs), call, path[:-1])
 
     def _input(self, name: str, number: ast.expr | None = None) -> Input:
@@ -444,9 +444,9 @@ def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | 
         by_layer.append(calls.pop() if calls else None)
     for known in (by_layer, _from_users(assigns, by_layer)):
         numbers = _from_operands(assigns, known)
-        found = _alike([[s for s, n in zip(assigns, numbers) if n == call] for call in range(count)], infos)
-        if found is not None:
-            return found
+        result = _alike([[s for s, n in zip(assigns, numbers) if n == call] for call in range(count)], infos)
+        if result is not None:
+            return result
     return None
 
 
@@ -459,8 +459,8 @@ def _from_users(statements: list[Assign], known: list[int | None]) -> list[int |
     numbers = list(known)
     for i in reversed(range(len(statements))):
         if numbers[i] is None:
-            found = [numbers[j] for t in statements[i].targets for j in users.get(t, ())]
-            numbers[i] = min((n for n in found if n is not None), default=None)
+            calls = [numbers[j] for t in statements[i].targets for j in users.get(t, ())]
+            numbers[i] = min((n for n in calls if n is not None), default=None)
     return numbers
 
 
@@ -470,8 +470,8 @@ def _from_operands(statements: list[Assign], known: list[int | None]) -> list[in
     makers = {target: i for i, s in enumerate(statements) for target in s.targets}
     for i, statement in enumerate(statements):
         if numbers[i] is None:
-            found = [numbers[makers[name]] for name in refs(statement.value) if name in makers]
-            numbers[i] = max((n for n in found if n is not None), default=None)
+            calls = [numbers[makers[name]] for name in refs(statement.value) if name in makers]
+            numbers[i] = max((n for n in calls if n is not None), default=None)
     for i in reversed(range(len(statements))):  # statements that depend on nothing in the submodule
         for name in refs(statements[i].value):
             j = makers.get(name)
@@ -485,14 +485,14 @@ def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None
     alike = [wired(call) for call in calls]
     if any(call.lines != alike[0].lines for call in alike):
         return None
-    inputs, made = [call.given for call in alike], [call.made for call in alike]
+    inputs, values = [call.given for call in alike], [call.made for call in alike]
     shapes = [[str(infos.get(name, Info()).shape) for name in names] for names in inputs]
     kinds = [[infos.get(name, Info()).kind for name in names] for names in inputs]
     varies = any(s != shapes[0] for s in shapes)
     asks = any(isinstance(n, (SizeOf, DeviceOf)) for s in calls[0] for n in walk(s.value))
     if (varies and asks) or any(k != kinds[0] for k in kinds):  # a size would be read from another value
         return None
-    return Repeated([list(call) for call in calls], inputs, made, varies, numbers)
+    return Repeated([list(call) for call in calls], inputs, values, varies, numbers)
 
 
 def _with_arguments(calls: list[list[Assign]]) -> tuple[list[list[Assign]], dict[str, ast.expr]]:
@@ -517,21 +517,21 @@ def _with_arguments(calls: list[list[Assign]]) -> tuple[list[list[Assign]], dict
 def wired(statements: Iterable[Assign]) -> Wired:
     """Return how the values of these statements are connected."""
     names: dict[str, str] = {}
-    found = Wired([], [], [])
+    result = Wired([], [], [])
 
     def token(node: ast.AST) -> str | None:
         if isinstance(node, Ref):
             if node.value not in names:
-                names[node.value] = f"%in{len(found.given)}"
-                found.given.append(node.value)
+                names[node.value] = f"%in{len(result.given)}"
+                result.given.append(node.value)
             return names[node.value]
         if isinstance(node, MemberRef):
             return "%" + ".".join(node.member.path)
         return f"%{node.dim}" if isinstance(node, SizeOf) else None
 
     for statement in statements:
-        found.lines.append(spelled(statement, token))
+        result.lines.append(spelled(statement, token))
         for target in statement.targets:
             names[target] = f"%{len(names)}"
-            found.made.append(target)
-    return found
+            result.made.append(target)
+    return result

@@ -74,9 +74,9 @@ class _Sharing:
         for flag, node in self.body.flags().items():
             self.optional.setdefault(flag, flag_name(node))
         uses = list(self.uses.values())
-        found = widths(uses, len(form.instances), self.held) if gives_widths else []
-        self.parameters = Parameters(form.instances, uses, dict(self.optional), found)
-        if found and not self.parameters.are_few:
+        groups = widths(uses, len(form.instances), self.held) if gives_widths else []
+        self.parameters = Parameters(form.instances, uses, dict(self.optional), groups)
+        if groups and not self.parameters.are_few:
             self.parameters = Parameters(form.instances, uses, self.optional, [])
 
     def _see(self, part: Part, name: str, outer: Only, row: str = "") -> None:
@@ -111,8 +111,8 @@ class _Sharing:
         kept = {g.name: g.name for g in read}
         kept |= {name: self.parameters.test(flag) for flag, name in flags.items() if flag in stored}
         own = (size for use in self.uses.values() if id(use) not in self.parameters.of for size in sizes(use))
-        made, held = self.parameters.parameters(), frozenset(own) | self.held
-        return Shared(self.form.root.entry, body, outputs, kept, made, self.parameters.made, held)
+        parameters, held = self.parameters.parameters(), frozenset(own) | self.held
+        return Shared(self.form.root.entry, body, outputs, kept, parameters, self.parameters.made, held)
 
     def _settle(self, part: Part, outer: Only) -> None:
         """Write the literals and the flags of a part into its entry."""
@@ -165,7 +165,7 @@ def _item_name(part: Part) -> str:
 
 def _is_pointwise(part: Part) -> bool:
     """True for a 1x1 convolution."""
-    kernel = [slot for found in part.slots.values.values() for slot in found.values() if slot.wanted == "kernel_size"]
+    kernel = [slot for column in part.slots.values.values() for slot in column.values() if slot.wanted == "kernel_size"]
     return bool(kernel) and all(is_number(slot.value, 1) for slot in kernel)
 
 
@@ -321,17 +321,17 @@ class _Writing:
                     self.last_use[value] = i
 
     def run(self) -> tuple[list[Statement], list[ast.expr]]:
-        made: list[Statement] = []
+        statements: list[Statement] = []
         for i, block in enumerate(self.body.blocks):
             if block.only is None or block.passes is not None:
-                made.extend(self._statement(node) for node in block.nodes)
+                statements.extend(self._statement(node) for node in block.nodes)
             elif block.otherwise is not None:
-                made.append(self._choice(i, block, block.otherwise))
+                statements.append(self._choice(i, block, block.otherwise))
             elif not block.is_other:
-                made.extend(self._part(i, block))
+                statements.extend(self._part(i, block))
         result = self._expression(self.body.form.returned, 0)
         assert isinstance(result, ast.Tuple)
-        return made, result.elts
+        return statements, result.elts
 
     def _part(self, now: int, block: Block) -> list[Statement]:
         """Put an optional part under `if self.flag:`. The value that replaces its own is in the same variable."""
@@ -367,15 +367,15 @@ class _Writing:
         statement = node.statement
         assert statement is not None
         values = iter([self._expression(node, i) for i in range(len(node.expressions))])
-        made = copied([statement])[0]
-        replace_in(made, lambda expression: next(values))  # the whole expressions, in order of evaluation
+        copy = copied([statement])[0]
+        replace_in(copy, lambda expression: next(values))  # the whole expressions, in order of evaluation
         if name:
-            made.targets = (name,)
+            copy.targets = (name,)
         if not isinstance(statement, Assign):
             self._check_carried(node)
-        for i, target in enumerate(made.targets):
+        for i, target in enumerate(copy.targets):
             self.names[Def(node, i)] = target
-        return made
+        return copy
 
     def _check_carried(self, node: Node) -> None:
         """Check that a loop assigns the variables that it starts with."""

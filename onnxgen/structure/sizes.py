@@ -159,9 +159,9 @@ class _Sizes:
         return Ref(self.device.value)
 
     def _size(self, dim: Sym, near: list[str]) -> ast.expr:
-        found = self._direct(dim, near)
-        if found is not None:
-            return found
+        direct = self._direct(dim, near)
+        if direct is not None:
+            return direct
         terms = [self._term(monomial, coefficient, near) for monomial, coefficient in dim.terms]
         first = next((term for term in terms if term[0] > 0), terms[0])  # `64 - n`, not `-n + 64`
         total = first[1] if first[0] > 0 else ast.UnaryOp(ast.USub(), first[1])
@@ -193,16 +193,16 @@ class _Sizes:
         for atom, power in monomial:
             base = self._atom(atom, near)
             product.append(base if power == 1 else ast.BinOp(base, ast.Pow(), ast.Constant(power)))
-        made = product[0]
+        tree = product[0]
         for factor in product[1:]:
-            made = ast.BinOp(made, ast.Mult(), factor)
-        return 1 if coefficient > 0 else -1, made
+            tree = ast.BinOp(tree, ast.Mult(), factor)
+        return 1 if coefficient > 0 else -1, tree
 
     def _atom(self, atom: Symbol | Call, near: list[str]) -> ast.expr:
         alone = Sym((((((atom, 1),)), 1),))
-        found = self._direct(alone, near)
-        if found is not None:
-            return found
+        direct = self._direct(alone, near)
+        if direct is not None:
+            return direct
         if isinstance(atom, Symbol):
             argument = self.added.setdefault(alone, Input(f"size.{atom.name}", "int"))
             self.infos[argument.value] = Info(kind="int")
@@ -230,7 +230,7 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
     if not asked:
         return
     lives = _Lifetimes(scope)
-    made: dict[int, list[Statement]] = {}
+    unpackings: dict[int, list[Statement]] = {}
     names: dict[tuple[str, int], str] = {}
     for value, axes in asked.items():
         shape = module.infos.get(value, Info()).shape
@@ -238,16 +238,18 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
             continue
         is_asked = axes.total() > 1 and any(isinstance(shape[axis], Sym) for axis in axes)  # a number is read in place
         if value in lives.first and (is_asked or (value in lives.arguments and lives.outlives(value))):
-            made.setdefault(lives.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
+            unpackings.setdefault(lives.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
 
     def change(node: ast.AST) -> ast.expr | None:
-        found = shape_item(node)
-        return Ref(names[found]) if found in names else None
+        item = shape_item(node)
+        return Ref(names[item]) if item in names else None
 
     for statement in scope.body:
         replace_in(statement, change)
     scope.outputs = [rewrite(output, change) for output in scope.outputs]
-    scope.body = [s for i, old in enumerate([*scope.body, None]) for s in (*made.get(i, ()), old) if s is not None]
+    scope.body = [
+        s for i, old in enumerate([*scope.body, None]) for s in (*unpackings.get(i, ()), old) if s is not None
+    ]
 
 
 def _sizes(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -270,7 +272,7 @@ class _Lifetimes:
         self.arguments = {a.value for a in scope.inputs}
         self.last: dict[str, int] = {}
         self.asks: dict[str, int] = {}
-        made = Counter(name for statement in scope.body for name in assigned(statement))
+        assignments = Counter(name for statement in scope.body for name in assigned(statement))
         # of these, what a loop or a branch hands on is assigned more than once
         top = {name for statement in scope.body for name in statement.targets}
         for i, statement in enumerate([*scope.body, Assign((), ast.Tuple(scope.outputs, ast.Load()))]):
@@ -281,8 +283,8 @@ class _Lifetimes:
                     self.last[name] = i
             for name in sizes:
                 self.asks.setdefault(name, i)
-        self.first = {name: 0 for name in self.arguments if not made[name]}
-        self.first |= {name: i for name, i in self.asks.items() if name in top and made[name] == 1}
+        self.first = {name: 0 for name in self.arguments if not assignments[name]}
+        self.first |= {name: i for name, i in self.asks.items() if name in top and assignments[name] == 1}
 
     def outlives(self, value: str) -> bool:
         """True if a size is used after the last use of the tensor, which is not an argument of the network."""

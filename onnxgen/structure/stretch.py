@@ -71,20 +71,20 @@ class Around:
     @cached_property
     def ways(self) -> dict[str, set[tuple[str, int]]]:
         """How statements use a value, by the value: what they do, and which operand it is."""
-        found: dict[str, set[tuple[str, int]]] = {}
+        ways: dict[str, set[tuple[str, int]]] = {}
         for i, statement in enumerate(self.scope.body):
             for at, name in enumerate(taken(statement.value) if isinstance(statement, Assign) else ()):
-                found.setdefault(name, set()).add((text_of(statement, i), at))
-        return found
+                ways.setdefault(name, set()).add((text_of(statement, i), at))
+        return ways
 
     @cached_property
     def calls(self) -> dict[ModulePath, set[str]]:
         """What statements do with a module, by its path."""
-        found: dict[ModulePath, set[str]] = {}
+        calls: dict[ModulePath, set[str]] = {}
         for i, statement in enumerate(self.scope.body):
             for member in members_of(statement):
-                found.setdefault(member.path, set()).add(text_of(statement, i))
-        return found
+                calls.setdefault(member.path, set()).add(text_of(statement, i))
+        return calls
 
     def has_all(self, names: tuple[str, ...]) -> bool:
         """True if values are items of a list, or results of the scope, all in a row."""
@@ -234,12 +234,12 @@ class Stretch(Run):
             values = [value_of(tree) for tree in trees if is_plain_number(tree)]
             if len(values) == len(names) and all(type(value) is int for value in values):
                 numbers[n] = values
-        found = dict[int, int]()
+        halves = dict[int, int]()
         for n, values in numbers.items():
-            whole = (m for m, others in numbers.items() if m not in found and values == [v // 2 for v in others])
+            whole = (m for m, others in numbers.items() if m not in halves and values == [v // 2 for v in others])
             if any(values) and (of := next(whole, n)) != n:
-                found[n] = of
-        return found
+                halves[n] = of
+        return halves
 
     def _listed(self, names: tuple[str, ...]) -> ast.expr | None:
         """Return the list, or the part of it, whose items have these names; None if they are something else."""
@@ -255,9 +255,9 @@ class Stretch(Run):
 
     def write(self) -> list[Statement]:
         self.halves = self._halves()
-        made = super().write()
+        statements = super().write()
         self.scope.body = [statement for statement in self.scope.body if id(statement) not in self.dropped]
-        return made
+        return statements
 
     def _items(self, names: tuple[str, ...]) -> tuple[ModulePath, list[int]]:
         """Return the list whose items have these names, and their numbers."""
@@ -289,15 +289,15 @@ class Stretch(Run):
 
     def _feeds(self, names: tuple[str, ...], others: tuple[str, ...] = ()) -> bool:
         """True if the turns use what an item makes, to make what an item of `others` takes in the next turn."""
-        made = set[str]()
+        derived = set[str]()
         for statement in (*self.turns[0], *self.turns[1]):
             takes = refs(statement.value)
-            if not made.isdisjoint(takes):
+            if not derived.isdisjoint(takes):
                 if not others or others[1] in takes:
                     return True
-                made.update(statement.targets)
+                derived.update(statement.targets)
             elif names[0] in takes:
-                made.update(statement.targets)
+                derived.update(statement.targets)
         return False
 
     def _below(self, path: ModulePath) -> set[ModulePath]:
@@ -324,18 +324,18 @@ class OneTurn(Run):
         self, scope: Scope, items: Items, statement: Assign, uses: Counter[str], module: ModuleDef, like: Run
     ) -> None:
         super().__init__(scope, items, [[statement]], uses, module)
-        given = refs(statement.value)
+        operands = refs(statement.value)
         self.is_regular = (
             like.kept == [(0, 0)] == [*like.starts]
             and len(like.turns[0]) == 1
             and not like.own
             and like.items.text(like.turns[-1][0]) == items.text(statement)
-            and len(given) == len(like.reads[0])
+            and len(operands) == len(like.reads[0])
             and self._is_listed(statement.targets[0], like.beside)
         )
         if self.is_regular:
             self.reads, self.kept = like.reads, like.kept
-            self.starts = {(0, 0): given[like.reads[0].index((0, 0))]}
+            self.starts = {(0, 0): operands[like.reads[0].index((0, 0))]}
 
     def _is_listed(self, value: str, beside: int) -> bool:
         """True if a value is an item of a list with so many others."""

@@ -50,13 +50,13 @@ def roll(scope: Scope, module: ModuleDef, loops: Iterable[Loop] = ()) -> None:
     `loops`: loops of the body that structure has made.
     """
     texts: dict[int, str] = {}
-    made = [*loops]
+    rolled = [*loops]
     for _ in range(MAX_LOOPS):
         loop = _next(scope, module, texts)
         if loop is None:
             break
-        made.append(loop)
-    for loop in made:
+        rolled.append(loop)
+    for loop in rolled:
         inner = Scope(scope.path, members=scope.members, body=loop.body, outputs=[Ref(name) for name in loop.targets])
         inner.containers = scope.containers  # of the same module
         roll(inner, module)
@@ -79,15 +79,15 @@ def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None
         rows = [i for i in order if i not in skipped]
         statements = [scope.body[i] for i in rows]
         for share, tokens in ((WITH_NUMBERS, vague), (1.0, exact)):
-            found = _repeats([tokens[i] for i in rows])
-            repeats += [(worth * share * repeat.saved, repeat, statements) for repeat in found]
+            candidates = _repeats([tokens[i] for i in rows])
+            repeats += [(worth * share * repeat.saved, repeat, statements) for repeat in candidates]
     if not repeats:
         return None
     around = Around(scope, uses)
     for _, repeat, statements in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
-        made = _loop(around, module, statements[repeat.start : repeat.end], repeat.period)
-        if made is not None:
-            return made
+        loop = _loop(around, module, statements[repeat.start : repeat.end], repeat.period)
+        if loop is not None:
+            return loop
     return None
 
 
@@ -102,8 +102,8 @@ def _lanes(scope: Scope) -> Iterator[list[int]]:
     for i, statement in enumerate(scope.body):
         before.append([maker[name] for name in used(statement) if name in maker])
         maker.update(dict.fromkeys(assigned(statement), i))
-    given = [maker[name] for output in scope.outputs for name in refs(output) if name in maker]
-    users = Counter(i for needed in (*before, given) for i in set(needed))
+    returned = [maker[name] for output in scope.outputs for name in refs(output) if name in maker]
+    users = Counter(i for needed in (*before, returned) for i in set(needed))
     for first in ((), [i for i in range(len(before)) if users[i] > 1]):
         order = depth_first(before, first)
         if order != sorted(order) and _calls_in_order(scope.body, order):
@@ -133,12 +133,12 @@ def common(body: Sequence[Statement], tokens: Sequence[int], uses: Counter[str])
     Exporters compute equal values once. So the first turn may have a statement that the others lack.
     """
     count = Counter(tokens)
-    found: set[int] = set()
+    indices: set[int] = set()
     for i, statement in enumerate(body):
         if isinstance(statement, Assign) and count[tokens[i]] == 1 and any(uses[t] > 1 for t in statement.targets):
             if all(callee(node) is None for node in walk(statement.value)):  # a layer's calls keep their order
-                found.add(i)
-    return found
+                indices.add(i)
+    return indices
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,10 @@ def _loop(around: Around, module: ModuleDef, statements: list[Statement], period
     scope = around.scope
     body = scope.body
     for *_, first, turns in sorted(plans):
-        made = _stretch(around, module, assigns[first:], period, turns, turns)
-        if made is None:
+        candidate = _stretch(around, module, assigns[first:], period, turns, turns)
+        if candidate is None:
             continue
-        changed, stretch = made
+        changed, stretch = candidate
         gain = (turns - 1) * period / STATEMENTS_A_LINE - stretch.cost
         if stretch.is_regular and (stretch.goes_over_lists or gain >= _least(turns, bool(stretch.starts))):
             scope.body = [changed.get(id(statement), statement) for statement in body]
@@ -212,14 +212,14 @@ def _least(turns: int, carries: bool) -> float:
 
 def _ways(size: int, period: int) -> list[tuple[int, int]]:
     """Return the first statement and the number of turns, for each way to divide a stretch."""
-    found = []
+    ways = []
     for first in range(min(2 * period, MAX_ROTATIONS)):
         turns = (size - first) // period
         if turns > 1:
-            found.append((first, turns))
+            ways.append((first, turns))
         if turns > 2 and first < 2:
-            found.append((first, turns - 1))
-    return found
+            ways.append((first, turns - 1))
+    return ways
 
 
 def _stretch(
@@ -237,8 +237,8 @@ def _stretch(
     changed: dict[int, Assign] = {}
     for statements, names in zip(divided, naming.named):
         changed |= {id(statement): with_names(statement, names) for statement in statements}
-    made = [[changed[id(statement)] for statement in statements] for statements in divided]
-    return changed, Stretch(around, made, module, naming.numbers, count < turns)
+    renamed = [[changed[id(statement)] for statement in statements] for statements in divided]
+    return changed, Stretch(around, renamed, module, naming.numbers, count < turns)
 
 
 class _Naming:
@@ -291,16 +291,16 @@ class _Naming:
 
 
 def _operands(statement: Assign) -> list[ast.expr]:
-    found: list[ast.expr] = []
+    operands: list[ast.expr] = []
 
     def see(node: ast.AST) -> ast.expr | None:
         if isinstance(node, ast.expr) and (is_operand(node) or listed(node)):
-            found.append(node)
+            operands.append(node)
             return node
         return None
 
     rewrite(statement.value, see)
-    return found
+    return operands
 
 
 def _without_items(tree: ast.expr) -> ast.expr:

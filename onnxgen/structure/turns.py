@@ -93,9 +93,9 @@ def _between(
     origin: dict[str, int] = {}
     start: list[int] = []
     for statement in body:
-        found = turn.get(id(statement), max((origin.get(name, -1) for name in used(statement)), default=-1))
-        origin.update(dict.fromkeys(assigned(statement), found))
-        start.append(found)
+        source = turn.get(id(statement), max((origin.get(name, -1) for name in used(statement)), default=-1))
+        origin.update(dict.fromkeys(assigned(statement), source))
+        start.append(source)
     inner: list[list[Assign]] = [[] for _ in anchors]
     outer: list[list[Assign]] = [[] for _ in anchors[1:]]
     goal: dict[str, int] = {}
@@ -137,30 +137,30 @@ class _Search:
         known: dict[str, str] = {}
         for statements, others in zip(before, last):
             _align(known, statements, others)
-        found: list[Assign] = []
+        matched: list[Assign] = []
         for model in ends:
             wanted = [known.get(name, name) for name in refs(model.value)]
             users = [s for name in wanted for s in self.users.get(name, ())]
             text = self.items.text(model)
             like = next((s for s in users if list(refs(s.value)) == wanted and self._is_like(s, text)), None)
-            if like is None or like in found:
+            if like is None or like in matched:
                 return None
-            found.append(like)
+            matched.append(like)
             _align(known, [model], [like])
-        return found
+        return matched
 
     def begin(self, second: list[Assign], first: list[Assign], begins: list[Assign]) -> list[Assign] | None:
         """Return the statements that begin the first turn as `begins` do the second; None if there are none."""
         known: dict[str, str] = {}
         _align(known, second, first)
-        found: list[Assign] = []
+        matched: list[Assign] = []
         for model in reversed(begins):
             like = self.makers.get(known.get(model.targets[0], ""))
             if like is None or not self._is_like(like, self.items.text(model)):
                 return None
-            found.insert(0, like)
+            matched.insert(0, like)
             _align(known, [model], [like])
-        return found
+        return matched
 
     def _is_like(self, statement: Assign, text: str) -> bool:
         return id(statement) not in self.taken and self.items.text(statement) == text

@@ -319,7 +319,7 @@ def _has_frozen_weights(member: Member | None) -> bool:
 
 def _with_literals(part: Part) -> object:
     texts = [
-        {key: {i: ast.unparse(s.value) for i, s in found.items()} for key, found in p.slots.values.items()}
+        {key: {i: ast.unparse(s.value) for i, s in column.items()} for key, column in p.slots.values.items()}
         for p in parts(part)
     ]
     return _heads(part), texts
@@ -331,19 +331,19 @@ def _aligned(a: list[Part], b: list[Part]) -> list[tuple[Part | None, Part | Non
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
             best[i][j] = max(best[i + 1][j + 1] + _likeness(a[i], b[j]), best[i + 1][j], best[i][j + 1])
-    made: list[tuple[Part | None, Part | None]] = []
+    pairs: list[tuple[Part | None, Part | None]] = []
     i = j = 0
     while i < len(a) and j < len(b):
         if best[i][j] == best[i + 1][j]:
-            made.append((a[i], None))
+            pairs.append((a[i], None))
             i += 1
         elif best[i][j] == best[i][j + 1]:
-            made.append((None, b[j]))
+            pairs.append((None, b[j]))
             j += 1
         else:
-            made.append((a[i], b[j]))
+            pairs.append((a[i], b[j]))
             i, j = i + 1, j + 1
-    return [*made, *((x, None) for x in a[i:]), *((None, y) for y in b[j:])]
+    return [*pairs, *((x, None) for x in a[i:]), *((None, y) for y in b[j:])]
 
 
 def _likeness(a: Part, b: Part) -> float:
@@ -352,10 +352,10 @@ def _likeness(a: Part, b: Part) -> float:
         return 0.0
     shared = total = 0
     for mine, its in zip(parts(a), parts(b)):
-        for key, found in mine.slots.values.items():
+        for key, column in mine.slots.values.items():
             total += 1
             other = its.slots.values.get(key, {})
-            shared += {ast.unparse(s.value) for s in found.values()} >= {ast.unparse(s.value) for s in other.values()}
+            shared += {ast.unparse(s.value) for s in column.values()} >= {ast.unparse(s.value) for s in other.values()}
     return 2.0 + shared / max(total, 1)
 
 

@@ -87,16 +87,16 @@ class ClassWriter:
         stored_here: list[ast.stmt] = [
             printer.assigned(ast.Attribute(SELF, name), quote(text)) for name, text in stored.items()
         ]
-        made = ClassTree("", setup=stored_here + self._init(), body=self._forward(), result=self._returns())
-        made.items = [self._final(value) for value in self.layout.layers]
+        source = ClassTree("", setup=stored_here + self._init(), body=self._forward(), result=self._returns())
+        source.items = [self._final(value) for value in self.layout.layers]
         for argument in self.scope.inputs:
-            made.inputs.append(ast.arg(self.names[argument.value], printer.annotation(argument.annotation)))
-        made.own = [self._method(method) for method in self.scope.methods]
-        bodies = [*made.body, *made.own]
-        made.stubs = [stub for stub in self.module.stubs if _calls(bodies, stub.name)]
+            source.inputs.append(ast.arg(self.names[argument.value], printer.annotation(argument.annotation)))
+        source.own = [self._method(method) for method in self.scope.methods]
+        bodies = [*source.body, *source.own]
+        source.stubs = [stub for stub in self.module.stubs if _calls(bodies, stub.name)]
         if not self.scope.path:
-            made.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
-        return made
+            source.ties = [(self._key(t.kept, t.kept_key), self._key(t.tied, t.tied_key)) for t in self.module.ties]
+        return source
 
     def _method(self, method: Method) -> ast.FunctionDef:
         """Write a method that `forward` calls."""
@@ -104,11 +104,11 @@ class ClassWriter:
         writer.scope, writer.names, writer.alike = method.body, {}, list(method.alike)
         writer.anew = drop_copies(method.body)
         writer._lay_out()
-        given = [
+        parameters = [
             ast.arg(writer.names[argument.value], printer.annotation(argument.annotation))
             for argument in method.body.inputs
         ]
-        arguments = ast.arguments([], [ast.arg("self"), *given], None, [], [], None, [])
+        arguments = ast.arguments([], [ast.arg("self"), *parameters], None, [], [], None, [])
         return ast.FunctionDef(method.name, arguments, writer._forward(), [], writer._returns())
 
     def _lay_out(self) -> None:
@@ -130,13 +130,13 @@ class ClassWriter:
         flag = ""
         for line in self.layout.lines:
             value = self._final(line.value)
-            made: ast.stmt = ast.Expr(value)
+            statement: ast.stmt = ast.Expr(value)
             if line.target is not None:
-                made = printer.assigned(self._final(line.target), value)
+                statement = printer.assigned(self._final(line.target), value)
             if line.flag and line.flag == flag and isinstance(block[-1], ast.If):
-                block[-1].body.append(made)
+                block[-1].body.append(statement)
             else:
-                block.append(ast.If(quote(line.flag), [made], []) if line.flag else made)
+                block.append(ast.If(quote(line.flag), [statement], []) if line.flag else statement)
             flag = line.flag
         return block
 
@@ -171,25 +171,25 @@ class ClassWriter:
 
     def _is_result(self, last: Assign) -> bool:
         """True if a submodule of our own returns all that `forward` returns, as one flat tuple."""
-        found = [output.value if isinstance(output, Ref) else None for output in self.scope.outputs]
-        if len(found) < 2 or last.form or found != list(last.targets) or not isinstance(last.value, ast.Call):
+        returned = [output.value if isinstance(output, Ref) else None for output in self.scope.outputs]
+        if len(returned) < 2 or last.form or returned != list(last.targets) or not isinstance(last.value, ast.Call):
             return False
         return isinstance(last.value.func, MemberRef) and isinstance(last.value.func.member.build, ClassRef)
 
     def _block(self, block: list[Statement]) -> list[ast.stmt]:
-        made: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         for statement in block:
             if isinstance(statement, Assign):
-                made += self._assign(statement)
+                statements += self._assign(statement)
             elif isinstance(statement, If):
                 then, orelse = self._block(statement.then) or [ast.Pass()], self._block(statement.orelse)
-                made.append(self._remarked(ast.If(self._final(statement.test), then, orelse), statement.nodes))
+                statements.append(self._remarked(ast.If(self._final(statement.test), then, orelse), statement.nodes))
             elif isinstance(statement, With):
                 items = [ast.withitem(self._final(statement.context))]
-                made.append(self._remarked(ast.With(items, self._block(statement.body)), statement.nodes))
+                statements.append(self._remarked(ast.With(items, self._block(statement.body)), statement.nodes))
             else:
-                made.append(self._remarked(self._loop(statement), statement.nodes))
-        return made
+                statements.append(self._remarked(self._loop(statement), statement.nodes))
+        return statements
 
     def _loop(self, loop: Loop) -> ast.stmt:
         body = self._block(loop.body)
@@ -209,8 +209,8 @@ class ClassWriter:
         names = [self.names[target] for target in statement.targets]
         if isinstance(value, ast.Name) and names == [value.id]:
             return []
-        made = ast.Assign([printer.target(names, statement.form)], value)
-        return [self._remarked(made, statement.nodes, self._comment(statement))]
+        assignment = ast.Assign([printer.target(names, statement.form)], value)
+        return [self._remarked(assignment, statement.nodes, self._comment(statement))]
 
     def _remarked(self, statement: Made, nodes: tuple[FileText, ...], dims: str = "") -> Made:
         return printer.remarked(statement, dims, nodes if self.module.annotate else ())
@@ -255,10 +255,10 @@ class ClassWriter:
         """Return the expression that reaches a member, directly or through a submodule with a class of its own."""
         if id(member) not in reach:
             around = ((m, m.build) for m in self.members if member.path[: len(m.path)] == m.path)
-            found = next(((m, build) for m, build in around if isinstance(build, ClassRef)), None)
+            nearest = next(((m, build) for m, build in around if isinstance(build, ClassRef)), None)
             # not a bare `next`: `map` and the like would take its StopIteration for their own end
-            assert found is not None, f"nothing leads from {self.scope.path} to {member.path}"
-            child, build = found
+            assert nearest is not None, f"nothing leads from {self.scope.path} to {member.path}"
+            child, build = nearest
             owner, here = self.writers[id(build.scope)], reach[id(child)]  # `here` is the owner's `self`
             inner = owner.member(member, owner.outside)
             reach[id(member)] = rewrite(inner, lambda n: here if _is_self(n) else None)
@@ -304,18 +304,18 @@ class Lists:
             self.scope.outputs, self.scope.nodes = returned.value.elts, returned.nodes
 
     def _block(self, block: list[Statement], level: int) -> list[Statement]:
-        made: list[Statement] = []
+        statements: list[Statement] = []
         for statement in block:
             for inner in blocks(statement):
                 inner[:] = self._block(inner, level + 1)
-            whole = self._comprehension(made[-1], statement) if made else None
+            whole = self._comprehension(statements[-1], statement) if statements else None
             if whole is not None and self._width(whole) <= LISTED - 4 * level:
-                made[-1] = whole
+                statements[-1] = whole
                 continue
-            if made and isinstance(made[-1], Assign) and isinstance(made[-1].value, ast.ListComp):
-                self._join(made, statement, LINE - 4 * level)
-            made.append(statement)
-        return made
+            if statements and isinstance(statements[-1], Assign) and isinstance(statements[-1].value, ast.ListComp):
+                self._join(statements, statement, LINE - 4 * level)
+            statements.append(statement)
+        return statements
 
     def _comprehension(self, begin: Statement, loop: Statement) -> Assign | None:
         """Return the assignment of a list for the loop that fills it; None for other statements."""
@@ -334,13 +334,13 @@ class Lists:
         if item is None:
             return None
         turn = printer.target([self.names[n] for n in loop.turn] or [UNUSED], loop.form)
-        made = ast.ListComp(item, [ast.comprehension(turn, loop.iterable, [], 0)])
+        comprehension = ast.ListComp(item, [ast.comprehension(turn, loop.iterable, [], 0)])
         nodes = (name for statement in (begin, loop, *loop.body) for name in statement.nodes)
-        return Assign((name,), made, begin.scope, tuple(nodes))
+        return Assign((name,), comprehension, begin.scope, tuple(nodes))
 
-    def _join(self, made: list[Statement], statement: Statement, room: int) -> None:
+    def _join(self, statements: list[Statement], statement: Statement, room: int) -> None:
         """Write a list in the statement behind it, if that is the only one that uses it and stays one line."""
-        whole = made[-1]
+        whole = statements[-1]
         assert isinstance(whole, Assign)
         name = whole.targets[0]
         if not isinstance(statement, Assign) or self.uses[name] != 2 or name not in refs(statement.value):
@@ -351,7 +351,7 @@ class Lists:
         if self._width(replace(statement, value=value)) <= room:
             statement.value = value
             statement.nodes = (*whole.nodes, *statement.nodes)
-            made.pop()
+            statements.pop()
 
     def _width(self, statement: Assign) -> int:
         """Return how many characters a statement has. One without a target is the `return`."""
