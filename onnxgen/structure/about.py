@@ -121,17 +121,19 @@ class _Steps:
         elif isinstance(tree, ast.Starred):
             yield from self._layers(tree.value)
         elif isinstance(tree, ast.ListComp):
-            turns = tree.generators[0].iter
-            count = turns.args[0] if isinstance(turns, ast.Call) and len(turns.args) == 1 else None
-            steps = [*self._layers(tree.elt)]
-            if isinstance(count, ast.Constant) and isinstance(count.value, int):
-                yield from steps * count.value
-            else:
-                yield from (replace(step, is_many=True) for step in steps)
+            yield from self._several(tree)
         elif isinstance(tree, ast.IfExp):
             yield from self._marked(tree.body, True) + self._marked(tree.orelse, True)
         elif isinstance(tree, ast.Name):
             yield from self.lists.get(tree.id, ())
+
+    def _several(self, tree: ast.ListComp) -> list[Step]:
+        """Return the layers of `[Block(8) for _ in range(3)]`."""
+        turns, steps = tree.generators[0].iter, [*self._layers(tree.elt)]
+        count = turns.args[0] if isinstance(turns, ast.Call) and len(turns.args) == 1 else None
+        if isinstance(count, ast.Constant) and isinstance(count.value, int):
+            return steps * count.value
+        return [replace(step, is_many=True) for step in steps]
 
     def _of_block(self, block: Iterable[ast.stmt]) -> Iterator[Step]:
         for statement in block:
@@ -186,30 +188,43 @@ def _of_matrix(tree: ClassTree) -> list[Step]:
     """Return the layer that a class is which multiplies once with a matrix of its own tensors, or looks up its rows."""
     nodes = [node for statement in tree.body for node in walk(statement)]
     products = [n for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)]
-    if len(products) > 1 or any(isinstance(n, ast.Call) and function_of(n).startswith("F.") for n in nodes):
+    if len(products) > 1 or any(function_of(n).startswith("F.") for n in nodes):
         return []
-    if products and isinstance(products[0].left, ast.Name) and any(map(_own, walk(products[0].right))):
+    if [p for p in products if isinstance(p.left, ast.Name) and _has_own(p.right)]:
         return [Step(LINEAR)]
-    rows = [n for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Name)]
-    return [Step(LAYERS["nn.Embedding"])] if len(rows) == 1 and any(map(_own, walk(rows[0].value))) else []
+    return [Step(LAYERS["nn.Embedding"])] if _looks_up(nodes) else []
+
+
+def _looks_up(nodes: Iterable[ast.AST]) -> bool:
+    """True for rows of one table of a class's own."""
+    tables = [n.value for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Name)]
+    return len(tables) == 1 and _has_own(tables[0])
+
+
+def _has_own(tree: ast.AST) -> bool:
+    return any(map(_own, walk(tree)))
 
 
 def _role(tree: ClassTree, words: list[str]) -> str:
     """Return what a class as a whole is known as, or ""."""
     nodes = [node for method in tree.methods for node in walk(method)]
-    called = {function_of(node) for node in nodes if isinstance(node, ast.Call)}
+    called = {*map(function_of, nodes)}
     multiplies = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) for node in nodes)
-    is_active = any(name in called for name in ACTIVATIONS)
-    layers = [word for word in words if not word.endswith("attention")]
-    if words and all(word == LINEAR for word in words) and is_active:
-        return "feed-forward network" if len(words) == 2 else "gated network" if len(words) == 3 and multiplies else ""
+    if words and {*words} == {LINEAR} and not called.isdisjoint(ACTIVATIONS):
+        return {2: "feed-forward network", 3: "gated network" if multiplies else ""}.get(len(words), "")
     if multiplies and called & {*GATES} and "average pooling" in words and all(w.endswith(MEANS) for w in words):
         return "squeeze and excitation"
+    return _attention(tree, words)
+
+
+def _attention(tree: ClassTree, words: list[str]) -> str:
+    """Return the kind of attention of a class that has only linear layers beside, or ""."""
     attention = [word for word in words if word.endswith("attention")]
-    if len(attention) != 1 or not layers or any(layer != LINEAR for layer in layers):
+    layers = len(words) - len(attention)
+    if len(attention) != 1 or not layers or words.count(LINEAR) != layers:
         return ""
     if attention != ["attention"]:
-        return attention[0] if len(layers) == 1 else ""  # of a part, with the projection of its result
+        return attention[0] if layers == 1 else ""  # of a part, with the projection of its result
     return "self-attention" if _attends_to_itself(tree) else "attention"
 
 

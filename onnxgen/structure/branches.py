@@ -254,6 +254,17 @@ class Branch:
         self.shown = shown(module.inputs, [*(s for s in module.body if s is not statement), *block], module.infos)
         self.infos, self.own = module.infos, {name for each in block for name in assigned(each)}
         self.block = list[Statement]()
+        alias = self._without_copies(block)
+        self.results = {name: alias.get(name, name) for name in statement.targets}
+        self.maker = {name: i for i, each in enumerate(self.block) for name in assigned(each)}
+        self.known: dict[str, str] = {}
+        self.operands = [operands(each.value) if isinstance(each, Assign) else [] for each in self.block]
+        self._needs: dict[int, set[int]] = {}
+        self.paired: set[int] = set()
+        self.written: set[int] = set()
+
+    def _without_copies(self, block: list[Statement]) -> dict[str, str]:
+        """Fill `block`; return the values that are copies of others, with these."""
         alias: dict[str, str] = {}
         first: dict[object, str] = {}  # what each text computed first: passes copy the views that they move
         for each in copied(block):
@@ -266,13 +277,7 @@ class Branch:
                     alias[target] = before
                     continue
             self.block.append(each)
-        self.results = {name: alias.get(name, name) for name in statement.targets}
-        self.maker = {name: i for i, each in enumerate(self.block) for name in assigned(each)}
-        self.known: dict[str, str] = {}
-        self.operands = [operands(each.value) if isinstance(each, Assign) else [] for each in self.block]
-        self._needs: dict[int, set[int]] = {}
-        self.paired: set[int] = set()
-        self.written: set[int] = set()
+        return alias
 
     def _read(self, tree: ast.AST) -> ast.expr | None:
         """Return `x.shape[i]` for a size that only values of this branch show, since it has no name outside."""

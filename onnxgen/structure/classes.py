@@ -56,28 +56,18 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath], 
     statements of the root stays in `forward`; parts of the rest become methods.
     """
     order = list(_bottom_up(root))
-    callers = _callers(order)
-    for scope in order:
-        missing = resolve_sizes(scope, module.infos)
-        if missing and scope is root:
-            names = ", ".join(printable(str(size.dim)) for size in missing if isinstance(size, SizeOf))
-            raise OnnxgenError(f"the graph computes with the dims {names}, but no input has them")
-        if missing:
-            for caller in callers[id(scope)]:
-                call = caller.value
-                assert isinstance(call, ast.Call)
-                caller.value = ast.Call(call.func, [*call.args, *missing], call.keywords)
+    _resolve(order, root, module)
+    shaped = [scope for scope in order if scope.path not in plain]
     loops: dict[Place, Run] = {}
-    for scope in sorted(order, key=has_one):
-        if scope.path not in plain:
-            unpack_shapes(scope, module)
-            own = {id(statement) for statement in scope.body}
-            collect_runs(scope, module, loops)
-            roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
-            collect_calls(scope, module)
-            fill_gaps(scope)
-            slice_lists(scope)
-    share_rows([scope for scope in order if scope.path not in plain], module.reserved)
+    for scope in sorted(shaped, key=has_one):
+        unpack_shapes(scope, module)
+        own = {id(statement) for statement in scope.body}
+        collect_runs(scope, module, loops)
+        roll(scope, module, [s for s in scope.body if isinstance(s, Loop) and id(s) not in own])
+        collect_calls(scope, module)
+        fill_gaps(scope)
+        slice_lists(scope)
+    share_rows(shaped, module.reserved)
     order = list(_bottom_up(root))
     if root.path not in plain:
         extract(root, module)
@@ -86,6 +76,20 @@ def write_classes(module: ModuleDef, root: Scope, plain: frozenset[ModulePath], 
     for level in _levels(order, classes.names):
         classes.add(level)
     return classes.in_order_of_use(order)
+
+
+def _resolve(order: list[Scope], root: Scope, module: ModuleDef) -> None:
+    """Resolve the sizes of all scopes, each before those around it, which give what a scope lacks."""
+    callers = _callers(order)
+    for scope in order:
+        missing = resolve_sizes(scope, module.infos)
+        if missing and scope is root:
+            names = ", ".join(printable(str(size.dim)) for size in missing if isinstance(size, SizeOf))
+            raise OnnxgenError(f"the graph computes with the dims {names}, but no input has them")
+        for caller in callers[id(scope)] if missing else ():
+            call = caller.value
+            assert isinstance(call, ast.Call)
+            caller.value = ast.Call(call.func, [*call.args, *missing], call.keywords)
 
 
 class Classes:
@@ -215,30 +219,20 @@ class Classes:
         if scope.path not in self.plain:
             shared = share(form, self.forms, gives_widths=True)
         writer = self.writers[id(scope)]
-        alike: list[Mapping[str, str]] = []
-        for i, group in enumerate(groups):
-            first = values(group[0])
-            for other in group:
-                own = dict(zip(first, values(other)))
-                alike.append({mine: own[its] for mine, its in form.names[i].items() if its in own})
+        alike = [names for i, group in enumerate(groups) for names in _names_in(group, form.names[i])]
         scope.body, scope.outputs = shared.body, shared.outputs
         scopes = sorted((s for group in groups for s in group), key=lambda s: order[id(s)])
-        varies = any(s.varies for s in scopes)
         root = shared.root if len(groups) > 1 or shared.parameters else None
-        source = writer.write(root, alike, shared.stored, varies)
+        source = writer.write(root, alike, shared.stored, any(s.varies for s in scopes))
         for one in scopes:
             one.given, one.results = scope.given, scope.results
+            self.sources[id(one)] = source
         source.name = self.names.take(scopes)
         source.parameters = shared.parameters
         source.paths = [".".join(s.path) for s in scopes]
-        positional = tuple(p.name for p in shared.parameters if p.default is None)
-        defaults = {p.name: tree for p in shared.parameters if (tree := p.default_tree) is not None}
-        self.signatures[source.name] = Signature(positional, defaults, shared.held)
+        self.signatures[source.name] = shared.signature
         for i, group in enumerate(groups):
-            call = shared.made(source.name, i)
-            for instance in group:
-                self.sources[id(instance)] = source
-                self.built[id(instance)] = call
+            self.built.update(dict.fromkeys(map(id, group), shared.made(source.name, i)))
 
     def in_order_of_use(self, order: list[Scope]) -> list[ClassTree]:
         """Return the classes in the order of their first instances, but each after the classes that it uses."""
@@ -260,6 +254,14 @@ class Classes:
         for scope in order:
             visit(scope)
         return ordered
+
+
+def _names_in(group: list[Scope], names: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Yield the values of equal scopes, by those of the class. `names`: those of the first scope."""
+    first = values(group[0])
+    for scope in group:
+        own = dict(zip(first, values(scope)))
+        yield {mine: own[its] for mine, its in names.items() if its in own}
 
 
 def _children(scope: Scope) -> list[Scope]:

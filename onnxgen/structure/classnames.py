@@ -83,21 +83,25 @@ class ClassNames:
         self.inside: dict[int, str] = {}  # by the same scopes: what the submodule inside all wrappers computes
         # roles with one known sequence of layers, or with parts of the same names: the first of them
         self.same: dict[ModulePath, ModulePath] = {}
-        first: dict[str, ModulePath] = {}
+        self._first: dict[str, ModulePath] = {}
         for scope in scopes:
             if scope.path and scope.path not in module.classes and not scope.row:
-                role = role_path(scope.path)
-                self.roles[_short(module, scope)].add(role)
-                vague = _word(scope.path) in VAGUE or _is_numbered(scope.path)
-                known = self.known[id(scope)] = _known_sequence(scope) if vague else ""
-                # not every block of a class has a shortcut
-                parts = {name for name in attributes_of(scope) if not SHORTCUT.fullmatch(name)}
-                if known or len(parts) >= TELLING:
-                    kind = FAMILY.get(known, known) or " ".join(sorted(parts))
-                    self.same.setdefault(role, first.setdefault(kind, role))
-                if not known and (_says_nothing(scope.path) or _word(scope.path) in PLACES):
-                    self.does[id(scope)] = sublayer(scope) or (_of_layers(scope) if _word(scope.path) in PLACES else "")
-                    self.inside[id(scope)] = self._inside(scope)
+                self._look_at(scope)
+
+    def _look_at(self, scope: Scope) -> None:
+        """Note what a scope is whose name was not recorded."""
+        role, word = role_path(scope.path), _word(scope.path)
+        self.roles[_short(self.module, scope)].add(role)
+        is_vague = word in VAGUE or _is_numbered(scope.path)
+        known = self.known[id(scope)] = _known_sequence(scope) if is_vague else ""
+        # not every block of a class has a shortcut
+        parts = {name for name in attributes_of(scope) if not SHORTCUT.fullmatch(name)}
+        if known or len(parts) >= TELLING:
+            kind = FAMILY.get(known, known) or " ".join(sorted(parts))
+            self.same.setdefault(role, self._first.setdefault(kind, role))
+        if not known and (_says_nothing(scope.path) or word in PLACES):
+            self.does[id(scope)] = sublayer(scope) or (_of_layers(scope) if word in PLACES else "")
+            self.inside[id(scope)] = self._inside(scope)
 
     def role(self, scope: Scope) -> object:
         """Return the role of a scope. Only scopes of equal roles can be variants of one class."""
@@ -115,17 +119,19 @@ class ClassNames:
         known = next((name for name in sorted(candidates) if FAMILY.get(name) not in candidates), "")
         if recorded or known:
             return self._free(class_name(recorded) if recorded else known, scopes)
-        does = self._does(scopes)
-        if does:
+        if does := self._does(scopes):
             return self._free(class_name(does))
         short = self._common(scopes)
+        around = self._around(scopes, short)
+        return self._free(class_name(f"{around}_{short}") if around else short)
+
+    def _around(self, scopes: list[Scope], short: str) -> str:
+        """Return the word for the module around that tells a class from others of its name, or ""."""
         mine = {role_path(scope.path) for scope in scopes}
         others = self.roles[short] - mine
         elsewhere = {word for path in others for word in path}
         telling = [word for word in reversed(role_path(scopes[0].path)[:-1]) if word not in elsewhere]
-        if others and telling and len(mine) == 1:
-            return self._free(class_name(f"{singular(telling[0].removesuffix('_model'))}_{short}"))
-        return self._free(short)
+        return singular(telling[0].removesuffix("_model")) if others and telling and len(mine) == 1 else ""
 
     def _does(self, scopes: list[Scope]) -> str:
         """Return what a class computes; of one wrapper among several also what it wraps. "" if that is not certain."""
@@ -199,18 +205,24 @@ def attributes_of(scope: Scope) -> set[str]:
 
 
 def _short(module: ModuleDef, scope: Scope) -> str:
+    """Return the name of a class by the attribute of one instance."""
     word = _word(scope.path)
     if word in WHOLE and scope.path[-1][-1].isdigit():
         return "Block"
     if word in WHOLE or (word in WRAPPED and len(scope.path) == 1 and not scope.path[0][-1].isdigit()):
-        nested = sum(part in WHOLE for part in scope.path) > 1  # `model.model`
-        recorded = module.classes.get((), "")  # without one, the network is called after its file
-        return "Backbone" if nested or not recorded or recorded.endswith("Model") else class_name(f"{recorded}_model")
+        return _of_whole(module, scope.path)
     name = class_name("block" if _is_numbered(scope.path) and word == "layer" else WORDS.get(word, word))
     around = [part for part in scope.path[:-1] if not part.isdigit()]
     if name == f"{word.capitalize()}Model" and around:  # `Self` is a name of Python's: BERT's `attention.self`
         name = class_name(f"{word}_{WORDS.get(around[-1], around[-1])}")
     return f"{name}Block" if name in RESERVED else name
+
+
+def _of_whole(module: ModuleDef, path: ModulePath) -> str:
+    """Name a class that holds nearly the whole network."""
+    nested = sum(part in WHOLE for part in path) > 1  # `model.model`
+    recorded = module.classes.get((), "")  # without one, the network is called after its file
+    return "Backbone" if nested or not recorded or recorded.endswith("Model") else class_name(f"{recorded}_model")
 
 
 def _known_sequence(scope: Scope) -> str:
@@ -309,15 +321,20 @@ def sublayer(scope: Scope) -> str:
     steps = _steps(scope)
     if "".join(step.letters for step in steps if not step.is_view) == "n":
         return "norm"
-    layers = "".join(step.letters for step in steps)
-    if _attends(scope) and "a" not in layers and not any(isinstance(m.build, ClassRef) for m in scope.members):
+    has_classes = any(isinstance(m.build, ClassRef) for m in scope.members)
+    if not has_classes and not any("a" in step.letters for step in steps) and _attends(scope):
         return "attention"
+    return "feed_forward" if _feeds_forward(scope, steps) else ""
+
+
+def _feeds_forward(scope: Scope, steps: list[Step]) -> bool:
+    """True for two linear layers with an activation between them, which give what they take."""
     is_chain = all(set(before.makes) & set(after.takes) for before, after in zip(steps, steps[1:]))
-    if is_chain and FEED_FORWARD.fullmatch(layers) and steps[-1].makes == _returned(scope):
-        widths = [m.build.args for m in scope.members if isinstance(m.build, ast.Call) and _letters(m, scope) == "l"]
-        if ast.dump(widths[0][0]) == ast.dump(widths[-1][1]):
-            return "feed_forward"
-    return ""
+    layers = "".join(step.letters for step in steps)
+    if not is_chain or not FEED_FORWARD.fullmatch(layers) or steps[-1].makes != _returned(scope):
+        return False
+    widths = [m.build.args for m in scope.members if isinstance(m.build, ast.Call) and _letters(m, scope) == "l"]
+    return ast.dump(widths[0][0]) == ast.dump(widths[-1][1])
 
 
 def work(member: Member, scope: Scope, recorded: Mapping[ModulePath, str]) -> str:
@@ -349,17 +366,17 @@ def _wrapper(scope: Scope) -> tuple[str, Member | None]:
     steps = _steps(scope)
     if len(steps) != 2 or not scope.inputs or steps[1].makes != _returned(scope):
         return "", None
-    arguments, (first, last) = {argument.value for argument in scope.inputs}, steps
+    first, last = steps
+    arguments = {argument.value for argument in scope.inputs}
+    taken, inner, needed = set(first.takes), set(first.makes), set(last.takes)
     if _is_whole(first.callee):
-        added = set(last.takes) - set(first.makes)
+        added = needed - inner
         if last.letters == "n" and tuple(last.takes) == first.makes:
             return "post_norm", first.callee
-        if last.letters == "+" and len(added) == 1 and added <= arguments & set(first.takes):
+        if last.letters == "+" and len(added) == 1 and added <= arguments & taken:
             return "residual", first.callee
-    if first.letters == "n" and set(first.takes) <= arguments and _is_whole(last.callee):
-        if set(first.makes) <= set(last.takes) and not set(first.takes) & set(last.takes):
-            return "pre_norm", last.callee
-    return "", None
+    is_before = first.letters == "n" and taken <= arguments - needed and inner <= needed
+    return ("pre_norm", last.callee) if is_before and _is_whole(last.callee) else ("", None)
 
 
 def _returned(scope: Scope) -> tuple[str, ...]:

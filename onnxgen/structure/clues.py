@@ -99,9 +99,9 @@ def input_name(
     if roles.get(value, "x") != "x":
         return roles[value]
     dtype = infos.get(value, Info()).dtype
-    is_index = dtype is not None and not dtype.is_floating_point() and hint.isidentifier() and hint.islower()
-    is_index = is_index and not is_made_up(name)
-    return hint if argument.annotation != "Tensor" or is_index else ""
+    is_index = dtype is not None and not dtype.is_floating_point()
+    is_named = hint.isidentifier() and hint.islower() and not is_made_up(name)
+    return hint if argument.annotation != "Tensor" or (is_index and is_named) else ""
 
 
 def is_made_up(name: FileText) -> bool:
@@ -140,13 +140,17 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]], path: ModulePath) -
         for value, its in own.items():
             columns.setdefault(value, []).append(its)
     roles = {v: _commonest(module.roles.get(its, "") for its in column) for v, column in columns.items()}
-    hints = {v: _commonest(module.hint(its) for its in column) for v, column in columns.items()}
+    hints = {v: _commonest(map(module.hint, column)) for v, column in columns.items()}
     graph = {argument.value for argument in module.inputs}
     inputs = frozenset(v for v, column in columns.items() if graph.issuperset(column))
-    own_names = {v: name for v, hint in hints.items() if (name := own_name(hint))}
-    sure = {v: role for v, role in roles.items() if role and not (v in inputs and v in own_names)}
-    makers = {v: name for v, c in columns.items() if (name := _one({module.makers.get(its, "") for its in c}))}
+    own_names = _named({v: own_name(hint) for v, hint in hints.items()})
+    sure = {v: role for v, role in _named(roles).items() if v not in inputs or v not in own_names}
+    makers = _named({v: _one({module.makers.get(its, "") for its in column}) for v, column in columns.items()})
     return Clues(sure, hints, own_names, inputs, makers, *_variables(module, columns, path))
+
+
+def _named(names: Mapping[str, str]) -> dict[str, str]:
+    return {value: name for value, name in names.items() if name}
 
 
 def _variables(module: ModuleDef, columns: Mapping[str, list[str]], path: ModulePath) -> tuple[dict[str, str], ...]:
@@ -217,22 +221,8 @@ EMBEDDINGS, MAGNITUDE, DISTANCE, POOLED = "embeddings", "magnitude", "dist", "po
 NO_TREES: Mapping[str, ast.expr] = {}
 BOXES = "boxes"
 OUTPUT = "output"  # what a recurrent layer returns beside its states
-STAGES = frozenset(
-    (
-        *NOUNS.values(),
-        "attn",
-        "probs",
-        "log_probs",
-        "index",
-        EMBEDDINGS,
-        MAGNITUDE,
-        DISTANCE,
-        POOLED,
-        OUTPUT,
-        "logits",
-        BOXES,
-    )
-)
+STAGES = frozenset([*NOUNS.values(), *"attn probs log_probs index logits".split()])
+STAGES |= {EMBEDDINGS, MAGNITUDE, DISTANCE, POOLED, OUTPUT, BOXES}
 # names of layers that say nothing about their result
 VAGUE = frozenset(
     "conv fc linear dense norm bn ln gn layer block module model net act relu gelu proj lin op stage head dropout "
@@ -267,31 +257,52 @@ def made_by(tree: ast.expr, trees: Mapping[str, ast.expr] = NO_TREES) -> Made:
     """Return what an expression says about its value. `trees`: what makes the values that it uses."""
     node, origin, is_scaled = seen_through(tree), Made(), False
     if _is_joined(node) and _is_of_embeddings(node, trees):
-        tables = [one for one in walk(node) if isinstance(one, MemberRef) and one.member.layer == "nn.Embedding"]
-        return Made(result=EMBEDDINGS, layer=_of_layer(tables[0])[0] if tables else "", is_features=True)
+        return _of_tables(node)
     while True:
         name, operands = called(node)
-        if meaning := _meaning(node, trees):
-            origin.result = meaning
-            return origin
-        if name in RESULTS or (is_scaled and name == "sum"):
-            origin.result = RESULTS.get(name, "mean")
+        origin.result = _meaning(node, trees) or RESULTS.get(name, "mean" if is_scaled and name == "sum" else "")
+        if origin.result:
             return origin
         if (root := _root_of_sum(node, trees)) is not None:
-            origin.result = MAGNITUDE if _is_of_parts(root) else DISTANCE if _is_of_difference(root, trees) else ""
+            origin.result = _of_root(root, trees)
             origin.plain = "" if origin.result else "norm"
             return origin
-        inner = _scaled(node) if isinstance(node, ast.BinOp) else None
-        if operands and name in SAME_NAME | RESAMPLED.keys():
-            inner = operands[0]
-            origin.plain = origin.plain or RESAMPLED.get(name, "")
+        inner = _inner(node)
         if inner is None:
             break
-        is_scaled = is_scaled or (isinstance(node, ast.BinOp) and (is_number(node.left) or is_number(node.right)))
+        origin.plain = origin.plain or RESAMPLED.get(name, "")
+        is_scaled = is_scaled or _has_number(node)
         node = seen_through(inner)
     if isinstance(node, Ref):
         origin.base = "" if origin.plain else node.value
         return origin
+    return _of_layers(origin, node, trees)
+
+
+def _of_root(root: ast.AST, trees: Mapping[str, ast.expr]) -> str:
+    return MAGNITUDE if _is_of_parts(root) else DISTANCE if _is_of_difference(root, trees) else ""
+
+
+def _of_tables(node: ast.AST) -> Made:
+    """Return what tables of embeddings say that are joined."""
+    tables = [one for one in walk(node) if isinstance(one, MemberRef) and one.member.layer == "nn.Embedding"]
+    return Made(result=EMBEDDINGS, layer=_of_layer(tables[0])[0] if tables else "", is_features=True)
+
+
+def _inner(node: ast.AST) -> ast.expr | None:
+    """Return the operand of which a value has its name: of an activation, or of a product with a number."""
+    name, operands = called(node)
+    if operands and name in SAME_NAME | RESAMPLED.keys():
+        return operands[0]
+    return _scaled(node) if isinstance(node, ast.BinOp) else None
+
+
+def _has_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and (is_number(node.left) or is_number(node.right))
+
+
+def _of_layers(origin: Made, node: ast.AST, trees: Mapping[str, ast.expr]) -> Made:
+    """Add what the innermost expression says, which is no value: a layer, a tensor of the module, or an operation."""
     member = node.func if isinstance(node, ast.Call) else node
     if isinstance(member, MemberRef):
         origin.is_features = isinstance(node, ast.Call)
@@ -307,8 +318,8 @@ def made_by(tree: ast.expr, trees: Mapping[str, ast.expr] = NO_TREES) -> Made:
         origin.is_features = bool(members(node.right))
     if not origin.is_features:
         origin.result = EMBEDDINGS if _is_of_embeddings(node, trees) else ""
-        origin.plain = origin.plain or _plain(node, name, operands)
-        origin.vague = "" if origin.plain else _weak(node, name)
+        origin.plain = origin.plain or _plain(node)
+        origin.vague = "" if origin.plain else _weak(node)
     return origin
 
 
@@ -390,10 +401,12 @@ def _is_of_embeddings(node: ast.AST, trees: Mapping[str, ast.expr]) -> bool:
     if name == "cat" and operands and isinstance(operands[0], ast.List):
         return all(_is_of_embeddings(seen_through(item), trees) for item in operands[0].elts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-        sides = [seen_through(side) for side in (node.left, node.right)]
-        others = [side for side in sides if not _is_of_embeddings(side, trees)]
+        others = [side for side in map(seen_through, (node.left, node.right)) if not _is_of_embeddings(side, trees)]
         return len(others) < 2 and all(isinstance(side, MemberRef) or not refs(side) for side in others)
-    layer = node.func if isinstance(node, ast.Call) else None
+    return isinstance(node, ast.Call) and _looks_up(node.func)
+
+
+def _looks_up(layer: ast.expr) -> bool:
     if not isinstance(layer, MemberRef) or layer.member.layer != "nn.Embedding":
         return False
     return all(source.shape[-1] != 1 for source in layer.member.keys.values())  # a bias for each item is none
@@ -475,12 +488,7 @@ def _scaled(node: ast.BinOp) -> ast.expr | None:
 
 def _of_layer(layer: MemberRef) -> tuple[str, str]:
     """Return the names of a layer's result: one that says something, and one that only distinguishes it."""
-    path = layer.member.path
-    if not path:  # a root that is an nn.Sequential
-        return "", ""
-    last = identifier(path[-1])
-    if path[-1].isdigit():
-        last = identifier(singular(path[-2])) if len(path) > 1 and not path[-2][-1].isdigit() else ""
+    last = _attribute(layer.member.path)
     if last in ATTENTION:
         return "attn", ""
     if last in SHORTCUTS:
@@ -493,8 +501,16 @@ def _of_layer(layer: MemberRef) -> tuple[str, str]:
     return last if last[-1].isdigit() else word, ""
 
 
-def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
+def _attribute(path: ModulePath) -> str:
+    """Return the attribute of a layer, of an item of a list the singular; "" for others, and for the root."""
+    if not path or not path[-1].isdigit():
+        return identifier(path[-1]) if path else ""
+    return identifier(singular(path[-2])) if len(path) > 1 and not path[-2][-1].isdigit() else ""
+
+
+def _plain(node: ast.AST) -> str:
     """Return what an operation does: "diff" for the difference of two values."""
+    name, _ = called(node)
     if name in PLAIN:
         return PLAIN[name]
     if name == "sum" and len({refs(factor) for factor in _factors(node)}) == 2:
@@ -512,10 +528,10 @@ def _plain(node: ast.AST, name: str, operands: list[ast.expr]) -> str:
     return ""
 
 
-def _weak(node: ast.AST, name: str) -> str:
+def _weak(node: ast.AST) -> str:
     """Return what an operation does that is a step like any other, for where several values are at hand."""
     if not isinstance(node, ast.BinOp):
-        return WEAK.get(name, "")
+        return WEAK.get(called(node)[0], "")
     if isinstance(node.op, ast.Pow):
         return "squared" if isinstance(node.right, ast.Constant) and node.right.value == 2 else ""
     return "product" if isinstance(node.op, ast.Mult) else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgen.code.module_def import Assign, If, Loop, Statement, assigned, expressions, flattened
+from onnxgen.code.module_def import Assign, If, Loop, Member, Statement, assigned, expressions, flattened
 from onnxgen.code.quote import Ref, refs, walk
 from onnxgen.code.torch_api import ACTIVATIONS, NORMS
 from onnxgen.common.names import singular
@@ -85,7 +85,7 @@ class _Reader:
         self.scope, self.infos, self.roles, self.found = scope, infos, roles, Used()
         self.arguments = {a.value for a in scope.inputs}
         self.later = {a.value for a in scope.inputs[1:]}
-        self.made = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+        self.made = scope.makers()
         self.joins: dict[str, str] = {}
         self.rows: list[list[str]] = []  # concatenated arguments
         self.products: list[tuple[str, str]] = []
@@ -134,47 +134,50 @@ class _Reader:
 
     def _call(self, node: ast.Call) -> None:
         name, operands = called(node)
-        member = callee(node)
-        if member is not None and len(node.args) == 1:
-            self.found.fed.update({self._base(node.args[0])} & self.arguments)
-            if member.layer == "nn.Embedding":
-                self.tables.setdefault(self._base(node.args[0]), []).append(member.path[-1] if member.path else "")
-            if member.layer == LINEAR and isinstance(node.args[0], Ref) and self._is_activated(node.args[0].value):
-                self.found.hidden.add(node.args[0].value)
-        if name == "cat":
+        if (member := callee(node)) is not None:
+            self._layer(node, member)
+        elif name == "cat":
             items = _concatenated(node)
             self._corners(items)
             self._joined(items, "skip")
             self.rows.append([i.value for i in items if isinstance(i, Ref) and i.value in self.arguments])
         elif name == "append" and isinstance(operands[0], Ref) and isinstance(operands[-1], Ref):
             self.found.lists.setdefault(operands[-1].value, operands[0].value)
-        elif name in OPERANDS:
-            for at, role in OPERANDS[name].items():
-                if at < len(operands):
-                    self._give(seen_through(operands[at]), role)
-        elif member is not None and isinstance(member.build, ClassRef):
+        for at, role in OPERANDS.get(name, {}).items():
+            if at < len(operands):
+                self._give(seen_through(operands[at]), role)
+
+    def _layer(self, node: ast.Call, member: Member) -> None:
+        if len(node.args) == 1:
+            self._fed(node.args[0], member)
+        if isinstance(member.build, ClassRef):
             self._joined(node.args[1:], "skip")
             self._multiplied(node.args)
             for argument, name in [*zip(node.args, member.build.scope.given)][1:]:
                 if isinstance(argument, Ref) and argument.value in self.later and len(name) > 1:
                     self.found.roles.setdefault(argument.value, name.rstrip("0123456789"))  # as it is called inside
-        elif member is not None and member.layer == "nn.MultiheadAttention" and len(node.args) > 2:
+        elif member.layer == "nn.MultiheadAttention" and len(node.args) > 2:
             query, key, value = node.args[:3]
             if isinstance(key, Ref) and isinstance(value, Ref) and key.value == value.value not in refs(query):
                 self._give(key, "memory")
+
+    def _fed(self, operand: ast.expr, layer: Member) -> None:
+        """Note the only operand of a layer."""
+        base = self._base(operand)
+        self.found.fed.update({base} & self.arguments)
+        if layer.layer == "nn.Embedding":
+            self.tables.setdefault(base, []).append("".join(layer.path[-1:]))
+        if layer.layer == LINEAR and isinstance(operand, Ref) and self._is_activated(base):
+            self.found.hidden.add(base)
 
     def _corners(self, items: list[ast.expr]) -> None:
         """Name the distances from a point to a box's left and top, and to its right and bottom."""
         if len(items) != 2 or not all(isinstance(item, ast.BinOp) for item in items):
             return
-        (first, second) = (item for item in items if isinstance(item, ast.BinOp))
-        ends = (first.right, second.right)
-        if (
-            isinstance(first.op, ast.Sub)
-            and isinstance(second.op, ast.Add)
-            and ast.dump(first.left) == ast.dump(second.left)
-        ):
-            values = tuple(end.value for end in ends if isinstance(end, Ref))
+        first, second = (item for item in items if isinstance(item, ast.BinOp))
+        is_pair = isinstance(first.op, ast.Sub) and isinstance(second.op, ast.Add)
+        if is_pair and ast.dump(first.left) == ast.dump(second.left):
+            values = tuple(end.value for end in (first.right, second.right) if isinstance(end, Ref))
             if any(values == statement.targets for statement in self.scope.body):
                 self.found.roles.update(zip(values, CORNERS))
 
@@ -247,23 +250,17 @@ class _Reader:
 
     def _features(self) -> None:
         """Find that of which the last layers of a network make its only result, if a part of the network makes it."""
-        tree: ast.AST = self.scope.outputs[0] if self.scope.is_root and len(self.scope.outputs) == 1 else ast.Tuple([])
-        tree = self.made.get(tree.value, tree) if isinstance(tree, Ref) else tree
-        layers = 0
-        while not isinstance(tree := seen_through(tree), Ref):
-            member, (name, operands) = callee(tree), called(tree)
-            is_layer = member is not None and member.layer in HEADS and isinstance(tree, ast.Call)
-            if not is_layer and name not in ACTIVATED | PROBABILITIES:
-                return
-            layers += is_layer
-            tree = tree.args[0] if is_layer and isinstance(tree, ast.Call) else operands[0]
-        maker = seen_through(self.made.get(tree.value, tree))
+        if not self.scope.is_root or len(self.scope.outputs) != 1:
+            return
+        output = self.scope.outputs[0]
+        base, layers = _below_heads(self.made.get(output.value, output) if isinstance(output, Ref) else output)
+        maker = seen_through(self.made.get(base.value, base)) if base is not None else None
         if (norm := callee(maker)) is not None and norm.layer in NORMS and isinstance(maker, ast.Call):
             maker = seen_through(maker.args[0])
         member = callee(maker)
         is_part = member is not None and (isinstance(member.build, ClassRef) or member.layer == "nn.Sequential")
-        if layers and is_part and member is not None and singular(member.path[-1]) not in NOUNS:
-            self.found.features.add(tree.value)
+        if base is not None and layers and is_part and member is not None and singular(member.path[-1]) not in NOUNS:
+            self.found.features.add(base.value)
 
     def _past(self) -> None:
         """Name the keys and values of earlier calls, to which new ones are joined."""
@@ -338,26 +335,30 @@ class _Reader:
     def _given(self) -> None:
         """Name the arguments that are integers, or picked by them, if all their uses say the same."""
         uses = self.scope.uses()
-        for value in self.arguments:
-            facts = self.infos.get(value, Info())
-            is_whole = facts.dtype in INTEGERS
-            if is_whole and len(tables := self.tables.get(value, [])) + self.compared[value] == uses[value] and tables:
-                self.found.given[value] = _ids_of(tables, facts.rank)
-            elif is_whole and self._is_of_edges(value, facts.shape):
-                self.found.given[value] = "edge_index"
-            elif is_whole and self.compared[value] and self._is_mask(value, uses[value]):
-                self.found.given[value] = "attention_mask"
-        ids = [value for value, name in self.found.given.items() if name.endswith("ids")]
-        if len(ids) == 1 and self.found.given[ids[0]] in WORD_IDS:
-            self.found.given[ids[0]] = PLAIN_IDS[1]
-        plain = [value for value, name in self.found.given.items() if name in PLAIN_IDS]
-        several = Counter("" if value in plain else name for value, name in self.found.given.items())
-        is_graph = "edge_index" in several
-        self.found.given = {v: n for v, n in self.found.given.items() if several["" if v in plain else n] == 1}
-        for value in self.arguments if is_graph else ():
-            shape = self.infos.get(value, Info()).shape
-            if shape is not None and shape[-1:] in ((2,), (3,)) and self.picked[value] == uses[value]:
-                self.found.given[value] = "pos"
+        kinds = {value: self._of_integers(value, uses[value]) for value in self.arguments}
+        names = {value: name for value, name in kinds.items() if name}
+        ids = [value for value, name in names.items() if name.endswith("ids")]
+        if len(ids) == 1 and names[ids[0]] in WORD_IDS:
+            names[ids[0]] = PLAIN_IDS[1]
+        counts = Counter(_kind_of(name) for name in names.values())
+        self.found.given = {value: name for value, name in names.items() if counts[_kind_of(name)] == 1}
+        points = [value for value in self.arguments if self._is_point(value) and self.picked[value] == uses[value]]
+        self.found.given.update(dict.fromkeys(points if "edge_index" in counts else (), "pos"))
+
+    def _is_point(self, value: str) -> bool:
+        shape = self.infos.get(value, Info()).shape
+        return shape is not None and shape[-1:] in ((2,), (3,))
+
+    def _of_integers(self, value: str, uses: int) -> str:
+        """Return what all uses of an argument of integers say, or ""."""
+        facts, tables = self.infos.get(value, Info()), self.tables.get(value, [])
+        if facts.dtype not in INTEGERS:
+            return ""
+        if tables and len(tables) + self.compared[value] == uses:
+            return _ids_of(tables, facts.rank)
+        if self._is_of_edges(value, facts.shape):
+            return "edge_index"
+        return "attention_mask" if self.compared[value] and self._is_mask(value, uses) else ""
 
     def _is_of_edges(self, value: str, shape: Sequence[object] | None) -> bool:
         """True for two rows of integers that are only indices: where each edge of a graph begins and ends."""
@@ -380,6 +381,25 @@ class _Reader:
             if len(parts) > 1:
                 self.found.parts = {value: f"x{i}" for i, value in enumerate(parts, 1)}
                 return
+
+
+def _kind_of(name: str) -> str:
+    """Return a name, "" for all plain ids."""
+    return "" if name in PLAIN_IDS else name
+
+
+def _below_heads(tree: ast.AST) -> tuple[Ref | None, int]:
+    """Return the value that the last layers of a network take, and how many these are; None if there is more there."""
+    layers = 0
+    while not isinstance(tree := seen_through(tree), Ref):
+        member, (name, operands) = callee(tree), called(tree)
+        if member is not None and member.layer in HEADS and isinstance(tree, ast.Call):
+            layers, tree = layers + 1, tree.args[0]
+        elif name in ACTIVATED | PROBABILITIES:
+            tree = operands[0]
+        else:
+            return None, 0
+    return tree, layers
 
 
 def _ids_of(tables: Sequence[str], rank: int | None) -> str:

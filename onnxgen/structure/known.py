@@ -97,18 +97,25 @@ def known_names(classes: Sequence[ClassTree], taken: Collection[str], kept: Coll
     names: dict[str, str] = {}
     used = {*taken, *(tree.name for tree in classes)}
     for tree in classes[:-1]:
-        blocks = blocks_of.get(tree.name) or _by_members(tree, votes)
-        chosen = max(blocks, key=lambda library: votes[library], default="")
-        if votes[chosen] < (SEVERAL if PLAIN in blocks else 1):
-            chosen = PLAIN if PLAIN in blocks else ""
-        if not chosen or tree.name in kept or not VAGUE.fullmatch(tree.name):
+        block = _voted(blocks_of.get(tree.name) or _by_members(tree, votes), votes)
+        if not block or tree.name in kept or not VAGUE.fullmatch(tree.name):
             continue
-        name, n = blocks[chosen], 2
-        while name in used and name != tree.name:
-            name, n = f"{blocks[chosen]}{n}", n + 1
-        used.add(name)
-        names[tree.name] = name
+        names[tree.name] = _free(block, used - {tree.name})
+        used.add(names[tree.name])
     return names | _numbered([t.name for t in classes[:-1]], names, {*taken, classes[-1].name}, kept)
+
+
+def _free(name: str, used: Collection[str]) -> str:
+    """Return the name, with a number if it is taken."""
+    return next(free for n in count(1) if (free := name if n == 1 else f"{name}{n}") not in used)
+
+
+def _voted(blocks: Mapping[str, str], votes: Mapping[str, int]) -> str:
+    """Return the name of a block in the library of which a file has most, or "". `blocks`: its name in each library."""
+    library = max(blocks, key=lambda library: votes.get(library, 0), default="")
+    if votes.get(library, 0) < (SEVERAL if PLAIN in blocks else 1):
+        library = PLAIN
+    return blocks.get(library, "")
 
 
 def _by_members(tree: ClassTree, votes: Mapping[str, int]) -> dict[str, str]:
@@ -129,8 +136,7 @@ def _numbered(
         plain = name.rstrip("0123456789")
         if plain != name and plain in old and name not in kept:
             used.discard(name)
-            numbered = (f"{plain}{n or ''}" for n in (0, *range(2, len(old) + 2)))
-            renamed[name] = next(one for one in numbered if one not in used)
+            renamed[name] = _free(plain, used)
             used.add(renamed[name])
     return renamed
 
@@ -250,43 +256,48 @@ class _Forward:
         """Follow a loop over equal layers, whose results may be collected."""
         over = loop.iter.attr if isinstance(loop.iter, ast.Attribute) else ""
         kind = self.members.get(over, NUMBER)
-        first, *rest = loop.body
-        if kind.kind != "each" or not isinstance(loop.target, ast.Name) or not isinstance(first, ast.Assign):
+        if kind.kind != "each":
             raise _Unknown
-        call, target = first.value, first.targets[0]
-        is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == loop.target.id
-        if not is_call or not isinstance(call, ast.Call) or not isinstance(target, ast.Name) or len(call.args) != 1:
-            raise _Unknown
-        result = _applied(kind, self.value(call.args[0]))
-        self.values[target.id] = result
-        for statement in rest:  # `features.append(x)`
-            added = statement.value if isinstance(statement, ast.Expr) else None
-            if not isinstance(added, ast.Call) or not isinstance(added.func, ast.Attribute):
+        match loop.target, loop.body:
+            case ast.Name(layer), [ast.Assign([ast.Name(target)], ast.Call(ast.Name(called), [operand])), *rest]:
+                if called != layer:
+                    raise _Unknown
+            case _:
                 raise _Unknown
-            if isinstance(added.func.value, ast.Name):
-                self.values[added.func.value.id] = sketch("list", result)
+        result = _applied(kind, self.value(operand))
+        self.values[target] = result
+        for statement in rest:  # `features.append(x)`
+            match statement:
+                case ast.Expr(ast.Call(ast.Attribute(ast.Name(collected)))):
+                    self.values[collected] = sketch("list", result)
+                case ast.Expr(ast.Call(ast.Attribute())):
+                    pass
+                case _:
+                    raise _Unknown
 
     def value(self, tree: ast.expr | None) -> Sketch:
         """Return the sketch of an expression."""
-        if isinstance(tree, ast.Name):
-            return self.values.get(tree.id, NUMBER)
-        if isinstance(tree, ast.Attribute):
-            return self.members.get(tree.attr, NUMBER)
-        if isinstance(tree, ast.Starred):  # all that a loop has collected: of equal layers
-            base = self.value(tree.value)
-            return base.parts[0] if base.kind == "list" and base.parts else base
-        if isinstance(tree, (ast.Tuple, ast.List)):
-            items = _distinct([self.value(item) for item in tree.elts])
-            return LIST if not items else NUMBER if {*items} == {NUMBER} else sketch("cat", *items)
-        if isinstance(tree, ast.BinOp):
-            both = [self.value(side) for side in (tree.left, tree.right)]
-            sign = _COMMUTES.get(type(tree.op), type(tree.op).__name__)
-            return sketch(sign, *(sorted(both, key=_place) if type(tree.op) in _COMMUTES else both))
-        if isinstance(tree, ast.Subscript):
-            base = self.value(tree.value)
-            is_item = base.kind == "list" and base.parts
-            return base.parts[0] if is_item else sketch("at", ast.unparse(tree.slice), base)
-        return self._called(tree) if isinstance(tree, ast.Call) else NUMBER
+        match tree:
+            case ast.Name(name):
+                return self.values.get(name, NUMBER)
+            case ast.Attribute(_, name):
+                return self.members.get(name, NUMBER)
+            case ast.Starred(inner):  # all that a loop has collected: of equal layers
+                base = self.value(inner)
+                return _item(base) or base
+            case ast.Tuple(elements) | ast.List(elements):
+                items = _distinct([*map(self.value, elements)])
+                return LIST if not items else NUMBER if {*items} == {NUMBER} else sketch("cat", *items)
+            case ast.BinOp(left, operator, right):
+                both = [self.value(left), self.value(right)]
+                sign = _COMMUTES.get(type(operator), type(operator).__name__)
+                return sketch(sign, *(sorted(both, key=_place) if type(operator) in _COMMUTES else both))
+            case ast.Subscript(inner, index):
+                base = self.value(inner)
+                return _item(base) or sketch("at", ast.unparse(index), base)
+            case ast.Call():
+                return self._called(tree)
+        return NUMBER
 
     def _called(self, tree: ast.Call) -> Sketch:
         function = tree.func
@@ -320,6 +331,11 @@ def _function(name: str, operands: list[Sketch]) -> Sketch:
     if name in ("Tensor.split", "torch.split", "torch.chunk"):
         name = "Tensor.chunk"
     return sketch(name.rpartition(".")[2], *operands)
+
+
+def _item(collected: Sketch) -> Sketch | None:
+    """Return what each item of a list is that a loop has filled; None for another value."""
+    return collected.parts[0] if collected.kind == "list" and collected.parts else None
 
 
 def _place(part: Sketch) -> int:

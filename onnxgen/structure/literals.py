@@ -167,8 +167,9 @@ class _Visit:
             self.literals += 1
             self.tokens.append("#")
             return self.leaf(("#", self.literals), Slot(tree, wanted))
-        if isinstance(tree, ast.Call):
-            return self._call(tree)
+        return self._call(tree) if isinstance(tree, ast.Call) else self._copy(tree)
+
+    def _copy(self, tree: ast.AST) -> ast.AST:
         self.tokens.append(f"{type(tree).__name__}(")
         within = "scale" if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult) else ""
         copied = tree.__class__.__new__(tree.__class__)

@@ -63,27 +63,28 @@ class Run:
         self, scope: Scope, items: Items, turns: list[list[Assign]], uses: Counter[str], module: ModuleDef
     ) -> None:
         self.scope, self.items, self.turns, self.module = scope, items, turns, module
-        self.made: dict[str, tuple[int, Result]] = {}
-        for i, turn in enumerate(turns):
-            for s, statement in enumerate(turn):
-                self.made.update({target: (i, (s, t)) for t, target in enumerate(statement.targets)})
+        rows = [(i, s, row) for i, turn in enumerate(turns) for s, row in enumerate(turn)]
+        self.made = {target: (i, (s, t)) for i, s, row in rows for t, target in enumerate(row.targets)}
         self.reads: list[list[Result | int | None]] = []
         self.starts: dict[Result, str] = {}
         self.own: list[tuple[str, ...]] = []
         self.is_regular = self._do_the_same()
         if self.is_regular:
-            for statements in zip(*turns):
-                columns = zip(*(refs(s.value) for s in statements))
-                self.reads.append([self._operand(len(self.reads), column) for column in columns])
-        inside = Counter(name for turn in turns for s in turn for name in refs(s.value))
+            self.reads = self._read()
+        inside = Counter(name for *_, row in rows for name in refs(row.value))
         self.uses, self.outside = uses, {name for name in self.made if uses[name] > inside[name]}
-        later = Counter(self.made[name][1] for name in self.outside if not self._ends(*self.made[name]))
+        places = (self.made[name] for name in self.outside)
+        later = Counter(result for turn, result in places if not self._ends(turn, result))
         self.kept = sorted(later)
         self.is_regular = self.is_regular and self._is_worth(later)
 
+    def _read(self) -> list[list[Result | int | None]]:
+        """Return the entries of `reads`; finds `starts` and `own`, and perhaps that turns differ."""
+        rows = (zip(*(refs(statement.value) for statement in row)) for row in zip(*self.turns))
+        return [[self._operand(at, column) for column in columns] for at, columns in enumerate(rows)]
+
     def _do_the_same(self) -> bool:
-        texts = [[self.items.text(s) for s in turn] for turn in self.turns]
-        return all(text == texts[0] for text in texts)
+        return self.items.are_alike(self.turns)
 
     def _is_worth(self, later: Counter[Result]) -> bool:
         """True if a value is carried, and a result of several statements is used of nearly all turns, or not at all.
@@ -123,15 +124,15 @@ class Run:
         needed = {name for turn in self.turns for s in turn for name in self._used(s)} - late
         at = [i for i, statement in enumerate(self.scope.body) if id(statement) in mine]
         self.before, self.after = self.scope.body[: at[0]], []
-        begun = {name for statement in self.before for name in statement.targets}
+        begun = needed.intersection(name for statement in self.before for name in statement.targets)
         for statement in self.scope.body[at[0] : at[-1] + 1]:
             if id(statement) in mine:
-                if any(name in late and name not in self.made for name in self._used(statement)):
+                if not (late - self.made.keys()).isdisjoint(self._used(statement)):
                     return False
-            elif late & set(used(statement)):
+            elif not late.isdisjoint(used(statement)):
                 late.update(statement.targets)
                 self.after.append(statement)
-            elif needed & begun & set(statement.targets):  # a variable that is assigned again in between
+            elif not begun.isdisjoint(statement.targets):  # a variable that is assigned again in between
                 return False
             else:
                 self.before.append(statement)
@@ -145,46 +146,50 @@ class Run:
 
     def write(self) -> list[Statement]:
         """Replace the turns. Returns the statements of the loop, and those that begin its variables."""
-        scope, last = self.scope, self.turns[-1]
+        scope = self.scope
         lists: list[ast.expr] = []
         if self.items.path is not None:
             container = scope.containers[self.items.path] = Member(self.items.path, quote("nn.ModuleList"), "module")
             lists.append(MemberRef(container))
         parts = self._parts()
-        roles = [self._role(next((name for name in names if name in self.numbers), names[0])) for names in self.own]
-        own = [self._value(f"own{n}", role) for n, role in enumerate(roles)]
+        own = [self._value(f"own{n}", self._role_of_all(names)) for n, names in enumerate(self.own)]
         modules_first = sorted(range(len(own)), key=lambda n: not self.own[n][0].startswith(ITEM))
         order = [n for n in modules_first if n not in self.halves]
         lists += [self._column(self.own[n]) for n in order]
         self.first = {result: self._first(result) for result in self.kept}
-        results = [self._collected(result) for result in self.kept]
+        collected = {result: self._collected(result) for result in self.kept}
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
         ]
-        begun += [Assign((n,), self._begun(result), scope.path) for n, result in zip(results, self.kept)]
-        body: list[Statement] = []
-        for s in range(len(last)):
-            body.append(self._statement(s, parts, own))
-            for name, result in zip(results, self.kept):
-                if result[0] == s:
-                    append = ast.Attribute(Ref(name), "append", ast.Load())
-                    body.append(Assign((), ast.Call(append, [Ref(self._name(result))], []), scope.path))
-        turn, form = [*parts.values(), *(own[n] for n in order)], ""
-        if len(parts) > 1:
-            form = ", ".join(["{}"] * len(parts))
-            form = ", ".join([f"({form})", *["{}"] * len(own)]) if own else form
+        begun += [Assign((name,), self._begun(result), scope.path) for result, name in collected.items()]
+        turn = [*parts.values(), *(own[n] for n in order)]
         if not lists:
             turn.append(self._value("count", ""))
             lists.append(call("range", len(self.turns)))
         iterable = lists[0] if len(lists) == 1 else call("zip", *lists)
-        around = (*map(self._name, self.starts), *results, *map(self._name, self.left))
-        loop = Loop(tuple(turn), iterable, None, body, around, scope.path, form=form)
+        around = (*map(self._name, self.starts), *collected.values(), *map(self._name, self.left))
+        body = self._body(parts, own, collected)
+        loop = Loop(tuple(turn), iterable, None, body, around, scope.path, form=_form(len(parts), len(own)))
         self._forget_sizes()
         self._reuse(loop)
         if self.kept:
-            self._read_lists(dict(zip(self.kept, results)))
+            self._read_lists(collected)
         scope.body = [*self.before, *begun, loop, *self.after]
         return [*begun, loop]
+
+    def _body(self, parts: dict[int, str], own: list[str], collected: Mapping[Result, str]) -> list[Statement]:
+        """Return the statements of one turn, each with those that append its results to lists."""
+        body: list[Statement] = []
+        for s in range(len(self.turns[-1])):
+            body.append(self._statement(s, parts, own))
+            for result, name in collected.items():
+                if result[0] == s:
+                    append = ast.Attribute(Ref(name), "append", ast.Load())
+                    body.append(Assign((), ast.Call(append, [Ref(self._name(result))], []), self.scope.path))
+        return body
+
+    def _role_of_all(self, names: tuple[str, ...]) -> str:
+        return self._role(next((name for name in names if name in self.numbers), names[0]))
 
     def _begun(self, result: Result) -> ast.expr:
         """Return the list that collects a result, before the first turn."""
@@ -249,14 +254,13 @@ class Run:
         body, all_carried = loop.body, set(map(self._name, self.starts))
         for carried in map(self._name, self.starts):
             assigned_at = next(i for i, s in enumerate(body) if carried in s.targets)
-            free = max(i for i, s in enumerate(body) if carried in used(s))
+            free = _users(body, carried)[-1]
             for i, statement in enumerate(body[:assigned_at]):
                 name = statement.targets[0] if len(statement.targets) == 1 else ""
-                if name in all_carried:
+                users = [] if name in all_carried else _users(body, name)
+                if i < free or not users or users[-1] > assigned_at or not self._is_alike(name, carried):
                     continue
-                users = [j for j, s in enumerate(body) if name in used(s)]
-                alone = self.uses[name] == 1 and users == [i + 1] and not _calls_item(body[i + 1])
-                if i >= free and users and users[-1] <= assigned_at and not alone and self._is_alike(name, carried):
+                if self.uses[name] != 1 or users != [i + 1] or _calls_item(body[i + 1]):
                     for s in body[i : users[-1] + 1]:
                         rename(s, name, carried)
                     free = users[-1]
@@ -348,6 +352,14 @@ class Run:
                     self.module.roles.pop(statement.turn[-back], None)  # it is an item of that list
             replace_in(statement, change)
         self.scope.outputs = _starred([rewrite(o, change) for o in self.scope.outputs], len(self.turns))
+
+
+def _form(parts: int, own: int) -> str:
+    """Return how a loop unpacks each turn, `(a, b), c`; "" for values side by side."""
+    if parts < 2:
+        return ""
+    form = ", ".join(["{}"] * parts)
+    return ", ".join([f"({form})", *["{}"] * own]) if own else form
 
 
 def text_of(statement: Statement, index: int) -> str:
@@ -493,6 +505,10 @@ def _item(tree: ast.AST) -> tuple[str, int] | None:
         index = tree.slice.value
         return (tree.value.value, index) if isinstance(index, int) else None
     return None
+
+
+def _users(body: list[Statement], name: str) -> list[int]:
+    return [i for i, statement in enumerate(body) if name in used(statement)]
 
 
 def _calls_item(statement: Statement) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Input, Loop, ModuleDef, Statement, annotation, expressions, flattened, used
@@ -137,11 +137,11 @@ class _Search:
 
     def _alike(self, stretches: list[_Stretch]) -> list[int] | None:
         """Return the indices of the results that are used outside; None if the stretches differ or need too much."""
-        first = stretches[0]
-        if any(stretch.lines != first.lines for stretch in stretches) or not 0 < len(first.given) <= MAX_ARGUMENTS:
+        first, *others = stretches
+        if any(other.lines != first.lines for other in others) or not 0 < len(first.given) <= MAX_ARGUMENTS:
             return None
-        kinds = [[_kind(self.module.infos.get(name, Info())) for name in s.given] for s in stretches]
-        if any(kind != kinds[0] for kind in kinds) or len({tuple(s.given) for s in stretches}) == 1:
+        kinds = {tuple(_kind(self.module.infos.get(name, Info())) for name in s.given) for s in stretches}
+        if len(kinds) > 1 or all(other.given == first.given for other in others):
             return None
         results: set[int] = set()
         for stretch in stretches:
@@ -261,33 +261,37 @@ class _Part:
 
 def divide(scope: Scope, module: ModuleDef, share: float) -> None:
     """Make methods of parts of the root until this share of its statements is left, or no part is good."""
-    whole = sum(1 for _ in flattened(scope.body))
-    most = int(share * whole)
+    most = int(share * _size(scope.body))
     before = len(scope.methods)
-    while (left := sum(1 for _ in flattened(scope.body))) > most and len(scope.methods) < before + MAX_METHODS:
-        outputs = [name for tree in scope.outputs for name in refs(tree)]
-        blocks = [(scope.body, outputs)]
-        for loop in loops_of(scope.body):
-            blocks.append((loop.body, [*loop.targets, *(refs(loop.stop) if loop.stop is not None else ())]))
+    while (left := _size(scope.body)) > most and len(scope.methods) < before + MAX_METHODS:
         lists = {s.targets[0] for s in flattened(scope.body) if isinstance(s, Assign) and isinstance(s.value, ast.List)}
-        parts = (part for block, after in blocks for part in _parts(block, after, most))
-        candidates = [part for part in parts if lists.isdisjoint((*part.given, *part.made))]
-        best = max(candidates, key=lambda part: part.worth(left), default=None)
+        parts = (part for block, after in _blocks(scope) for part in _parts(block, after, most))
+        apart = (part for part in parts if lists.isdisjoint((*part.given, *part.made)))
+        best = max(apart, key=lambda part: part.worth(left), default=None)
         if best is None or best.worth(left) <= 0:
             return
         _write(best, scope, module)
+
+
+def _blocks(scope: Scope) -> Iterator[tuple[list[Statement], list[str]]]:
+    """Yield the body and those of its loops, each with the values that are used after it."""
+    yield scope.body, [name for tree in scope.outputs for name in refs(tree)]
+    for loop in loops_of(scope.body):
+        yield loop.body, [*loop.targets, *(refs(loop.stop) if loop.stop is not None else ())]
+
+
+def _size(block: Iterable[Statement]) -> int:
+    """Return how many statements a block has, with those of its own blocks."""
+    return sum(1 for _ in flattened(block))
 
 
 def _parts(block: list[Statement], after: Sequence[str], most: int) -> Iterator[_Part]:
     """Yield the parts of a block that can be methods. `after`: the values that are used after the block."""
     if len(block) > TRIED:
         return
-    sizes = [sum(1 for _ in flattened([statement])) for statement in block]
+    sizes = [_size([statement]) for statement in block]
     needs = [used(statement) for statement in block]
-    last: dict[str, int] = dict.fromkeys(after, len(block))
-    for i, names in enumerate(needs):
-        for name in names:
-            last[name] = max(last.get(name, -1), i)
+    last = _last_uses(needs) | dict.fromkeys(after, len(block))
     for first in range(len(block)):
         inputs: dict[str, None] = {}
         defined: dict[str, None] = {}
@@ -295,12 +299,17 @@ def _parts(block: list[Statement], after: Sequence[str], most: int) -> Iterator[
         for i in range(first, len(block)):
             size += sizes[i]
             inputs.update((name, None) for name in needs[i] if name not in defined)
-            defined.update((name, None) for name in block[i].targets)
+            defined.update(dict.fromkeys(block[i].targets))
             if size > most or len(inputs) > MOST_GIVEN:
                 break
             results = [name for name in defined if last.get(name, -1) > i]
-            if size >= LEAST and 0 < len(results) <= MOST_MADE and inputs and size < sum(sizes):
+            if inputs and LEAST <= size < sum(sizes) and 0 < len(results) <= MOST_MADE:
                 yield _Part(block, first, i + 1, size, list(inputs), results)
+
+
+def _last_uses(needs: list[list[str]]) -> dict[str, int]:
+    """Return the last statement that needs each value, by what each statement needs."""
+    return {name: i for i, names in enumerate(needs) for name in names}
 
 
 def _write(part: _Part, root: Scope, module: ModuleDef) -> None:

@@ -11,8 +11,21 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, If, Input, Loop, Statement, With, blocks, expressions, flattened, used
+from onnxgen.code.module_def import (
+    Assign,
+    If,
+    Input,
+    Loop,
+    Member,
+    Statement,
+    With,
+    blocks,
+    expressions,
+    flattened,
+    used,
+)
 from onnxgen.code.quote import Ref, refs
 from onnxgen.code.torch_api import PARTS, RECURRENT, SEVERAL
 from onnxgen.common.names import UNUSED, LocalName, local, singular
@@ -51,6 +64,28 @@ WIDE = 120 - 8  # characters of the longest line of `forward`
 SHORT = 10  # characters of a name that its parts can have with a number
 
 
+@dataclass
+class _Words:
+    """What may name the result of a statement.
+
+    Attributes:
+        kept: the name of the value that it is, but for a view or an activation.
+        names, layer, plain: the words that its line has room for: the best ones, its layer's, and its operation's.
+        is_named: its layer or its function says what it is.
+        continues: it uses up the main chain.
+    """
+
+    value: str
+    statement: Assign
+    origin: Made
+    kept: str
+    names: list[str]
+    layer: list[str]
+    plain: list[str]
+    is_named: bool
+    continues: bool = False
+
+
 class Names:
     """Gives every value of one class body a local name. Two values share one only if they are never alive together."""
 
@@ -67,7 +102,7 @@ class Names:
         self.returned = {o.value for o in scope.outputs if isinstance(o, Ref)}
         self.uses = used_as(scope, infos, clues.roles)
         self.at = {target: i for i, s in enumerate(scope.body) for target in s.targets}
-        self.trees = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+        self.trees = scope.makers()
         self.carried = {t for s in flattened(scope.body) if not isinstance(s, Assign) for t in s.targets}
         self.has_main = False  # a value was given the name `x`
         self.main = ""  # what the main chain is now: `x`, or what has become of it
@@ -273,46 +308,69 @@ class Names:
         What uses up the main chain is what that becomes, or `x`; what uses up `out` is `out`, unless a function names
         its result.
         """
-        origin, needs = self._made(value, statement), used(statement)
+        words = self._words(value, statement, own, ended)
+        if words.origin.result == GATE in words.names:
+            return words.names
+        if names := self._on_chain(words, ended):
+            return names
+        if words.is_named:
+            self._fork(used(statement))
+        if words.origin.result and words.origin.result in words.names:
+            return words.names
+        return self._beside(words, ended)
+
+    def _words(self, value: str, statement: Assign, own: list[str], ended: dict[str, str]) -> _Words:
+        origin = self._made(value, statement)
         kept = self._kept(origin.base, statement, ended)
         names = self._fitting([*own, kept, origin.result], statement)
         layer, plain = ([*self._fitting([name], statement)] for name in (origin.layer, origin.plain))
-        if origin.result == GATE in names:
-            return names
-        is_named = bool(layer) or origin.result in names
-        is_main = MAIN in ended.values() or self.main in ended
-        if is_main and pools(statement.value, self.infos.get(value, Info()).rank):
-            origin.result, names = POOLED, [*names, POOLED]
-        begins = origin.plain not in ASIDE and kept not in names and self._begins(needs)
-        if (is_main or begins) and value not in self.carried:
-            stage = next((w for w in (kept, origin.result, origin.layer) if w in STAGES and w in (*names, *layer)), "")
-            if not stage and value in self.uses.features:
-                stage = "".join(self._fitting([FEATURES], statement))
-            if stage:
-                self.main = value
-                return [stage, *names, MAIN]
+        words = _Words(value, statement, origin, kept, names, layer, plain, bool(layer) or origin.result in names)
+        words.continues = MAIN in ended.values() or self.main in ended
+        if words.continues and pools(statement.value, self.infos.get(value, Info()).rank):
+            origin.result, words.names = POOLED, [*names, POOLED]
+        return words
+
+    def _on_chain(self, words: _Words, ended: dict[str, str]) -> list[str]:
+        """Return names for what the main chain becomes or begins with; [] for a value beside it."""
+        value, needs = words.value, used(words.statement)
+        begins = words.origin.plain not in ASIDE and words.kept not in words.names and self._begins(needs)
+        if not words.continues and not begins:
+            return []
+        if value not in self.carried and (stage := self._stage(words)):
+            self.main = value
+            return [stage, *words.names, MAIN]
         apart = value in self.returned and len(self.returned) > 1  # one of several results
-        if is_main and not (is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))):
-            return [MAIN]
-        if begins:
-            return [MAIN]
-        if is_named:
-            self._fork(needs)
-        if origin.result and origin.result in names:
-            return names
+        leaves = words.is_named and (apart or (len(needs) == 1 and needs[0] in self.forked))
+        return [MAIN] if begins or not leaves else []
+
+    def _stage(self, words: _Words) -> str:
+        """Return what the main chain becomes by a value, "" if it is one more step."""
+        known = (words.kept, words.origin.result, words.origin.layer)
+        stage = next((word for word in known if word in STAGES and word in (*words.names, *words.layer)), "")
+        if not stage and words.value in self.uses.features:
+            return "".join(self._fitting([FEATURES], words.statement))
+        return stage
+
+    def _beside(self, words: _Words, ended: dict[str, str]) -> list[str]:
+        """Return names for a value beside the main chain."""
+        value, layer = words.value, words.layer
         if self.has_main and MAIN not in self.busy and value in self.at and self._is_all(value):
-            return [*names, *layer, MAIN]
-        names += plain if origin.plain in ASIDE else []
-        names += [HIDDEN] if value in self.uses.hidden else []
-        names += [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
+            return [*words.names, *layer, MAIN]
+        branch = [name for name in ended.values() if name.rstrip("0123456789") == BRANCH]
+        aside = words.plain if words.origin.plain in ASIDE else []
+        names = [*words.names, *aside, *[HIDDEN][: value in self.uses.hidden], *branch]
         if layer and (layer[0] not in STAGES or value not in self.carried or MAIN in self.busy):
             return [*names, *layer]
-        is_free = self.busy.get(self.names.get(self.main, "")) != self.main  # the main chain is nowhere else
-        names += [MAIN] if self.has_main and is_free and needs and origin.plain not in ASIDE else []
-        if plain and not origin.is_features:
-            return [*names, *plain]
-        vague = self._fitting([origin.vague], statement)
-        return [*names, *(vague if self._waits(value) else []), BRANCH, *vague, BRANCH]
+        names += [MAIN][: self._is_next(words)]
+        if words.plain and not words.origin.is_features:
+            return [*names, *words.plain]
+        vague = self._fitting([words.origin.vague], words.statement)
+        return [*names, *vague[: self._waits(value)], BRANCH, *vague, BRANCH]
+
+    def _is_next(self, words: _Words) -> bool:
+        """True if a value may be the main chain, which is nowhere else."""
+        is_free = self.busy.get(self.names.get(self.main, "")) != self.main
+        return self.has_main and is_free and bool(used(words.statement)) and words.origin.plain not in ASIDE
 
     def _is_all(self, value: str) -> bool:
         """True if nothing else is needed after the statement that makes a value: the branches have come together."""
@@ -393,13 +451,12 @@ class Names:
 
     def _of_several(self, value: str, statement: Assign, own: list[str], ended: dict[str, str]) -> list[str]:
         """Return names for one of several results."""
-        name, operands = called(seen_through(statement.value))
-        at, layer = statement.targets.index(value), callee(seen_through(statement.value))
+        tree = seen_through(statement.value)
+        (name, operands), layer, at = called(tree), callee(tree), statement.targets.index(value)
         if layer is not None and layer.layer == "nn.MultiheadAttention":
             return [("attn", "attn_weights")[at]]
-        result = layer.build.scope.results if layer is not None and isinstance(layer.build, ClassRef) else ()
-        if at < len(result) and result[at] not in ("", *CHAINS):
-            return [*own, *self._fitting([result[at]], statement), BRANCH]
+        if (inside := _result(layer, at)) not in ("", *CHAINS):
+            return [*own, *self._fitting([inside], statement), BRANCH]
         if name in SEVERAL:
             return [*own, *SEVERAL[name][at : at + 1], BRANCH]
         if name in PARTS and sum(target in self.uses.places for target in statement.targets) > 1:
@@ -421,3 +478,9 @@ class Names:
         if says and self.busy.get(f"{word}1", statement.targets[0]) == statement.targets[0]:
             return [f"{word}{at + 1}", word]
         return [LETTERS[at] if len(statement.targets) <= len(LETTERS) else f"part{at + 1}", "part"]
+
+
+def _result(layer: Member | None, at: int) -> str:
+    """Return the name that one result has inside the class of a layer, or ""."""
+    results = layer.build.scope.results if layer is not None and isinstance(layer.build, ClassRef) else ()
+    return "".join(results[at : at + 1])

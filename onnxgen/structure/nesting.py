@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections import ChainMap, Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from onnxgen.code.module_def import (
@@ -84,7 +84,7 @@ class _Nesting:
     def __init__(self, scope: Scope, roles: Mapping[str, str], kept: Container[str]) -> None:
         self.scope, self.roles, self.kept = scope, roles, kept
         self.uses = scope.uses()
-        self.trees = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+        self.trees = scope.makers()
         self.returned: Assign | None = None
         self.named: set[str] = set()
         for name, count in Counter(name for s in scope.body for name in assigned(s)).items():
@@ -112,20 +112,16 @@ class _Nesting:
         level = len(scope.path)
         room = LINE - len("return ") - sum(width(o, self.roles, level) + len(", ") for o in scope.outputs)
         is_broken, before = room < 0, len(scope.outputs)
-        while scope.body and isinstance(scope.body[-1], Assign) and self._is_movable(scope.body[-1]):
-            last = scope.body[-1]
+        while scope.body and isinstance(last := scope.body[-1], Assign) and self._is_movable(last):
             name = last.targets[0]
-            if name in self.kept:
-                break
-            at = next((i for i, o in enumerate(scope.outputs) if name in refs(o)), None)
-            if name in self.named or at is None:
+            at = _reader(scope.outputs, name)
+            if name in self.kept or name in self.named or at is None:
                 break
             merged: ast.expr = rewrite(scope.outputs[at], put({name: last.value}))
             more = width(merged, self.roles, level)
-            if is_broken:
-                room = LINE - 4 - len(",") - more
-            else:
-                room -= more - width(scope.outputs[at], self.roles, level)
+            room = (
+                LINE - 4 - len(",") - more if is_broken else room - more + width(scope.outputs[at], self.roles, level)
+            )
             is_whole = isinstance(scope.outputs[at], Ref)
             if (at >= before if is_whole else _called(last.value)) or room < 0 or depth(merged) > MAX_DEPTH:
                 break
@@ -181,32 +177,26 @@ class _Nesting:
 
     def _fits(self, inner: ast.expr, outer: ast.expr, name: str, room: int, deepest: int, layers: int) -> bool:
         """True if `inner` may replace `name` in `outer`: calls keep their order, and the line stays readable."""
-        if name not in refs(outer) or isinstance(outer, ast.Tuple) or _under_comprehension(outer):
-            return False
         if isinstance(outer, Ref):
-            return True
-        mine, before = _called(inner), called_before(outer, name)
-        if not mine.isdisjoint(before) or (METHOD in mine and before) or (METHOD in before and mine):
-            return False
+            return outer.value == name
         merged = rewrite(outer, put({name: inner}))
         deep, many = _layers(merged)
-        if deep > layers or many > MAX_LAYERS:
+        if not _keeps_order(inner, outer, name) or deep > layers or many > MAX_LAYERS:
             return False
         letters = width(merged, self.roles, len(self.scope.path))
-        is_alone = refs(outer) == (name,)
-        if deepest == PAIR and is_alone and letters <= FEW_LETTERS and not self._is_named(inner, name):
-            most = STEP
-        else:
-            most = deepest
-        if self._depth(merged, inner, name) - _is_behind(merged) > most:
+        most = self._deepest_pair(inner, outer, name, letters) if deepest == PAIR else deepest
+        if letters > room or self._depth(merged, inner, name) - _is_behind(merged) > most:
             return False
         if _norms(merged) > max(1, _norms(outer)):
             return False  # the norm is of the next layer
-        if deep > 1 and len(chain(merged)) > STEP:
-            return False  # it would be two statements again
-        if deepest == PAIR and len({_family(member) for member in members(merged)}) == 1:
-            return False  # one of a row of steps stays a statement, as the others do
-        return letters <= room
+        is_split = deep > 1 and len(chain(merged)) > STEP  # it would be two statements again
+        # one of a row of steps stays a statement, as the others do
+        return not is_split and (deepest != PAIR or len({*map(_family, members(merged))}) != 1)
+
+    def _deepest_pair(self, inner: ast.expr, outer: ast.expr, name: str, letters: int) -> int:
+        """Return how deep an expression may be that has two layers; one that is short may have a step more."""
+        is_short = refs(outer) == (name,) and letters <= FEW_LETTERS
+        return STEP if is_short and not self._is_named(inner, name) else PAIR
 
     def _is_named(self, tree: ast.expr, name: str) -> bool:
         """True if a value has a name to keep, by its role or by the expression that makes it."""
@@ -233,6 +223,21 @@ def width(tree: ast.expr, names: Mapping[str, str], level: int) -> int:
         return None
 
     return len(ast.unparse(rewrite(tree, shown)))
+
+
+def _may_hold(outer: ast.expr, name: str) -> bool:
+    """True for an expression that uses a value once each time it is evaluated, and is no tuple."""
+    if name not in refs(outer) or isinstance(outer, ast.Tuple):
+        return False
+    return not any(isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.Lambda)) for n in ast.walk(outer))
+
+
+def _keeps_order(inner: ast.expr, outer: ast.expr, name: str) -> bool:
+    """True if `inner` may replace `name` in `outer`, and no layer is called in another order then."""
+    if not _may_hold(outer, name):
+        return False
+    mine, before = _called(inner), called_before(outer, name)
+    return mine.isdisjoint(before) and not (METHOD in mine and before) and not (METHOD in before and mine)
 
 
 def _called(tree: ast.AST) -> set[int]:
@@ -339,8 +344,9 @@ def _is_layer(member: Member) -> bool:
     return any(len(s.shape) > 1 for s in member.keys.values()) or (not member.keys and is_class_or_container)
 
 
-def _under_comprehension(tree: ast.expr) -> bool:
-    return any(isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.Lambda)) for n in ast.walk(tree))
+def _reader(trees: Sequence[ast.expr], name: str) -> int | None:
+    """Return which expression is the first to use a value."""
+    return next((i for i, tree in enumerate(trees) if name in refs(tree)), None)
 
 
 def _absorb(statement: Statement, before: Assign) -> None:
@@ -389,8 +395,7 @@ def _block(block: list[Statement], after: set[str], outside: set[str], anew: set
 def _assign_anew(block: list[Statement], kept: set[str]) -> set[str]:
     """Let each `if` assign a value anew that one of its sides only copies. Returns the values that one does."""
     anew: set[str] = set()
-    choices = [(i, s, side) for i, s in enumerate(block) if isinstance(s, If) for side in (s.orelse, s.then)]
-    copies = [(i, s, side, copy) for i, s, side in choices for copy in side if _copied(copy) in s.targets]
+    copies = [*_copies_in_sides(block)]
     mentioned = [_mentioned(statement) for statement in block] if copies else []
     for at, choice, side, copy in copies:
         (new,), (old,) = copy.targets, used(copy)
@@ -405,6 +410,13 @@ def _assign_anew(block: list[Statement], kept: set[str]) -> set[str]:
             side[:] = [each for each in side if each is not copy]
             anew.add(new)
     return anew
+
+
+def _copies_in_sides(block: list[Statement]) -> Iterator[tuple[int, If, list[Statement], Statement]]:
+    """Yield the copies that the sides of each `if` hand on, with its place, the `if` and the side."""
+    for i, statement in enumerate(block):
+        for side in (statement.orelse, statement.then) if isinstance(statement, If) else ():
+            yield from ((i, statement, side, copy) for copy in side if _copied(copy) in statement.targets)  # type: ignore[misc]
 
 
 def _copied(statement: Statement) -> str:

@@ -36,8 +36,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from onnxgen.code import printer
-from onnxgen.code.module_def import Assign, Member
-from onnxgen.code.quote import Ref, formula, members, refs, rewrite, walk
+from onnxgen.code.module_def import Member
+from onnxgen.code.quote import Ref, formula, members, refs, rewrite
 from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import Namer, identifier
 from onnxgen.structure.forms import Differ
@@ -128,6 +128,16 @@ class Group:
         """Its values as integers; {} if some are not."""
         return {i: int(text) for i, text in self.texts.items()} if all(map(str.isdigit, self.texts.values())) else {}
 
+    def may_give(self, kind: str) -> bool:
+        """True if it is no value that follows from others, and one of this kind, "size" or a name."""
+        is_size = self.is_size and not self.wanted.startswith("hidden_")
+        return not self.bases and (is_size if kind == "size" else self.wanted == kind)
+
+    def usual(self) -> set[str]:
+        """Return the defaults that torch has for its literals."""
+        slots = (slot for use in self.uses for slot in use.column.values())
+        return {ast.unparse(slot.default) for slot in slots if slot.default is not None}
+
     @property
     def expression(self) -> str:
         """What is written for its literals."""
@@ -151,8 +161,11 @@ class Parameters:
             self._derive(group)
         self._drop_nameless_widths()
         self.groups = [group for group in self.all if not group.bases]
-        conditions = {flag: condition(flag[0], flag[1] or name, self.groups, instances) for flag, name in flags.items()}
-        self.conditions = {flag: rule for flag, rule in conditions.items() if rule is not None}
+        self.conditions = {
+            flag: rule
+            for flag, name in flags.items()
+            if (rule := condition(flag[0], flag[1] or name, self.groups, instances)) is not None
+        }
 
     def _drop_nameless_widths(self) -> None:
         """Keep the numbers of a class that has several widths of one name: it is a table of them."""
@@ -174,21 +187,22 @@ class Parameters:
         """Let a padding, a hidden size or the size of a head follow from other parameters, if it does."""
         if any(base is group for other in self.all for base in other.bases):
             return  # what follows from it needs its name
-        numbers, heads = group.numbers, []
+        numbers, heads = group.numbers, list[Group]()
         if group.wanted == "head_dim":
-            heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= numbers.keys()][:1]
-            numbers = {i: n * heads[0].numbers[i] for i, n in numbers.items()} if heads else {}
+            numbers, heads = self._of_heads(numbers)
         elif self._joins(group):
             return
         for kind, rule, holds in _rules(group.wanted) if numbers else ():
-            for base in self.all:
-                is_size = base.is_size and not base.wanted.startswith("hidden_")
-                if base is group or base.bases or not (is_size if kind == "size" else base.wanted == kind):
-                    continue
-                known = base.numbers
-                if numbers.keys() <= known.keys() and all(holds(n, known[i]) for i, n in numbers.items()):
-                    group.bases, group.rule = [base, *heads], rule
-                    return
+            bases = [base for base in self.all if base is not group and base.may_give(kind)]
+            base = next((base for base in bases if _follows(numbers, base.numbers, holds)), None)
+            if base is not None:
+                group.bases, group.rule = [base, *heads], rule
+                return
+
+    def _of_heads(self, sizes: dict[int, int]) -> tuple[dict[int, int], list[Group]]:
+        """Return the sizes of all heads together, and the number of heads; nothing if no parameter gives that."""
+        heads = [g for g in self.all if g.wanted == "num_heads" and g.numbers.keys() >= sizes.keys()][:1]
+        return ({i: n * heads[0].numbers[i] for i, n in sizes.items()} if heads else {}), heads
 
     def _joins(self, group: Group) -> bool:
         """Let a width be that of what a row of blocks and some others return, side by side, if it is: C2f, CSP."""
@@ -245,20 +259,18 @@ class Parameters:
 
     def _parameter(self, group: Group) -> Parameter:
         kinds = {_annotation(slot.value) for use in group.uses for slot in use.column.values()}
-        if kinds == {"int", "float"}:
-            kinds = {"float"}
+        kinds = {"float"} if kinds == {"int", "float"} else kinds
         counts = Counter(group.texts.values())
         common, count = counts.most_common(1)[0]
         total = len(self.instances)
         has_default = len(group.texts) < total or kinds == {"bool"} or (2 * count > total > 2)
-        usual = {ast.unparse(s.default) for use in group.uses for s in use.column.values() if s.default is not None}
-        for text in usual:
+        for text in group.usual():
             if 2 * counts[text] >= total:  # torch's default, unless most instances differ
                 common, has_default = text, True
         if has_default and any(kind.startswith("list") for kind in kinds):
             raise Differ("a list as a default, which all instances would share")
-        has_default = has_default and not group.is_width
-        return Parameter(group.name, " | ".join(sorted(kinds)), common if has_default else None)
+        default = common if has_default and not group.is_width else None
+        return Parameter(group.name, " | ".join(sorted(kinds)), default)
 
     def made(self, name: str, instance: int) -> ast.Call:
         """Return the call that makes one instance of the class of this name."""
@@ -297,6 +309,10 @@ def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
     return [*groups.values()]
 
 
+def _follows(numbers: dict[int, int], base: dict[int, int], holds: Callable[[int, int], bool]) -> bool:
+    return numbers.keys() <= base.keys() and all(holds(n, base[i]) for i, n in numbers.items())
+
+
 def _fits(use: Use, group: Group, varies: bool) -> bool:
     """True if a literal of an optional part may use the parameter of a group, whose values agree with it."""
     if any(use.wanted == other.wanted for other in group.uses):
@@ -324,29 +340,30 @@ def _rules(wanted: str) -> Iterator[tuple[str, str, Callable[[int, int], bool]]]
 
 
 def _wanted(group: Group, uses: list[tuple[Use, Group | None]]) -> str:
-    """Return the name of a parameter, by the name of its first literal. `uses`: all that count, in order.
-
-    Channels that come in first or go out last are `in_channels` or `out_channels`, or just `channels` if they are both
-    or the class has no others; channels between two layers are `hidden_channels`.
-    """
+    """Return the name of a parameter, by the name of its first literal. `uses`: all that count, in order."""
     name = next((use.wanted for use in group.uses if use.wanted), "")
     if not name:
         kind = _annotation(next(iter(group.uses[0].column.values())).value)
         return {"int": "size", "float": "value", "bool": "flag", "str": "text"}.get(kind, "size")
     if name == "input_size" and any(use.wanted == "hidden_size" for use in group.uses):
         return "hidden_size"
-    for unit in ("channels", "features"):
-        if name in (f"in_{unit}", f"out_{unit}"):
-            ins = [g for use, g in uses if use.wanted == f"in_{unit}"]
-            outs = [g for use, g in uses if use.wanted == f"out_{unit}"]
-            begins, ends = ins[:1] == [group], outs[-1:] == [group]
-            plain = "dim" if unit == "features" else unit
-            if begins and (ends or not outs) or (ends and not ins):
-                return plain
-            if begins or ends:
-                return f"in_{unit}" if begins else f"out_{unit}"
-            return f"hidden_{plain}"
-    return name
+    side, _, unit = name.partition("_")
+    return _of_unit(unit, group, uses) if side in ("in", "out") and unit in UNITS else name
+
+
+def _of_unit(unit: str, group: Group, uses: list[tuple[Use, Group | None]]) -> str:
+    """Return the name of channels or features.
+
+    Those that come in first or go out last are `in_channels` or `out_channels`, or just `channels` if they are both or
+    the class has no others; channels between two layers are `hidden_channels`.
+    """
+    ins = [g for use, g in uses if use.wanted == f"in_{unit}"]
+    outs = [g for use, g in uses if use.wanted == f"out_{unit}"]
+    begins, ends = ins[:1] == [group], outs[-1:] == [group]
+    plain = "dim" if unit == "features" else unit
+    if begins and (ends or not outs) or (ends and not ins):
+        return plain
+    return f"in_{unit}" if begins else f"out_{unit}" if ends else f"hidden_{plain}"
 
 
 def _annotation(value: ast.expr) -> str:
@@ -366,6 +383,8 @@ def _annotation(value: ast.expr) -> str:
 
 RESIDUAL = "residual"
 UNITS = ("channels", "features")
+RESIDUAL_FORMS = "{2} == 1 and {0} == {1}", "{0} == {1}"  # with a stride, and without
+LED_FORMS = "{2} != 1 or {0} != {1}", "{0} != {1}"
 
 
 @dataclass
@@ -387,24 +406,40 @@ def condition(only: frozenset[int], name: str, groups: list[Group], instances: l
     """
     free = [group for group in groups if not group.bases]
     strided = [g for g in free if g.wanted == "stride" and len(g.texts) == len(instances)][:1]
-    for a, b in _residual(free) if name == RESIDUAL else _led(only, free):
-        begins, ends = a.numbers, b.numbers
-        if not begins or len(ends) < len(instances) or not only <= begins.keys():
-            continue
-        differ = frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
-        moves = frozenset(i for g in strided for i, stride in g.texts.items() if stride != "1")
-        if name == RESIDUAL:
-            rules, wanted = {"{0} == {1}": differ}, frozenset(instances) - only
-            rules = {"{2} == 1 and {0} == {1}": differ | moves} | rules if strided else rules
-        else:
-            rules, wanted = {"{0} != {1}": differ}, only
-            is_strided = any(use.column.keys() == only for g in strided for use in g.uses)
-            rules = {"{2} != 1 or {0} != {1}": differ | moves} | rules if is_strided else rules
-        rule = next((rule for rule, holds in rules.items() if holds == wanted), None)
+    is_residual = name == RESIDUAL
+    wanted = frozenset(instances) - only if is_residual else only  # the instances where something differs
+    rules = _forms(only, is_residual, strided)
+    for a, b in _residual(free) if is_residual else _led(only, free):
+        differ = _differing(a.numbers, b.numbers, only, instances)
+        rule = next((rule for rule, moves in rules.items() if differ | moves == wanted), None)
         if rule is not None and differ:
-            a.texts.update((i, b.texts[i]) for i in instances if i not in begins)
+            a.texts.update((i, b.texts[i]) for i in instances if i not in a.texts)
             return Condition(rule, [a, b, *strided])
     return None
+
+
+def _differing(
+    begins: dict[int, int], ends: dict[int, int], only: frozenset[int], instances: list[int]
+) -> frozenset[int]:
+    """Return the instances in which two sizes are not the same; none if the sizes are not known."""
+    if not begins or len(ends) < len(instances) or not only <= begins.keys():
+        return frozenset()
+    return frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
+
+
+def _differing(begins: dict[int, int], ends: dict[int, int], instances: list[int]) -> frozenset[int]:
+    """Return the instances in which two sizes are not the same; none if the sizes are not known."""
+    if not begins or len(ends) < len(instances):
+        return frozenset()
+    return frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
+
+
+def _forms(only: frozenset[int], is_residual: bool, strided: list[Group]) -> dict[str, frozenset[int]]:
+    """Return the forms that a condition may have, with the instances where a stride decides it."""
+    asks = is_residual or any(use.column.keys() == only for group in strided for use in group.uses)
+    moves = frozenset(i for group in strided for i, stride in group.texts.items() if stride != "1")
+    with_stride, plain = RESIDUAL_FORMS if is_residual else LED_FORMS
+    return {with_stride: moves, plain: frozenset()} if strided and asks else {plain: frozenset()}
 
 
 def _residual(groups: list[Group]) -> Iterator[tuple[Group, Group]]:
@@ -444,16 +479,9 @@ def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
         count: of its instances.
         held: the sizes that the classes have which it makes, and which nobody gives.
     """
-    fixed = {number for use in uses if use.in_forward or _is_tuple(use) for number in sizes(use)}
-    by_number: dict[int, list[Use]] = {}
-    for use in uses:
-        numbers = sizes(use)
-        if numbers and len({*use.texts.values()}) == 1 and not use.in_forward and not _is_tuple(use):
-            by_number.setdefault(numbers.pop(), []).append(use)
+    by_number = _by_number(uses)
     candidates = {number for number, own in by_number.items() if any(SIZE.search(use.wanted) for use in own)}
-    depends = any(other % number == 0 or number % other == 0 for number in candidates for other in fixed)
-    stored = any(use.wanted == KEY for use in uses)  # a constant, whose sizes the text does not tell
-    if depends or stored or len(candidates) > MOST or not candidates.isdisjoint(held) or any(_tables(uses)):
+    if len(candidates) > MOST or not candidates.isdisjoint(held) or _has_table(uses) or _depend(candidates, uses):
         return []
     groups = []
     for number in candidates:
@@ -463,6 +491,23 @@ def widths(uses: Sequence[Use], count: int, held: Iterable[int]) -> list[Group]:
     return groups
 
 
+def _depend(candidates: Iterable[int], uses: Sequence[Use]) -> bool:
+    """True if a number that stays may follow from a width."""
+    if any(use.wanted == KEY for use in uses):  # a constant, whose sizes the text does not tell
+        return True
+    fixed = {number for use in uses if _is_fixed(use) for number in sizes(use)}
+    return any(other % number == 0 or number % other == 0 for number in candidates for other in fixed)
+
+
+def _by_number(uses: Iterable[Use]) -> dict[int, list[Use]]:
+    """Return the literals that are equal in all instances and may be widths, by the number that they are."""
+    by_number: dict[int, list[Use]] = {}
+    for use in uses:
+        if not _is_fixed(use) and len({*use.texts.values()}) == 1 and (numbers := sizes(use)):
+            by_number.setdefault(numbers.pop(), []).append(use)
+    return by_number
+
+
 def sizes(use: Use) -> set[int]:
     """Return the numbers of a literal that may be sizes."""
     counts = STEPS.search(use.wanted) if use.in_forward else not (use.wanted in PLAIN or SIZE.search(use.wanted))
@@ -470,17 +515,18 @@ def sizes(use: Use) -> set[int]:
     return {number for number in numbers if number >= LEAST}
 
 
-def _tables(uses: Iterable[Use]) -> Iterator[bool]:
-    """Yield for each list with like items whether they have other widths."""
+def _has_table(uses: Iterable[Use]) -> bool:
+    """True if like items of a list have other widths."""
     rows: dict[tuple[str, str], list[str]] = {}
     for use in uses:
         if use.row and SIZE.search(use.wanted):
             rows.setdefault((use.row, use.wanted), []).append(str(use.texts))
-    yield from (len(row) >= ROW and len({*row}) > 1 for row in rows.values())
+    return any(len(row) >= ROW and len({*row}) > 1 for row in rows.values())
 
 
-def _is_tuple(use: Use) -> bool:
-    return any(isinstance(slot.value, (ast.Tuple, ast.List)) for slot in use.column.values())
+def _is_fixed(use: Use) -> bool:
+    """True for a literal that no width can be: one in `forward`, and several numbers."""
+    return use.in_forward or any(isinstance(slot.value, (ast.Tuple, ast.List)) for slot in use.column.values())
 
 
 def _integers(tree: ast.AST) -> list[int]:
@@ -490,9 +536,9 @@ def _integers(tree: ast.AST) -> list[int]:
 
 def size_names(scope: Scope) -> dict[int, dict[int, str]]:
     """Return the names of the sizes of each such tensor, by the id of its member and the number of the literal."""
-    makers = {s.targets[0]: s.value for s in scope.body if isinstance(s, Assign) and len(s.targets) == 1}
+    makers = scope.makers()
     by_member: dict[int, dict[int, str]] = {}
-    for tree in (node for expression in scope.expressions() for node in walk(expression)):
+    for tree in scope.walk():
         matrix, names = _matrix(tree)
         for member in _made_of(matrix, makers, MAX_STEPS) if matrix is not None else ():
             first = _first_size(member.build)

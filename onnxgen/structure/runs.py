@@ -134,11 +134,11 @@ def _anchors(flow: Flow, items: Items) -> list[list[Assign]]:
         users = [[statement] for statement in flow.mentions[id(items.parts[0][-1])]]
     else:
         users = [[s for part in item.values() for s in flow.mentions.get(id(part), ())] for item in items.parts]
-    plain = {i: s for i, s in enumerate(flow.scope.body) if isinstance(s, Assign) and s.targets}
-    at = {id(s): i for i, s in plain.items()}
-    if not all(users) or any(id(s) not in at for statements in users for s in statements):
+    plain = {id(s): (i, s) for i, s in enumerate(flow.scope.body) if isinstance(s, Assign) and s.targets}
+    keys = [{*map(id, statements)} for statements in users]
+    if not all(keys) or not plain.keys() >= set().union(*keys):
         return []
-    return [[plain[n] for n in sorted({at[id(s)] for s in statements})] for statements in users]
+    return [[s for _, s in sorted(map(plain.__getitem__, own))] for own in keys]
 
 
 def parts_of(scope: Scope) -> dict[ModulePath, dict[str, Member | None]]:
@@ -400,19 +400,24 @@ def fill_gaps(scope: Scope) -> None:
     noted = defaultdict(list)
     for statement in scope.body:
         noted[statement.scope].append(statement)
-    inside = Counter(path[:n] for path in noted for n in range(len(path)))
+    inside = {path[:n] for path in noted for n in range(len(path))}
     for path, items in parts_of(scope).items():
         numbers = [int(name) for name in items]
-        if path in scope.containers and scope.containers[path].layer == "nn.Sequential" or not fillable(numbers):
-            continue
-        for number in sorted({*range(max(numbers))} - {*numbers}):
+        is_filled = path in scope.containers and scope.containers[path].layer == "nn.Sequential"
+        gaps = {*range(max(numbers))} - {*numbers} if not is_filled and fillable(numbers) else set[int]()
+        for number in sorted(gaps):
             place = (*path, str(number))
-            only = noted[place][0] if len(noted[place]) == 1 and not inside[place] else None
-            build = as_module(only.value) if isinstance(only, Assign) and len(only.targets) == 1 else None
-            if build is not None and isinstance(only, Assign) and (argument := operand(only.value)) is not None:
-                member = Member(place, build, "module")
-                scope.members.append(member)
-                only.value = ast.Call(MemberRef(member), [argument], [])
+            if len(noted[place]) == 1 and place not in inside:
+                _fill_gap(scope, place, noted[place][0])
+
+
+def _fill_gap(scope: Scope, place: ModulePath, statement: Statement) -> None:
+    """Make a layer of the function in a gap, if it can be one."""
+    build = as_module(statement.value) if isinstance(statement, Assign) and len(statement.targets) == 1 else None
+    if build is not None and isinstance(statement, Assign) and (argument := operand(statement.value)) is not None:
+        member = Member(place, build, "module")
+        scope.members.append(member)
+        statement.value = ast.Call(MemberRef(member), [argument], [])
 
 
 def slice_lists(scope: Scope) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import gcd
 from typing import NamedTuple
 
@@ -97,6 +98,14 @@ class Scope:
     def expressions(self) -> list[ast.expr]:
         """Return all expressions of the body, nested blocks included, and the returned ones."""
         return [*(e for statement in self.body for e in expressions(statement)), *self.outputs]
+
+    def walk(self) -> Iterator[ast.AST]:
+        """Yield all nodes of these expressions."""
+        return (node for tree in self.expressions() for node in walk(tree))
+
+    def makers(self) -> dict[str, ast.expr]:
+        """Return the expressions that make one value each, by the value."""
+        return {s.targets[0]: s.value for s in self.body if isinstance(s, Assign) and len(s.targets) == 1}
 
     def uses(self) -> Counter[str]:
         """Count the uses of each value."""
@@ -188,29 +197,19 @@ class Splitter:
 
     def _split(self, scope: Scope, statements: list[Statement], wanted: _Wanted) -> list[Statement]:
         """Replace the statements of deeper scopes in a block by calls. `wanted`: what is used after the block."""
-        keys = [self._key(s, scope.path) for s in statements]
-        while True:
-            units = self._units(statements, keys)
-            edges = _edges(units, self.shown)
-            order = topological(edges)
-            if len(order) == len(units):
-                break
-            for cycle in in_cycles(edges):
-                if not self._absorbed([units[index] for index in cycle], statements, keys):
-                    for index in cycle:
-                        self._dissolve(units[index], statements, keys)
+        units = self._ordered(scope, statements)
         # before any branch is split: a submodule of this block cannot be one of a branch
         self.claimed.update(unit.key for unit in units if unit.key is not None)
-        results: dict[int, list[str]] = {}
-        for index in reversed(order):
-            results[index] = self._results(units[index], wanted)
-            wanted.add(units[index].statements)
+        results: list[list[str]] = []
+        for unit in reversed(units):
+            results.append(self._results(unit, wanted))
+            wanted.add(unit.statements)
+        results.reverse()
         self._equalise(units, results)
         body: list[Statement] = []
-        for index in order:
-            unit = units[index]
+        for unit, names in zip(units, results):
             if unit.key is not None:
-                body.append(self._call(unit, results[index]))
+                body.append(self._call(unit, names))
                 continue
             for statement in unit.statements:
                 if isinstance(statement, If):  # a loop's body reads values that it assigns later, and is not split
@@ -218,6 +217,23 @@ class Splitter:
                         block[:] = self._split(scope, block, _Wanted([Ref(t) for t in statement.targets], self.shown))
                 body.append(statement)
         return body
+
+    def _ordered(self, scope: Scope, statements: list[Statement]) -> list[Unit]:
+        """Return the calls and the other statements of a block in an order of execution.
+
+        A submodule of which data flows out and back in takes what is between, or else is dissolved.
+        """
+        keys = [self._key(s, scope.path) for s in statements]
+        while True:
+            units = self._units(statements, keys)
+            edges = _edges(units, self.shown)
+            order = topological(edges)
+            if len(order) == len(units):
+                return [units[index] for index in order]
+            for cycle in in_cycles(edges):
+                if not self._absorbed([units[index] for index in cycle], statements, keys):
+                    for index in cycle:
+                        self._dissolve(units[index], statements, keys)
 
     def _results(self, unit: Unit, wanted: _Wanted) -> list[str]:
         """Return the values that a submodule returns: those used after it, and those that show a dim used after it."""
@@ -228,7 +244,7 @@ class Splitter:
         makers = {self.shown[dim] for dim in wanted.dims if dim not in has}
         return [name for name in defined if name in wanted.values or name in makers]
 
-    def _equalise(self, units: list[Unit], results: dict[int, list[str]]) -> None:
+    def _equalise(self, units: list[Unit], results: list[list[str]]) -> None:
         """Let every call of one submodule return the results that are used of any of its calls."""
         by_key: dict[ModulePath, list[int]] = {}
         for index, unit in enumerate(units):
@@ -239,7 +255,8 @@ class Splitter:
             if several is not None:
                 values = [several.made[units[i].call] for i in indices]
                 needed = {n for i, call in zip(indices, values) for n, name in enumerate(call) if name in results[i]}
-                results.update((i, [call[n] for n in sorted(needed)]) for i, call in zip(indices, values))
+                for i, call in zip(indices, values):
+                    results[i] = [call[n] for n in sorted(needed)]
 
     def _key(self, statement: Statement, around: ModulePath) -> ModulePath | None:
         """Return the submodule of the scope `around` that a statement belongs to.
@@ -425,29 +442,37 @@ class Repeated:
 def repeated(statements: list[Statement], infos: dict[str, Info]) -> Repeated | None:
     """Sort the statements of a submodule by call; None if it is called once, or if the calls are not alike."""
     assigns = [s for s in statements if isinstance(s, Assign) and s.targets]
-    if len(assigns) < len(statements):
-        return None
     layers = [[member.path for member in members_of(s)] for s in assigns]
-    counts = Counter(path for paths in layers for path in paths)
-    count = gcd(*counts.values()) if counts else 1
-    if count < 2:
+    counts = Counter(chain.from_iterable(layers))
+    count = gcd(*counts.values())
+    if count < 2 or len(assigns) < len(statements):
         return None
-    seen: Counter[tuple[str, ...]] = Counter()
-    by_layer: list[int | None] = []  # the number of the call of each statement that has a layer
+    by_layer = _by_layers(layers, {path: n // count for path, n in counts.items()})
+    for known in (by_layer, _from_users(assigns, by_layer)) if by_layer is not None else ():
+        calls: list[list[Assign]] = [[] for _ in range(count)]
+        for statement, number in zip(assigns, _from_operands(assigns, known)):
+            calls[number].append(statement)
+        if (result := _alike(calls, infos)) is not None:
+            return result
+    return None
+
+
+def _by_layers(layers: list[list[ModulePath]], uses: dict[ModulePath, int]) -> list[int | None] | None:
+    """Return the call of each statement that has a layer; None if one has layers of several calls.
+
+    `uses`: how often a call uses each layer.
+    """
+    seen: Counter[ModulePath] = Counter()
+    numbers: list[int | None] = []
     for paths in layers:
         calls = set()
         for path in paths:
-            calls.add(seen[path] * count // counts[path])
+            calls.add(seen[path] // uses[path])
             seen[path] += 1
         if len(calls) > 1:
             return None
-        by_layer.append(calls.pop() if calls else None)
-    for known in (by_layer, _from_users(assigns, by_layer)):
-        numbers = _from_operands(assigns, known)
-        result = _alike([[s for s, n in zip(assigns, numbers) if n == call] for call in range(count)], infos)
-        if result is not None:
-            return result
-    return None
+        numbers.append(calls.pop() if calls else None)
+    return numbers
 
 
 def _from_users(statements: list[Assign], known: list[int | None]) -> list[int | None]:
@@ -481,18 +506,21 @@ def _from_operands(statements: list[Assign], known: list[int | None]) -> list[in
 
 
 def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None:
+    """Return the calls if they do the same with what they are given; None if they don't."""
     calls, numbers = _with_arguments(calls)
-    alike = [wired(call) for call in calls]
-    if any(call.lines != alike[0].lines for call in alike):
+    lines, inputs, values = zip(*map(wired, calls))
+    facts = [[infos.get(name, Info()) for name in names] for names in inputs]
+    if not _are_equal(lines) or not _are_equal([f.kind for f in own] for own in facts):
         return None
-    inputs, values = [call.given for call in alike], [call.made for call in alike]
-    shapes = [[str(infos.get(name, Info()).shape) for name in names] for names in inputs]
-    kinds = [[infos.get(name, Info()).kind for name in names] for names in inputs]
-    varies = any(s != shapes[0] for s in shapes)
-    asks = any(isinstance(n, (SizeOf, DeviceOf)) for s in calls[0] for n in walk(s.value))
-    if (varies and asks) or any(k != kinds[0] for k in kinds):  # a size would be read from another value
-        return None
-    return Repeated([list(call) for call in calls], inputs, values, varies, numbers)
+    varies = not _are_equal([str(f.shape) for f in own] for own in facts)
+    if varies and any(isinstance(n, (SizeOf, DeviceOf)) for s in calls[0] for n in walk(s.value)):
+        return None  # a size would be read from another value
+    return Repeated([*map(list, calls)], [*inputs], [*values], varies, numbers)
+
+
+def _are_equal(rows: Iterable[list[str]]) -> bool:
+    first, *others = rows
+    return all(other == first for other in others)
 
 
 def _with_arguments(calls: list[list[Assign]]) -> tuple[list[list[Assign]], dict[str, ast.expr]]:

@@ -16,16 +16,17 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnxgen.code.module_def import Assign, If, Statement, assigned
-from onnxgen.code.quote import MemberRef, Ref, refs, rewrite
+from onnxgen.code.module_def import Assign, If, Member, Statement, assigned
+from onnxgen.code.quote import Ref, refs, rewrite
 from onnxgen.code.torch_api import function_of
 from onnxgen.common.names import identifier
 from onnxgen.structure.forms import Def, Differ, Form, FormMaker, Node, Part, inner_members, parts
 from onnxgen.structure.layout import SELF, Entry
-from onnxgen.structure.literals import APPLIED, Key, Slot, fill, is_number
+from onnxgen.structure.literals import APPLIED, Key, Signature, Slot, fill, is_number
 from onnxgen.structure.nesting import copied, replace_in
 from onnxgen.structure.order import topological
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed, size_names, sizes, widths
+from onnxgen.structure.scopes import callee
 
 
 @dataclass
@@ -48,6 +49,12 @@ class Shared:
     parameters: list[Parameter]
     made: Callable[[str, int], ast.Call]
     held: frozenset[int]
+
+    @property
+    def signature(self) -> Signature:
+        positional = tuple(parameter.name for parameter in self.parameters if parameter.default is None)
+        defaults = {p.name: tree for p in self.parameters if (tree := p.default_tree) is not None}
+        return Signature(positional, defaults, self.held)
 
 
 def share(form: Form, maker: FormMaker, gives_widths: bool = False) -> Shared:
@@ -193,8 +200,11 @@ class Block:
     @property
     def flag(self) -> Flag:
         """The flag of an optional part; one without members never shares a flag with other parts."""
-        has_members = any(inner_members(node) for node in self.nodes)
-        return self.only or frozenset(), "" if has_members else flag_name(self.last)
+        return self.only or frozenset(), "" if self.has_members else flag_name(self.last)
+
+    @property
+    def has_members(self) -> bool:
+        return any(map(inner_members, self.nodes))
 
     @property
     def last(self) -> Node:
@@ -221,22 +231,8 @@ class Body:
 
     def _blocks(self) -> list[Block]:
         """Return the nodes in an order of execution, with those of an optional part together."""
-        nodes = self.form.nodes
-        group = {node: node for node in nodes}
-
-        def root(node: Node) -> Node:
-            while group[node] is not node:
-                node = group[node]
-            return node
-
-        for node in nodes:
-            for value in node.operands if node.only != self.all else ():
-                if value.node is not None and value.node.only == node.only:
-                    group[root(node)] = root(value.node)
-        members: dict[Node, list[Node]] = {}
-        for node in nodes:
-            members.setdefault(root(node), []).append(node)
-        blocks = [Block(m, None if m[0].only == self.all else frozenset(m[0].only)) for m in members.values()]
+        groups = self._groups()
+        blocks = [Block(group, None if group[0].only == self.all else frozenset(group[0].only)) for group in groups]
         index = {node: i for i, block in enumerate(blocks) for node in block.nodes}
         before = [
             sorted({index[d.node] for n in block.nodes for d in n.operands if d.node is not None} - {i})
@@ -247,6 +243,24 @@ class Body:
             raise Differ("an optional part with statements of other parts between its own")
         return [blocks[i] for i in order]
 
+    def _groups(self) -> list[list[Node]]:
+        """Return the nodes of each optional part (union-find), and each other node alone."""
+        above = {node: node for node in self.form.nodes}
+
+        def root(node: Node) -> Node:
+            while above[node] is not node:
+                node = above[node]
+            return node
+
+        for node in self.form.nodes:
+            for value in node.operands if node.only != self.all else ():
+                if value.node is not None and value.node.only == node.only:
+                    above[root(node)] = root(value.node)
+        groups: dict[Node, list[Node]] = {}
+        for node in self.form.nodes:
+            groups.setdefault(root(node), []).append(node)
+        return [*groups.values()]
+
     def _check(self) -> None:
         """Check that each optional part can be turned off.
 
@@ -254,41 +268,37 @@ class Body:
         part without submodules is a sum, a product or an activation, since nobody makes a reshape optional.
         """
         for part in self.blocks:
-            if part.only is not None and not any(inner_members(node) for node in part.nodes):
-                if not _is_choice(part.last.expressions[0]):
-                    raise Differ("an optional change of shape")
-        has = {
-            id(m): p.only for p in parts(self.form.root) for m in (p.entry.member, p.entry.container) if m is not None
-        }
+            if part.only is not None and not part.has_members and not _is_choice(part.last.expressions[0]):
+                raise Differ("an optional change of shape")
+        entries = ((p.only, m) for p in parts(self.form.root) for m in (p.entry.member, p.entry.container))
+        has = {id(member): only for only, member in entries}
         for node in (*self.form.nodes, self.form.returned):
             if any(has.get(id(m), node.only) != node.only for m in inner_members(node)):
                 raise Differ("an optional part with a submodule that is not its own")
             for value in node.operands:
-                block = self.block_of.get(value.node) if value.node is not None else None
-                if block is None or block.only is None or self.block_of.get(node) is block:
-                    continue
-                if value.node is not block.last or value.node.skip is None or not value.node.is_simple:
+                if value.node is not None and self._is_inner(value.node, node):
                     raise Differ("an optional part with several results")
+
+    def _is_inner(self, maker: Node, user: Node) -> bool:
+        """True if a node takes the value of another optional part that is not its result."""
+        block = self.block_of.get(maker)
+        if block is None or block.only is None or self.block_of.get(user) is block:
+            return False
+        return maker is not block.last or maker.skip is None or not maker.is_simple
 
     def _identity(self, block: Block) -> Part | None:
         """Return the submodule of a part that only calls it with one value: `nn.Identity` can replace it."""
-        node = block.last
-        if block.only is None or len(block.nodes) > 1 or node.skip != 0 or not isinstance(node.statement, Assign):
+        member = _only_call(block)
+        if member is None:
             return None
-        value = node.expressions[0]
-        if not isinstance(value, ast.Call) or len(value.args) != 1 or value.keywords:
-            return None
-        if not isinstance(value.args[0], Ref) or not isinstance(value.func, MemberRef):
-            return None
-        member = value.func.member
         part: Part | None = self.form.root
         for name in member.path[len(self.form.scope.path) :]:
             part = part.below.get(name) if part is not None and not part.entry.is_list else None
         if part is None:  # the member of another instance has another path
             own = self.form.root.below.values()
             part = next((p for p in own if p.entry.member is member or p.entry.container is member), None)
-        uses = sum(m is member for other in (*self.form.nodes, self.form.returned) for m in inner_members(other))
-        return part if part is not None and part.only == node.only and uses == 1 else None
+        uses = sum(m is member for node in (*self.form.nodes, self.form.returned) for m in inner_members(node))
+        return part if part is not None and part.only == block.last.only and uses == 1 else None
 
     def _pair(self, block: Block) -> None:
         """Note the part before this one that just the other instances have, if only this one uses its value."""
@@ -399,6 +409,17 @@ class _Writing:
             return None
 
         return rewrite(self.fill(node, index, node.expressions[index]), change)
+
+
+def _only_call(block: Block) -> Member | None:
+    """Return the submodule that an optional part calls with one value, if it does nothing else."""
+    node = block.last
+    if block.only is None or len(block.nodes) > 1 or node.skip != 0 or not isinstance(node.statement, Assign):
+        return None
+    value = node.expressions[0]
+    if not isinstance(value, ast.Call) or len(value.args) != 1 or value.keywords:
+        return None
+    return callee(value) if isinstance(value.args[0], Ref) else None
 
 
 def _is_choice(value: ast.expr) -> bool:

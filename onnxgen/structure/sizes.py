@@ -225,7 +225,7 @@ _NOISE = re.compile(r"^(s\d+|u\d+|unk.*|dim.*|.*dynamic_axes.*|dynamicdimension.
 def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
     """Name the sizes of a tensor if two are used, or one is used twice, or nothing else needs the tensor any more."""
     asked: dict[str, Counter[int]] = {}
-    for value, axis in (size for tree in scope.expressions() for size in _sizes(tree)):
+    for value, axis in filter(None, map(shape_item, scope.walk())):
         asked.setdefault(value, Counter())[axis] += 1
     if not asked:
         return
@@ -233,12 +233,9 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
     unpackings: dict[int, list[Statement]] = {}
     names: dict[tuple[str, int], str] = {}
     for value, axes in asked.items():
-        shape = module.infos.get(value, Info()).shape
-        if shape is None or max(axes) >= len(shape):  # of unknown rank
-            continue
-        is_asked = axes.total() > 1 and any(isinstance(shape[axis], Sym) for axis in axes)  # a number is read in place
-        if value in lives.first and (is_asked or (value in lives.arguments and lives.outlives(value))):
-            unpackings.setdefault(lives.first[value], []).append(_unpacking(scope, module, value, sorted(axes), names))
+        if _are_worth(axes, module.infos.get(value, Info()).shape, value in lives.arguments and lives.outlives(value)):
+            if (at := lives.first.get(value)) is not None:
+                unpackings.setdefault(at, []).append(_unpacking(scope, module, value, sorted(axes), names))
 
     def change(node: ast.AST) -> ast.expr | None:
         item = shape_item(node)
@@ -247,9 +244,15 @@ def unpack_shapes(scope: Scope, module: ModuleDef) -> None:
     for statement in scope.body:
         replace_in(statement, change)
     scope.outputs = [rewrite(output, change) for output in scope.outputs]
-    scope.body = [
-        s for i, old in enumerate([*scope.body, None]) for s in (*unpackings.get(i, ()), old) if s is not None
-    ]
+    body = [s for i, statement in enumerate(scope.body) for s in (*unpackings.get(i, ()), statement)]
+    scope.body = [*body, *unpackings.get(len(scope.body), ())]
+
+
+def _are_worth(axes: Counter[int], shape: tuple[Dim, ...] | None, outlives: bool) -> bool:
+    """True if sizes of a tensor get names. A number is read in place; of a tensor of unknown rank, all are."""
+    if shape is None or max(axes) >= len(shape):
+        return False
+    return outlives or (axes.total() > 1 and any(isinstance(shape[axis], Sym) for axis in axes))
 
 
 def _sizes(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -272,25 +275,27 @@ class _Lifetimes:
         self.arguments = {a.value for a in scope.inputs}
         self.last: dict[str, int] = {}
         self.asks: dict[str, int] = {}
-        assignments = Counter(name for statement in scope.body for name in assigned(statement))
-        # of these, what a loop or a branch hands on is assigned more than once
-        top = {name for statement in scope.body for name in statement.targets}
         for i, statement in enumerate([*scope.body, Assign((), ast.Tuple(scope.outputs, ast.Load()))]):
             sizes = Counter(v for e in expressions(statement) for v, _ in _sizes(e))
             uses = Counter(r for e in expressions(statement) for r in refs(e))
-            for name in used(statement):
-                if uses[name] > sizes[name]:
-                    self.last[name] = i
+            self.last.update((name, i) for name in used(statement) if uses[name] > sizes[name])
             for name in sizes:
                 self.asks.setdefault(name, i)
-        self.first = {name: 0 for name in self.arguments if not assignments[name]}
-        self.first |= {name: i for name, i in self.asks.items() if name in top and assignments[name] == 1}
+        assignments = Counter(name for statement in scope.body for name in assigned(statement))
+        once = _assigned_once(scope.body, assignments)
+        self.first = dict.fromkeys(self.arguments - assignments.keys(), 0)
+        self.first |= {name: i for name, i in self.asks.items() if name in once}
 
     def outlives(self, value: str) -> bool:
         """True if a size is used after the last use of the tensor, which is not an argument of the network."""
         if self.is_root and value in self.arguments:
             return False
         return value in self.last and self.last[value] < self.asks[value]
+
+
+def _assigned_once(body: list[Statement], assignments: Counter[str]) -> set[str]:
+    """Return the values that a body makes itself; what a loop or a branch hands on is assigned more than once."""
+    return {name for statement in body for name in statement.targets if assignments[name] == 1}
 
 
 def _unpacking(

@@ -55,7 +55,7 @@ class Around:
     parts: dict[str, Assign] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        trees = [tree for statement in self.scope.body for tree in expressions(statement)]
+        trees = (tree for statement in self.scope.body for tree in expressions(statement))
         lists: list[ast.List | ast.Tuple] = [n for tree in trees for n in walk(tree) if isinstance(n, ast.List)]
         lists += [column for statement in self.scope.body for column in columns_of(statement)]
         for names in map(names_in, lists):
@@ -63,10 +63,8 @@ class Around:
                 self.lists.setdefault(name, []).append(names)
         self.outputs = tuple(o.value if isinstance(o, Ref) else "" for o in self.scope.outputs)
         for statement in self.scope.body:
-            if isinstance(statement, Assign) and len(statement.targets) > 1 and not statement.form:
-                value = statement.value
-                if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in PARTS:
-                    self.parts.update(dict.fromkeys(statement.targets, statement))
+            if isinstance(statement, Assign) and _divides(statement):
+                self.parts.update(dict.fromkeys(statement.targets, statement))
 
     @cached_property
     def ways(self) -> dict[str, set[tuple[str, int]]]:
@@ -139,13 +137,17 @@ class Stretch(Run):
         if not self._takes_lists():
             return False
         if not self.starts:
-            of_all = all(later[r] == len(self.turns) for r in self.kept) and len({at for at, _ in self.kept}) == 1
-            is_many = last > 1 or all(self._will_be_taken(r) for r in self.kept)
-            is_whole = self.goes_over_lists and of_all and is_many
-            held = self.around.returns_or_holds_all if self.goes_over_lists else self.around.holds_all
-            return bool(self.kept) and not self.left and (is_whole or all(held(self._names(r)) for r in self.kept))
+            return bool(self.kept) and not self.left and self._collects_all(later)
         least = last if self.goes_over_lists else max(2, last)
         return all(later[r] >= least and self._will_be_taken(r) for r in self.kept)
+
+    def _collects_all(self, later: Counter[Result]) -> bool:
+        """True if what the turns make, of which none needs another, is one list for what follows."""
+        if not self.goes_over_lists:
+            return all(self.around.holds_all(self._names(result)) for result in self.kept)
+        of_all = all(later[r] == len(self.turns) for r in self.kept) and len({at for at, _ in self.kept}) == 1
+        is_many = len(self.turns) > 2 or all(map(self._will_be_taken, self.kept))
+        return (of_all and is_many) or all(self.around.returns_or_holds_all(self._names(r)) for r in self.kept)
 
     def _will_be_taken(self, result: Result) -> bool:
         """True if the results of all turns, or those of all before the last and the start, are used in one way."""
@@ -203,10 +205,10 @@ class Stretch(Run):
         """Return the name of a number: the keyword that takes it, `stride` for those that double, or a letter."""
         keywords = (node for s in self.turns[0] for node in walk(s.value) if isinstance(node, ast.keyword))
         taken = (k.arg for k in keywords for v in _each(k.value) if isinstance(v, Ref) and v.value == value)
-        numbers = next([value_of(self.numbers[n]) for n in names] for names in self.own if names[0] == value)
-        doubled = len(numbers) > 2 and numbers[0] >= 4 and all(b == 2 * a for a, b in pairwise(numbers))
+        names = next(names for names in self.own if names[0] == value)
+        numbers = [value_of(self.numbers[name]) for name in names]
         letter = "t" if isinstance(numbers[0], float) else "i"
-        return next(taken, None) or ("stride" if doubled else letter)
+        return next(taken, None) or ("stride" if _double(numbers) else letter)
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         if names[0].startswith(ITEM):
@@ -218,28 +220,33 @@ class Stretch(Run):
             values = [value_of(tree) for tree in trees]
             is_short = len(values) < SHORT and values[1] - values[0] != 1
             return (None if is_short else _range(values)) or ast.Tuple(trees, ast.Load())
+        return self._divided(names) or super()._column(names)
+
+    def _divided(self, names: tuple[str, ...]) -> ast.expr | None:
+        """Return what is divided into these values, or the rest of it; None if something else needs the parts."""
         statement = self.around.parts.get(names[0])
         at = None if statement is None else position(names, statement.targets)
-        if statement is None or at is None or any(self.uses[name] != 1 for name in statement.targets[at:]):
-            return super()._column(names)
-        if statement.targets[at:] != names or (at and any(self.uses[name] for name in statement.targets[:at])):
-            return super()._column(names)
+        if statement is None or at is None or statement.targets[at:] != names:
+            return None
+        if any(self.uses[name] for name in statement.targets[:at]) or any(self.uses[name] != 1 for name in names):
+            return None
         self.dropped.add(id(statement))
         return statement.value if not at else quote("x[n:]", x=statement.value, n=at)
 
     def _halves(self) -> dict[int, int]:
-        numbers = dict[int, list[int]]()
-        for n, names in enumerate(self.own):
-            trees = [self.numbers[name] for name in names if name in self.numbers]
-            values = [value_of(tree) for tree in trees if is_plain_number(tree)]
-            if len(values) == len(names) and all(type(value) is int for value in values):
-                numbers[n] = values
+        numbers = {n: values for n, names in enumerate(self.own) if (values := self._integers(names))}
         halves = dict[int, int]()
         for n, values in numbers.items():
             whole = (m for m, others in numbers.items() if m not in halves and values == [v // 2 for v in others])
             if any(values) and (of := next(whole, n)) != n:
                 halves[n] = of
         return halves
+
+    def _integers(self, names: tuple[str, ...]) -> list[int]:
+        """Return the integers that have these names; [] if one is something else."""
+        trees = [self.numbers[name] for name in names if name in self.numbers]
+        values = [value_of(tree) for tree in trees if is_plain_number(tree)]
+        return values if len(values) == len(names) and all(type(value) is int for value in values) else []
 
     def _listed(self, names: tuple[str, ...]) -> ast.expr | None:
         """Return the list, or the part of it, whose items have these names; None if they are something else."""
@@ -342,6 +349,18 @@ class OneTurn(Run):
         trees = (node for tree in self.scope.expressions() for node in walk(tree))
         lists = [tree.elts for tree in trees if isinstance(tree, ast.List)]
         return any(len(e) - 1 == beside and any(isinstance(i, Ref) and i.value == value for i in e) for e in lists)
+
+
+def _divides(statement: Assign) -> bool:
+    """True for `a, b = x.chunk(2)`."""
+    function = statement.value.func if isinstance(statement.value, ast.Call) else None
+    has_parts = len(statement.targets) > 1 and not statement.form
+    return has_parts and isinstance(function, ast.Attribute) and function.attr in PARTS
+
+
+def _double(numbers: list[float]) -> bool:
+    """True for the strides of a pyramid."""
+    return len(numbers) > 2 and numbers[0] >= 4 and all(b == 2 * a for a, b in pairwise(numbers))
 
 
 def _each(tree: ast.expr) -> list[ast.expr]:

@@ -71,24 +71,27 @@ def _next(scope: Scope, module: ModuleDef, texts: dict[int, str]) -> Loop | None
     for i, statement in enumerate(scope.body):
         if id(statement) not in texts:
             texts[id(statement)] = text_of(statement, i)
+    repeats = sorted(_weighed(scope, texts, uses), key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]
+    if not repeats:
+        return None
+    around = Around(scope, uses)
+    loops = (_loop(around, module, rows[repeat.start : repeat.end], repeat.period) for _, repeat, rows in repeats)
+    return next((loop for loop in loops if loop is not None), None)
+
+
+def _weighed(
+    scope: Scope, texts: dict[int, str], uses: Counter[str]
+) -> Iterator[tuple[float, _Repeat, list[Statement]]]:
+    """Yield the stretches that repeat, each with what it is worth and the statements in the order that it is in."""
     exact = numbered([texts[id(statement)] for statement in scope.body])
     skipped = common(scope.body, exact, uses)
     vague = numbered([_NUMBER.sub("#", texts[id(statement)]) for statement in scope.body])
-    repeats: list[tuple[float, _Repeat, list[Statement]]] = []
     for worth, order in ((1.0, range(len(exact))), *((IN_LANES, order) for order in _lanes(scope))):
         rows = [i for i in order if i not in skipped]
         statements = [scope.body[i] for i in rows]
         for share, tokens in ((WITH_NUMBERS, vague), (1.0, exact)):
-            candidates = _repeats([tokens[i] for i in rows])
-            repeats += [(worth * share * repeat.saved, repeat, statements) for repeat in candidates]
-    if not repeats:
-        return None
-    around = Around(scope, uses)
-    for _, repeat, statements in sorted(repeats, key=lambda r: (-r[0], r[1].period, r[1].start))[:MAX_TRIES]:
-        loop = _loop(around, module, statements[repeat.start : repeat.end], repeat.period)
-        if loop is not None:
-            return loop
-    return None
+            for repeat in _repeats([tokens[i] for i in rows]):
+                yield worth * share * repeat.saved, repeat, statements
 
 
 def _lanes(scope: Scope) -> Iterator[list[int]]:

@@ -13,8 +13,9 @@ another. Statements between two turns end the first, begin the second, or are di
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from onnxgen.code.module_def import Assign, Member, Statement, assigned, spelled, used
 from onnxgen.code.quote import MemberRef, Ref, refs
@@ -48,6 +49,11 @@ class Items:
         """Return a text that is equal for statements that do the same with other values and another item."""
         return spelled(statement, self._token)
 
+    def are_alike(self, turns: list[list[Assign]]) -> bool:
+        """True if the statements of all turns do the same."""
+        first, *others = ([self.text(statement) for statement in turn] for turn in turns)
+        return all(other == first for other in others)
+
     def _token(self, node: ast.AST) -> str | None:
         if isinstance(node, MemberRef):
             number = self.number.get(id(node.member))
@@ -57,22 +63,17 @@ class Items:
 
 def find_turns(body: list[Statement], items: Items, anchors: list[list[Assign]]) -> Iterator[list[list[Assign]]]:
     """Yield possible turns, best first. `anchors`: the statements that use each item, in order."""
-    texts = [[items.text(s) for s in turn] for turn in anchors]
-    if any(text != texts[0] for text in texts):
-        return
     at = {id(statement): i for i, statement in enumerate(body)}
-    positions = [at[id(s)] for turn in anchors for s in turn]
-    if len(set(positions)) < len(positions):
+    positions = [at[id(s)] for s in chain.from_iterable(anchors)]
+    if not items.are_alike(anchors) or len(set(positions)) < len(positions):
         return
     between = _between(body[min(positions) : max(positions) + 1], anchors)
-    if between is None:
+    if between is None or len({*map(len, between[1])}) > 1:
         return
     inner, outer = between
     size = len(outer[0])
-    if any(len(statements) != size for statements in outer):
-        return
     turns = [sorted([*own, *more], key=lambda s: at[id(s)]) for own, more in zip(anchors, inner)]
-    search = _Search(body, items, [s for statements in [*turns, *outer] for s in statements])
+    search = _Search(body, items, [*chain.from_iterable([*turns, *outer])])
     inner_cuts = sorted(range(size), key=lambda n: is_activation(outer[0][n])) if size <= MAX_CUTS else [0]
     for cut in dict.fromkeys([size, *inner_cuts, 0]):
         ends, begins = [statements[:cut] for statements in outer], [statements[cut:] for statements in outer]
@@ -90,16 +91,10 @@ def _between(
     None if other statements are between them, or statements between turns that do not follow each other.
     """
     turn = {id(s): i for i, statements in enumerate(anchors) for s in statements}
-    origin: dict[str, int] = {}
-    start: list[int] = []
-    for statement in body:
-        source = turn.get(id(statement), max((origin.get(name, -1) for name in used(statement)), default=-1))
-        origin.update(dict.fromkeys(assigned(statement), source))
-        start.append(source)
     inner: list[list[Assign]] = [[] for _ in anchors]
     outer: list[list[Assign]] = [[] for _ in anchors[1:]]
-    goal: dict[str, int] = {}
-    for statement, first in zip(reversed(body), reversed(start)):
+    goal: dict[str, int] = {}  # the earliest turn that needs a value
+    for statement, first in zip(reversed(body), reversed(_latest(body, turn))):
         last = turn.get(id(statement), min((goal[t] for t in assigned(statement) if t in goal), default=-1))
         if last < 0:
             continue
@@ -111,6 +106,16 @@ def _between(
             return None
         (inner[first] if last == first else outer[first]).insert(0, statement)
     return inner, outer
+
+
+def _latest(body: list[Statement], turn: Mapping[int, int]) -> list[int]:
+    """Return the latest turn from which data flows into each statement; -1 if there is none."""
+    origin: dict[str, int] = {}
+    latest: list[int] = []
+    for statement in body:
+        latest.append(turn.get(id(statement), max((origin.get(name, -1) for name in used(statement)), default=-1)))
+        origin.update(dict.fromkeys(assigned(statement), latest[-1]))
+    return latest
 
 
 def is_activation(statement: Assign) -> bool:

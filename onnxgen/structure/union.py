@@ -31,15 +31,14 @@ def unite(form: Form, other: Form) -> None:
     Raises:
         Differ: they are not variants of one class. `form` must not be used any more.
     """
-    for each in (form, other):
-        if each.effects or len(each.nodes) > MAX_STATEMENTS or len(reachable(each)) != len(each.nodes):
-            raise Differ("statements without a value that is used, or too many statements")
+    forms = (form, other)
+    if any(each.effects or len(each.nodes) > MAX_STATEMENTS or _has_unused(each) for each in forms):
+        raise Differ("statements without a value that is used, or too many statements")
     if [a.annotation for a in form.scope.inputs] != [a.annotation for a in other.scope.inputs]:
         raise Differ("different arguments")
-    variants = [form.instances[0], *form.variants, other.instances[0], *other.variants]
-    before = [outline(f, i) for f in (form, other) for i in (f.instances[0], *f.variants)]
+    before = [*_outlines(form), *_outlines(other)]
     members: dict[int, Member] = {}
-    mentioned = [m.path for f in (form, other) for n in (*f.nodes, f.returned) for m in inner_members(n)]
+    mentioned = [m.path for f in forms for n in (*f.nodes, f.returned) for m in inner_members(n)]
     fixed = {path[:n] for path in mentioned for n in range(len(path) + 1)}
     _Trees(members, fixed).unite(form.root, other.root)
     matched = _Match(form, other)
@@ -48,8 +47,16 @@ def unite(form: Form, other: Form) -> None:
     _rename(form, other, matched.renamed())
     form.instances += other.instances
     form.variants += [other.instances[0], *other.variants]
-    if [outline(form, i) for i in variants] != before:
+    if _outlines(form) != before:
         raise Differ("an instance would compute something else")
+
+
+def _outlines(form: Form) -> list[list[str]]:
+    return [outline(form, i) for i in (form.instances[0], *form.variants)]
+
+
+def _has_unused(form: Form) -> bool:
+    return len(reachable(form)) != len(form.nodes)
 
 
 def _rename(form: Form, other: Form, renamed: dict[str, str]) -> None:
@@ -282,15 +289,19 @@ class _Trees:
         if len(mine) == len(its) and not a.moved and a.uniform is None:
             for x, y in zip(mine, its):
                 self.unite(x, y)
-            return
-        if not a.moved and _is_uniform(mine) and _is_uniform(its):
+        elif not a.moved and _is_uniform(mine) and _is_uniform(its):
             a.uniform = a.uniform or dict.fromkeys(a.only, len(mine))
             a.uniform.update(dict.fromkeys(b.only, len(its)))
             self.unite(mine[0], its[0])
             a.below = {"0": mine[0]}
-            return
-        if a.uniform is not None or any(_has_frozen_weights(p.entry.member) for p in (*mine, *its)):
+        elif a.uniform is not None or any(_has_frozen_weights(p.entry.member) for p in (*mine, *its)):
             raise Differ("lists of different lengths")
+        else:
+            a.below = {str(i): part for i, part in enumerate(self._merged(mine, its))}
+            a.moved = True
+
+    def _merged(self, mine: list[Part], its: list[Part]) -> list[Part]:
+        """Return the items of two lists, those that both have once."""
         pairs = _aligned(mine, its)
         if 2 * sum(None not in pair for pair in pairs) < min(len(mine), len(its)):
             raise Differ("lists of which most items are others")
@@ -301,8 +312,7 @@ class _Trees:
             elif right is not None:
                 self._insert(right)
             merged += [part for part in (left, right) if part is not None][:1]
-        a.below = {str(i): part for i, part in enumerate(merged)}
-        a.moved = True
+        return merged
 
 
 def _is_uniform(items: list[Part]) -> bool:

@@ -319,24 +319,28 @@ class Lists:
 
     def _comprehension(self, begin: Statement, loop: Statement) -> Assign | None:
         """Return the assignment of a list for the loop that fills it; None for other statements."""
-        is_begun = isinstance(begin, Assign) and isinstance(begin.value, ast.List) and not begin.value.elts
-        if not is_begun or not isinstance(loop, Loop) or loop.iterable is None or loop.stop is not None:
+        if not isinstance(begin, Assign) or not isinstance(loop, Loop) or loop.iterable is None:
             return None
-        if not self.turns.isdisjoint(loop.turn):  # the checker can't compare a loop of unknown length with a list
+        is_begun = isinstance(begin.value, ast.List) and not begin.value.elts and loop.targets == begin.targets
+        # the checker can't compare a loop of unknown length with a list
+        if not is_begun or loop.stop is not None or not self.turns.isdisjoint(loop.turn):
             return None
-        name, step = begin.targets[0], loop.body[-1]
-        item = _appended(step, name) if loop.targets == begin.targets else None
-        first = loop.body[0]
-        if len(loop.body) == 2 and isinstance(item, Ref) and isinstance(first, Assign) and not first.form:
-            item = first.value if first.targets == (item.value,) and self.uses[item.value] == 1 else None
-        elif len(loop.body) > 1:
-            item = None
+        item = self._appended_item(loop.body, begin.targets[0])
         if item is None:
             return None
         turn = printer.target([self.names[n] for n in loop.turn] or [UNUSED], loop.form)
         comprehension = ast.ListComp(item, [ast.comprehension(turn, loop.iterable, [], 0)])
         nodes = (name for statement in (begin, loop, *loop.body) for name in statement.nodes)
-        return Assign((name,), comprehension, begin.scope, tuple(nodes))
+        return Assign(begin.targets[:1], comprehension, begin.scope, tuple(nodes))
+
+    def _appended_item(self, body: list[Statement], name: str) -> ast.expr | None:
+        """Return what each turn appends to a list, if it does nothing else: one call, or one value made before."""
+        item, first = _appended(body[-1], name), body[0]
+        if len(body) == 1:
+            return item
+        if len(body) > 2 or not isinstance(item, Ref) or not isinstance(first, Assign) or first.form:
+            return None
+        return first.value if first.targets == (item.value,) and self.uses[item.value] == 1 else None
 
     def _join(self, statements: list[Statement], statement: Statement, room: int) -> None:
         """Write a list in the statement behind it, if that is the only one that uses it and stays one line."""
