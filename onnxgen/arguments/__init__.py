@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from onnxgen.arguments.counts import attentions, with_depths, with_heads, with_parts
-from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, Sums, choose, number_of
+from onnxgen.arguments.names import ATTENDING, LAYERS, MAKING, Argument, Roles, Sums, Width, choose, number_of
 from onnxgen.arguments.rules import relate
 from onnxgen.arguments.sizes import Related, Size, Terms, is_slot
 from onnxgen.arguments.written import Reader, spots_of, write
@@ -50,38 +50,42 @@ def _arguments(
     places = _placed(related, reader, parts)
     spot_of = {place: spot for spot, tied in places.items() for place in tied}
     sums = _sums(related, reader, spot_of)
-    summed: dict[Size, list[int]] = defaultdict(list)
-    for terms in sums.values():
-        for part, share in terms.items():
-            summed[part].append(int(share))
+    summed = _shares(sums)
     roles = Roles(module, related)
     arguments, first = [*arguments], dict[Size, int]()
     for sizes in related.classes():
-        slots = [size for size in sizes if is_slot(size)]
+        slots = [*filter(is_slot, sizes)]
         spots = {spot_of.get(slot, 0) for slot in slots}
         if not slots or not spots.isdisjoint({0, *sums}):
             continue  # a size that no number of its own in the text gives
-        spots |= {other for other, like in reader.equal.items() if other not in places and like <= spots}
-        numbers = {spot: int(reader.spots[spot].value) for spot in spots}  # type: ignore[arg-type]
+        spots |= reader.like(spots) - places.keys()
+        numbers = {spot: reader.number(spot) for spot in spots}
         shares = summed[related.find(sizes[0])]
         number = number_of([*numbers.values(), *roles.taken(sizes), *shares])
         if number is not None and (name := roles.name(sizes, bool(shares))):
             arguments.append(Argument(name, number, numbers, len(slots) + len(shares)))
             first[related.find(sizes[0])] = min(spots)
+    parts_of = {spot: [(first.get(part, 0), int(n)) for part, n in terms.items()] for spot, terms in sums.items()}
+    fixed = {spot for spot, terms in parts_of.items() if any(part for part, _ in terms)}
+    return choose(arguments, _widths(related, reader, roles, spot_of, fixed), reader.inner), parts_of
+
+
+def _shares(sums: dict[int, Terms]) -> dict[Size, list[int]]:
+    """Return the shares that each class of sizes has of sums."""
+    shares: dict[Size, list[int]] = defaultdict(list)
+    for terms in sums.values():
+        for part, share in terms.items():
+            shares[part].append(int(share))
+    return shares
+
+
+def _widths(
+    related: Related, reader: Reader, roles: Roles, spot_of: dict[Size, int], fixed: set[int]
+) -> list[dict[int, Width]]:
+    """Return the widths in the text of each class, by spot, but for those that arguments give as sums (`fixed`)."""
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
     mapped = {spot for place, spot in spot_of.items() if roles.is_of_map(place)}
-    written = [
-        {
-            spot: (spot in mapped, int(reader.spots[spot].value))  # type: ignore[arg-type]
-            for spot in text
-            if spot in widths and first.keys().isdisjoint(sums.get(spot, ()))
-        }
-        for text in reader.texts
-    ]
-    chosen = choose(arguments, written, reader.inner)
-    return chosen, {
-        spot: [(first.get(part, 0), int(number)) for part, number in terms.items()] for spot, terms in sums.items()
-    }
+    return [{spot: (spot in mapped, reader.number(spot)) for spot in text & (widths - fixed)} for text in reader.texts]
 
 
 def _placed(related: Related, reader: Reader, parts: dict[Size, int]) -> dict[int, list[Size]]:
@@ -111,7 +115,7 @@ def _sums(related: Related, reader: Reader, spot_of: dict[Size, int]) -> dict[in
                 spot = spot_of.get(size, 0)
                 terms = related.terms(size)
                 if spot:  # a place may have half of the number that is written
-                    written, number = int(reader.spots[spot].value), related.value[size]  # type: ignore[arg-type]
+                    written, number = reader.number(spot), related.value[size]
                     terms = sums[spot] = {part: share * written / number for part, share in terms.items()}  # type: ignore
                 if not spot or any(share.denominator > 1 for share in terms.values()):
                     lost.append(size)

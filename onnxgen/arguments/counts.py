@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxgen.arguments.names import DEPTHS, HEADS, Argument
 from onnxgen.arguments.sizes import Size, is_integer, number
-from onnxgen.arguments.written import Spot
+from onnxgen.arguments.written import Spot, nodes_of
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import Assign, ModuleDef, expressions, flattened
 from onnxgen.code.quote import Ref, call, members, quote, rewrite, value_of, walk
@@ -81,54 +81,78 @@ class _Row:
 
 def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:
     """Return the classes, and an argument for each name that all rows of one number can have."""
-    calls = [node for tree in classes for part in (*tree.setup, *tree.items) for node in _calls(part)]
-    written = Counter(map(ast.dump, calls))
-    candidates = [
-        (tree, statement, row)
-        for tree in classes
-        for statement in tree.setup
-        if (row := _row(statement)) is not None and written[ast.dump(row.block)] == row.written
-        if _hands_on(tree, row.name) and all(_are_equal(module, path, row) for path in tree.paths)
-    ]
+    calls = [node for tree in classes for node in nodes_of(tree) if isinstance(node, ast.Call)]
     makers = Counter(dotted(node.func) for node in calls)
-    makers.subtract(name for tree in classes for statement in tree.setup if (name := _alone(statement)))
+    makers.subtract(_alone(statement) for tree in classes for statement in tree.setup)
+    rows, arguments = _varying([*_rows(classes, module, Counter(map(ast.dump, calls)))], makers)
+    numbers = Counter(argument.name for argument in arguments)
+    kept = [argument for argument in arguments if numbers[argument.name] == 1]
+    reached = {spot for argument in kept for spot in argument.spots}
+    trees = {key: row.tree for key, row in rows.items() if id(row.count) in reached}
+    return [replace(tree, setup=[_with_value(s, trees.get(id(s))) for s in tree.setup]) for tree in classes], kept
+
+
+def _varying(
+    candidates: list[tuple[ClassTree, ast.stmt, _Row]], makers: Mapping[str, int]
+) -> tuple[dict[int, _Row], list[Argument]]:
+    """Return the rows that get another number of blocks, by their statements, and the arguments for the numbers.
+
+    `makers`: how often blocks of each class are made in rows, or in anything but a statement of their own.
+    """
     rows: dict[int, _Row] = {}
     arguments: dict[str, Argument] = {}
     for maker in dict.fromkeys(row.maker for _, _, row in candidates):
         alike = [one for one in candidates if one[2].maker == maker]
         if makers[maker] > sum(row.written + (row.first is not None) for _, _, row in alike):
             continue  # another row has blocks of this class
-        if len(alike) == 1 and alike[0][2].first is not None and alike[0][2].number == LEAST:
-            continue  # two blocks, of which each is another
-        paths = {path for tree, _, _ in alike for path in tree.paths}
-        if len(alike) > 1 and (len(paths) > 1 or DEPTHS in {argument.table for argument in arguments.values()}):
+        if not _may_vary(alike, DEPTHS in {argument.table for argument in arguments.values()}):
             continue
         for i, (_, statement, row) in enumerate(alike):
             rows[id(statement)] = row
-            name = f"{DEPTHS} {i}" if len(alike) > 1 else row.argument
-            entry, table = (i, DEPTHS) if len(alike) > 1 else (None, "")
-            argument = Argument(name, row.number, {id(row.count): row.number}, 1, entry, table)
-            arguments.setdefault(f"{name} {row.number}", Argument(name, row.number, {}, 0, entry, table)).join(argument)
-    numbers = Counter(argument.name for argument in arguments.values())
-    kept = [argument for argument in arguments.values() if numbers[argument.name] == 1]
-    reached = {spot for argument in kept for spot in argument.spots}
+            argument = _argument(row, i if len(alike) > 1 else None)
+            first = arguments.setdefault(f"{argument.name} {row.number}", argument)
+            if first is not argument:
+                first.join(argument)
+    return rows, [*arguments.values()]
 
-    def final(statement: ast.stmt) -> ast.stmt:
-        row = rows.get(id(statement))
-        is_given = row is not None and id(row.count) in reached
-        return ast.Assign(statement.targets, row.tree) if is_given and isinstance(statement, ast.Assign) else statement  # type: ignore[union-attr]
 
-    return [replace(tree, setup=[*map(final, tree.setup)]) for tree in classes], kept
+def _rows(
+    classes: Sequence[ClassTree], module: ModuleDef, written: Counter[str]
+) -> Iterator[tuple[ClassTree, ast.stmt, _Row]]:
+    """Yield the rows that may have another number of blocks. `written`: how often the text has each call."""
+    for tree in classes:
+        for statement in tree.setup:
+            row = _row(statement)
+            if row is None or written[ast.dump(row.block)] != row.written or not _hands_on(tree, row.name):
+                continue
+            if all(_are_equal(module, path, row) for path in tree.paths):
+                yield tree, statement, row
+
+
+def _may_vary(alike: list[tuple[ClassTree, ast.stmt, _Row]], has_table: bool) -> bool:
+    """True if the numbers of rows of one class may change. Several rows are one table, of which there is one."""
+    if len(alike) == 1:
+        row = alike[0][2]
+        return row.first is None or row.number != LEAST  # else they are two blocks, of which each is another
+    return not has_table and len({path for tree, _, _ in alike for path in tree.paths}) < 2
+
+
+def _argument(row: _Row, entry: int | None) -> Argument:
+    name, table = (row.argument, "") if entry is None else (f"{DEPTHS} {entry}", DEPTHS)
+    return Argument(name, row.number, {id(row.count): row.number}, 1, entry, table)
+
+
+def _with_value(statement: ast.stmt, value: ast.expr | None) -> ast.stmt:
+    """Return an assignment of another value, if there is one."""
+    if value is None or not isinstance(statement, ast.Assign):
+        return statement
+    return ast.Assign(statement.targets, value)
 
 
 def _alone(statement: ast.stmt) -> str:
     """Return the class of a block that is no part of a row, `self.first = Block(3, 8)`; "" for other statements."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     return dotted(value.func) if isinstance(value, ast.Call) else ""
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in walk(tree) if isinstance(node, ast.Call))
 
 
 def _row(statement: ast.stmt) -> _Row | None:
@@ -142,16 +166,25 @@ def _row(statement: ast.stmt) -> _Row | None:
         return None
     if kind == "nn.ModuleList" and isinstance(items[0], ast.List):
         items = items[0].elts
+    return _of_items(target.attr, kind, items)
+
+
+def _of_items(name: str, kind: str, items: list[ast.expr]) -> _Row | None:
+    """Return the row that the items of a container are."""
     first = items[0].value if isinstance(items[0], ast.Starred) else items[0]
     if len(items) == 1 and isinstance(first, ast.ListComp):
         count = _counted(first)
-        is_block = isinstance(first.elt, ast.Call) and isinstance(first.elt.func, ast.Name)
-        return _Row(target.attr, kind, first.elt, count, 1) if count and is_block else None  # type: ignore[arg-type]
-    if len(items) < LEAST or not isinstance(first, ast.Call) or not isinstance(first.func, ast.Name):
+        return _Row(name, kind, first.elt, count, 1) if count and _is_block(first.elt) else None  # type: ignore[arg-type]
+    if len(items) < LEAST or not isinstance(first, ast.Call) or not _is_block(first):
         return None
     if len({ast.dump(item) for item in items}) == 1:
-        return _Row(target.attr, kind, first, Spot(len(items)), len(items))
-    return _behind_first(target.attr, kind, first, items[1:])
+        return _Row(name, kind, first, Spot(len(items)), len(items))
+    return _behind_first(name, kind, first, items[1:])
+
+
+def _is_block(tree: ast.expr) -> bool:
+    """True for the call of a class of the file."""
+    return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)
 
 
 def _behind_first(name: str, kind: str, first: ast.Call, others: list[ast.expr]) -> _Row | None:
@@ -201,20 +234,25 @@ def _are_equal(module: ModuleDef, path: str, row: _Row) -> bool:
     around: ModulePath = (*filter(None, path.split(".")), row.name)
     if any(member.path[: len(around)] == around for tie in module.ties for member in (tie.kept, tie.tied)):
         return False
-    shapes: dict[str, list[tuple[Dim, ...] | None]] = {str(i): [] for i in range(row.number)}
-    for statement in flattened(module.body):
-        if not isinstance(statement, Assign):
-            continue
-        paths = [member.path for member in members(statement.value)]
-        for block in {at[len(around)] for at in (*paths, statement.scope) if at[: len(around)] == around != at}:
-            infos = [module.infos.get(target) for target in statement.targets]
-            shapes.get(block, []).extend(info.shape if info else None for info in infos)
+    shapes = _shapes(module, around, row.number)
     if row.first is not None:
-        before = shapes.pop("0")
-        if not before or not shapes["1"] or before[-1] != shapes["1"][-1]:
+        before = shapes.pop(0)
+        if not before or not shapes[0] or before[-1] != shapes[0][-1]:
             return False  # the second block makes another shape of what it takes
-    first, *others = shapes.values()
+    first, *others = shapes
     return bool(first) and None not in first and all(other == first for other in others)
+
+
+def _shapes(module: ModuleDef, around: ModulePath, count: int) -> list[list[tuple[Dim, ...] | None]]:
+    """Return the shapes of the values that each block of a row makes, as far as they are known."""
+    shapes: dict[str, list[tuple[Dim, ...] | None]] = {str(i): [] for i in range(count)}
+    for statement in flattened(module.body):
+        if isinstance(statement, Assign):
+            paths = (*(member.path for member in members(statement.value)), statement.scope)
+            for block in {path[len(around)] for path in paths if path[: len(around)] == around != path}:
+                infos = [module.infos.get(target) for target in statement.targets]
+                shapes.get(block, []).extend(info.shape if info else None for info in infos)
+    return [*shapes.values()]
 
 
 ATTENTION = "F.scaled_dot_product_attention"
@@ -264,14 +302,10 @@ class _Class:
             return ATTENDED
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute) and is_method(tree):
             before = self.kind(tree.func.value)
-            if before == ORDINARY and tree.func.attr == "unflatten":
-                return self.split(tree)
             if before != ORDINARY:
-                axes = tuple(value_of(one) for one in tree.args if is_integer(one))
-                after = STEPS.get((before, tree.func.attr, axes))
-                if after is None or len(axes) < len(tree.args) or tree.keywords:
-                    raise _Seen
-                return after
+                return _moved(before, tree.func.attr, tree)
+            if tree.func.attr == "unflatten":
+                return self.split(tree)
         self.children(tree)
         return ORDINARY
 
@@ -297,6 +331,15 @@ class _Class:
                     raise _Seen
             elif any(self.kind(inner) != ORDINARY for inner in ast.iter_child_nodes(tree)):
                 raise _Seen
+
+
+def _moved(before: str, method: str, tree: ast.Call) -> str:
+    """Return what a method makes of a value whose axes are those of heads."""
+    axes = tuple(value_of(one) for one in tree.args if is_integer(one))
+    after = STEPS.get((before, method, axes))
+    if after is None or len(axes) < len(tree.args) or tree.keywords:
+        raise _Seen
+    return after
 
 
 def with_heads(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:

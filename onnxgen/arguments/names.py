@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import isqrt
@@ -78,6 +78,50 @@ class Argument:
         return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
+@dataclass
+class _Places:
+    """The places that a class of sizes has in layers: the layer, the place in the call that makes it, and its path."""
+
+    layers: list[tuple[str, Size, list[str]]]
+
+    def __post_init__(self) -> None:
+        # what has no layer is a part that the code splits
+        making = [(layer, place, path) for layer, place, path in self.layers if not layer or layer in MAKING]
+        self.outs = [(layer, path) for layer, place, path in making if not layer or place == (1,)]
+        self.ins = [layer for layer, place, _ in making if layer and place == (0,)]
+        self.kinds = {(layer, place) for layer, place, _ in self.layers}
+        kinds = {layer for layer, _ in self.kinds}
+        self.convolves = not kinds.isdisjoint(CONVOLUTIONS | TRANSPOSED)
+        self.is_normed = not kinds.isdisjoint({"nn.LayerNorm", "nn.RMSNorm"})
+        self.is_of_vectors = not kinds.isdisjoint({"nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention"})
+
+    @property
+    def is_hidden(self) -> bool:
+        return any((layer, (1,)) in self.kinds for layer in RECURRENT | CELLS)
+
+    @property
+    def only_makes(self) -> bool:
+        return bool(self.outs) and not self.ins
+
+    def of_input(self, goes: bool) -> str:
+        """Return the name of a size that the network takes, perhaps beside what it tells."""
+        if self.only_makes:
+            return "out_channels" if self.convolves else "out_features"
+        if goes or not self.ins:
+            return ""
+        return "in_channels" if self.convolves else "input_size" if self.ins[0] in RECURRENT else "in_features"
+
+    def inner(self, is_part: bool) -> str:
+        """Return the name of a size within the network."""
+        if self.is_of_vectors:
+            return "dim"
+        if any("dfl" in path and place == (0,) for _, place, path in self.layers):  # of a distribution over distances
+            return "reg_max"
+        if self.convolves:  # else it is what a head tells
+            return "channels" if self.outs and (self.ins or is_part) else ""
+        return "hidden_dim" if self.outs or self.ins else ""
+
+
 class Roles:
     """What a class of sizes is for."""
 
@@ -86,13 +130,16 @@ class Roles:
         self.layers = {".".join(member.path): member.layer for member in module.members}  # none for a size of a part
         self.given = {argument.value for argument in module.inputs}
         self.returned = {name for output in module.outputs for name in refs(output)}
-        last = [s for s in module.body if isinstance(s, Assign) and not self.returned.isdisjoint(s.targets)]
-        scored = {s.targets[0] for s in module.body if isinstance(s, Assign) and called(s.value)[0] in SCORES}
-        self.scored = {related.find(size) for size in related.value if size[0] in scored}
-        outputs = {related.find(size) for size in related.value if size[0] in self.returned}
+        assigns = [(s, called(s.value)[0]) for s in module.body if isinstance(s, Assign)]
+        self.scored = self._classes_of({s.targets[0] for s, name in assigns if name in SCORES})
+        outputs = self._classes_of(self.returned)
         sums = (parts for whole, parts in related.sums.items() if related.find(whole) in outputs)
         self.told = {related.find(part) for parts in sums for part in parts}
-        self.classifies = any(called(statement.value)[0] in SCORES[1:] for statement in last)
+        self.classifies = any(name in SCORES[1:] and self.returned & {*s.targets} for s, name in assigns)
+
+    def _classes_of(self, values: Collection[Hashable]) -> set[Size]:
+        """Return the classes of sizes that some values have."""
+        return {self.related.find(size) for size in self.related.value if size[0] in values}
 
     def is_width(self, place: Size) -> bool:
         """Return True if a place has the size of a layer's inputs or outputs."""
@@ -115,42 +162,36 @@ class Roles:
 
     def name(self, sizes: list[Size], is_part: bool = False) -> str:
         """Return the name of an argument, or "" if it is not clear what the size is for. `is_part`: of a sum."""
-        slots = [size for size in sizes if is_slot(size)]
+        slots = filter(is_slot, sizes)
         layers = [(self.layers.get(str(size[0]), ""), size[2:], str(size[0]).split(".")) for size in slots]
-        rows = [path for layer, place, path in layers if layer == "nn.Embedding" and place == (0,)]
+        tables = [(place, path) for layer, place, path in layers if layer == "nn.Embedding"]
+        rows = [path for place, path in tables if place == (0,)]
         if rows:
             return "" if self._is_one_of_several(rows[0]) else _of_rows(rows[0])
-        if all(layer == "nn.MultiheadAttention" and place == (1,) for layer, place, _ in layers):
+        places = _Places(layers)
+        if places.kinds == {("nn.MultiheadAttention", (1,))}:
             return HEADS
         comes = any(map(self.is_taken, sizes))
-        goes = any(size[0] in self.returned for size in sizes if not is_slot(size))
-        outs = [(layer, path) for layer, place, path in layers if not layer or (place == (1,) and layer in MAKING)]
-        ins = [layer for layer, place, path in layers if place == (0,) and layer in MAKING]
-        convolves = any(layer in CONVOLUTIONS | TRANSPOSED for layer, _, _ in layers)
-        is_normed = any(layer in ("nn.LayerNorm", "nn.RMSNorm") for layer, _, _ in layers)
-        if goes and not comes and outs and not ins and not is_normed:
-            is_class = self.classifies or any(
-                CLASSES.search(_stem(path)) for layer, path in outs if layer not in TRANSPOSED
-            )
-            return "num_classes" if is_class else "out_channels" if convolves else "out_features"
-        if outs and not ins and self.related.find(sizes[0]) in self.told & self.scored:
-            return "num_classes"
-        if any(layer in RECURRENT | CELLS and place == (1,) for layer, place, _ in layers):
+        if places.only_makes and (name := self._of_output(places, sizes, comes)):
+            return name
+        if places.is_hidden:
             return "hidden_size"  # also of a state that the network is given
-        if comes and outs and not ins:
-            return "out_channels" if convolves else "out_features"  # beside what the network tells
-        if comes and (goes or not ins):
-            return ""
         if comes:
-            return "in_channels" if convolves else "input_size" if ins[0] in RECURRENT else "in_features"
-        if any(layer in ("nn.Embedding", "nn.LayerNorm", "nn.MultiheadAttention") for layer, _, _ in layers):
-            tables = [path for layer, _, path in layers if layer == "nn.Embedding"]
-            return "" if any(map(self._is_one_of_several, tables)) else "dim"
-        if any("dfl" in path and place == (0,) for _, place, path in layers):  # of a distribution over distances
-            return "reg_max"
-        if convolves:  # else it is what a head tells
-            return "channels" if outs and (ins or is_part) else ""
-        return "hidden_dim" if outs or ins else ""
+            return places.of_input(self._goes(sizes))
+        return "" if any(self._is_one_of_several(path) for _, path in tables) else places.inner(is_part)
+
+    def _goes(self, sizes: list[Size]) -> bool:
+        """True for a size of what the network tells."""
+        return any(size[0] in self.returned for size in sizes if not is_slot(size))
+
+    def _of_output(self, places: _Places, sizes: list[Size], comes: bool) -> str:
+        """Return the name of a size that the network tells, or "": of classes if there are scores of them."""
+        if self._goes(sizes) and not comes and not places.is_normed:
+            heads = (_stem(path) for layer, path in places.outs if layer not in TRANSPOSED)
+            if self.classifies or any(map(CLASSES.search, heads)):
+                return "num_classes"
+            return "out_channels" if places.convolves else "out_features"
+        return "num_classes" if self.related.find(sizes[0]) in self.told & self.scored else ""
 
     def _is_one_of_several(self, path: list[str]) -> bool:
         """True for a table in a list of tables that have other numbers of rows."""
@@ -198,32 +239,46 @@ def choose(
         written: for each class of the file, the sizes of layers in its text, by spot.
         inner: the spots of widths that are only within a block, each with that of the width which the block takes.
     """
+    worth = [argument for argument in _merged(_outer(candidates, inner)) if argument.is_worth]
+    reached = {spot for argument in worth for spot in argument.spots} | inner.keys()
+    half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached)}
+    kept = [a for a in worth if a.name not in WIDTHS or half.isdisjoint(a.spots)]
+    kept = _one_of_two(_one_of_two(kept, TELLING, VOCABULARIES), ["hidden_dim"], ["hidden_size", "dim"])
+    least = MOST * sum(len(text.keys() - _ends(kept)) for text in written)
+    return _first(sorted(_with_tables(_of_base(kept, least)), key=lambda argument: argument.rank))
+
+
+def _merged(candidates: list[Argument]) -> list[Argument]:
+    """Return one argument for each name and number."""
     same: dict[tuple[str, int], Argument] = {}
-    for argument in _outer(candidates, inner):
+    for argument in candidates:
         first = same.setdefault((argument.name, argument.number), argument)
         if first is not argument:
             first.join(argument)
-    reached = {spot for argument in same.values() for spot in argument.spots if argument.is_worth}
-    half = {spot for text in written for spot, number in text.items() if number in _rest(text, reached | inner.keys())}
-    kept = [a for a in same.values() if a.is_worth and (a.name not in WIDTHS or half.isdisjoint(a.spots))]
-    kept = _one_of_two(_one_of_two(kept, TELLING, VOCABULARIES), ["hidden_dim"], ["hidden_size", "dim"])
-    widths = [argument for argument in kept if argument.name in WIDTHS]
-    reach = sum(len(argument.spots) for argument in widths)
-    if reach < MOST * sum(len(text.keys() - _ends(kept)) for text in written):
-        kept, widths = [argument for argument in kept if argument not in widths], []
+    return [*same.values()]
+
+
+def _of_base(arguments: list[Argument], least: float) -> list[Argument]:
+    """Let all widths follow from one, if they can; without widths if they reach less than `least` spots."""
+    widths = [argument for argument in arguments if argument.name in WIDTHS]
+    if sum(len(argument.spots) for argument in widths) < least:
+        return [argument for argument in arguments if argument not in widths]
     base = _base(widths) if widths else None
-    if base is not None and not _is_table([width for width in widths if width.name == base.name], base):
-        kept = _joined(kept, base)
-    chosen: list[Argument] = []
-    for name in dict.fromkeys(argument.name for argument in kept):
-        alike = [argument for argument in kept if argument.name == name]
-        is_table = name in WIDTHS and 1 < len(alike) <= TABLE
-        if not is_table:  # the commonest of a name has it
-            alike = [max(alike, key=lambda argument: len(argument.spots))]
-        for entry, argument in enumerate(alike if is_table else ()):
-            argument.entry, argument.table = entry, TABLES.get(name, f"{name}s")
-        chosen += alike
-    return _first(sorted(chosen, key=lambda argument: argument.rank))
+    if base is None or _is_table([width for width in widths if width.name == base.name], base):
+        return arguments
+    return _joined(arguments, base)
+
+
+def _with_tables(arguments: list[Argument]) -> Iterator[Argument]:
+    """Yield one argument of each name, or all widths of a name as a table."""
+    for name in dict.fromkeys(argument.name for argument in arguments):
+        alike = [argument for argument in arguments if argument.name == name]
+        if name in WIDTHS and 1 < len(alike) <= TABLE:
+            for entry, argument in enumerate(alike):
+                argument.entry, argument.table = entry, TABLES.get(name, f"{name}s")
+            yield from alike
+        else:
+            yield max(alike, key=lambda argument: len(argument.spots))  # the commonest of a name has it
 
 
 def _one_of_two(arguments: list[Argument], names: Collection[str], others: Collection[str]) -> list[Argument]:

@@ -93,61 +93,64 @@ class Rules(Shapes):
 
     def sizes(self, tree: ast.expr) -> Sizes:
         """Return the sizes of a tensor, or () of a number."""
-        if isinstance(tree, Ref):
-            return self.of_value(tree.value)
-        if isinstance(tree, MemberRef):
-            return self.of_tensor(tree.member)
-        if isinstance(tree, ast.Attribute) and isinstance(tree.value, MemberRef) and tree.attr != "T":
-            return self.weight(tree.value.member, tree.attr)
-        if isinstance(tree, ast.Attribute) and tree.attr == "T":
-            return self.sizes(tree.value)[::-1]
-        if isinstance(tree, ast.Constant) or function_of(getattr(tree, "value", tree)) == "torch.finfo":
+        match tree:
+            case Ref():
+                return self.of_value(tree.value)
+            case MemberRef():
+                return self.of_tensor(tree.member)
+            case ast.Attribute(inner, "T"):
+                return self.sizes(inner)[::-1]
+            case ast.Attribute(MemberRef() as layer, key):
+                return self.weight(layer.member, key)
+            case ast.Constant():
+                return ()
+            case ast.UnaryOp(_, inner):
+                return self.sizes(inner)
+            case ast.Compare(left, _, others):
+                return self.broadcast([self.sizes(left), *map(self.sizes, others)])
+            case ast.BinOp(left, ast.MatMult(), right):
+                return self._matmul(self.sizes(left), self.sizes(right))
+            case ast.BinOp(left, _, right):
+                return self.broadcast([self.sizes(left), self.sizes(right)])
+            case ast.Subscript():
+                return self._item(tree)
+        if function_of(getattr(tree, "value", tree)) == "torch.finfo":
             return ()
-        if isinstance(tree, ast.UnaryOp):
-            return self.sizes(tree.operand)
-        if isinstance(tree, ast.Compare):
-            return self.broadcast([self.sizes(tree.left), *map(self.sizes, tree.comparators)])
-        if isinstance(tree, ast.BinOp):
-            pair = self.sizes(tree.left), self.sizes(tree.right)
-            return self._matmul(*pair) if isinstance(tree.op, ast.MatMult) else self.broadcast([*pair])
-        if isinstance(tree, ast.Subscript):
-            return self._item(tree)
         if not isinstance(tree, ast.Call):
             raise Unknown
-        if isinstance(tree.func, MemberRef):
-            if tree.func.member.layer not in CELLS:
-                self.fix(tree.args[1:])
-            return self._layer(tree.func.member, tree.args)
-        return self._function(tree)
+        if not isinstance(tree.func, MemberRef):
+            return self._function(tree)
+        if tree.func.member.layer not in CELLS:
+            self.fix(tree.args[1:])
+        return self._layer(tree.func.member, tree.args)
 
     def _item(self, tree: ast.Subscript) -> Sizes:
         """`x[:, 0, None]`, where a part of an axis is always the same part."""
         if isinstance(tree.value, ast.Call) and isinstance(tree.value.func, MemberRef):
             return self._several(tree.value.func.member, tree.value.args)[value_of(tree.slice)]  # type: ignore
         left = list(self.sizes(tree.value))
-        axes: list[Size] = []
+        axes: list[Size | None] = []
         indices = tree.slice.elts if isinstance(tree.slice, ast.Tuple) else [tree.slice]
         for i, index in enumerate(indices):
-            if isinstance(index, ast.Constant) and index.value is ...:
-                behind = sum(not (isinstance(n, ast.Constant) and n.value is None) for n in indices[i + 1 :])
-                axes += left[: len(left) - behind]
-                left = left[len(left) - behind :]
-            elif isinstance(index, ast.Slice):
-                axis = left.pop(0)
-                if index.lower is not None or index.upper is not None or index.step is not None:
-                    self.related.fix([axis])
-                    axis = None
-                axes.append(axis)
-            elif is_integer(index) or isinstance(index, ast.UnaryOp):
-                axis = left.pop(0)
-                if value_of(index) not in (0, -1):
-                    self.related.fix([axis])
-            elif isinstance(index, ast.Constant) and index.value is None:
-                axes.append(self.fixed(1))
-            elif isinstance(index, Ref) and len(indices) == 1 and self.infos[index.value].dtype in INTEGERS:
-                left = [*self.of_value(index.value), *left[1:]]  # rows of a table
-            else:
-                raise Unknown
+            match index:
+                case ast.Constant(None):
+                    axes.append(self.fixed(1))
+                case ast.Constant(value) if value is ...:
+                    behind = sum(map(_takes_axis, indices[i + 1 :]))
+                    axes += left[: len(left) - behind]
+                    left = left[len(left) - behind :]
+                case ast.Slice(None, None, None):
+                    axes.append(left.pop(0))
+                case ast.Slice():
+                    self.related.fix([left.pop(0)])
+                    axes.append(None)
+                case _ if is_integer(index) or isinstance(index, ast.UnaryOp):
+                    axis = left.pop(0)
+                    self.related.fix([axis] if value_of(index) not in (0, -1) else [])
+                case Ref() if len(indices) == 1 and self.infos[index.value].dtype in INTEGERS:
+                    left = [*self.of_value(index.value), *left[1:]]  # rows of a table
+                case _:
+                    raise Unknown
         return (*axes, *left)
 
     def _matmul(self, a: Sizes, b: Sizes) -> Sizes:
@@ -276,47 +279,52 @@ class Rules(Shapes):
         if name == "unflatten" and not is_literal(operands[2]):
             return self._opened(x, value_of(operands[1]), operands[2])
         if name in POOLING:
-            self.related.fix(x[2:])
-            return (*x[:2], *[None] * (len(x) - 2))
-        numbers = [value_of(operand) for operand in operands[1:]] if name != "expand" else []
+            return self._resized(x, 2)
+        if name == "expand":
+            return self._expanded(x, operands[1:])
+        numbers = [*map(value_of, operands[1:])]
         if name in REDUCING:
             return self._reduced(x, options.get("dim", numbers[0] if numbers else None), options.get("keepdim", False))
         if name == "pad":
-            kept = len(x) - len(numbers[0]) // 2
-            self.related.fix(x[kept:])
-            return (*x[:kept], *[None] * (len(x) - kept))
-        if name == "expand":
-            return self._expanded(x, operands[1:])
+            return self._resized(x, len(x) - len(numbers[0]) // 2)
         return self._moved(name, x, numbers)
+
+    def _resized(self, x: Sizes, kept: int) -> Sizes:
+        """The last axes get other sizes."""
+        self.related.fix(x[kept:])
+        return (*x[:kept], *[None] * (len(x) - kept))
 
     def _moved(self, name: str, x: Sizes, numbers: list[Any]) -> Sizes:
         """Functions that arrange axes in another way."""
-        if name == "permute":
-            return tuple(x[i] for i in numbers)
-        if name in ("transpose", "swapaxes"):
-            order = [*range(len(x))]
-            order[numbers[0]], order[numbers[1]] = order[numbers[1]], order[numbers[0]]
-            return tuple(x[i] for i in order)
-        if name == "squeeze":
-            self.related.fix([x[numbers[0]]])
-            return tuple(size for i, size in enumerate(x) if i != numbers[0] % len(x))
-        if name == "unsqueeze":
-            at = numbers[0] % (len(x) + 1)
-            return (*x[:at], self.fixed(1), *x[at:])
-        if name == "flatten":
-            start, end = numbers[0] % len(x), (numbers[1] if numbers[1:] else -1) % len(x) + 1
-            return (*x[:start], self.product(x[start:end]), *x[end:])
-        if name == "reshape" and len(x) == 2 and is_map(numbers):
-            channels = self.related.add_tied(part_of(numbers, 0), numbers[1], x[1])
-            return (x[0], channels, *map(self.fixed, numbers[2:]))
-        if name == "unflatten":
-            at = numbers[0] % len(x)
-            rest = [n for n in numbers[1] if n != -1]
-            if len(rest) == len(numbers[1]):
-                self.related.fix([x[at]])
-            inner = (self.fixed(n) if n != -1 else self._share(x[at], math.prod(rest)) for n in numbers[1])
-            return (*x[:at], *inner, *x[at + 1 :])
+        match name, numbers:
+            case "permute", order:
+                return tuple(x[i] for i in order)
+            case "transpose" | "swapaxes", [a, b, *_]:
+                order = [*range(len(x))]
+                order[a], order[b] = order[b], order[a]
+                return tuple(x[i] for i in order)
+            case "squeeze", [axis, *_]:
+                self.related.fix([x[axis]])
+                return tuple(size for i, size in enumerate(x) if i != axis % len(x))
+            case "unsqueeze", [axis, *_]:
+                at = axis % (len(x) + 1)
+                return (*x[:at], self.fixed(1), *x[at:])
+            case "flatten", [begin, *more]:
+                start, end = begin % len(x), (more[0] if more else -1) % len(x) + 1
+                return (*x[:start], self.product(x[start:end]), *x[end:])
+            case "reshape", _ if len(x) == 2 and is_map(numbers):
+                channels = self.related.add_tied(part_of(numbers, 0), numbers[1], x[1])
+                return (x[0], channels, *map(self.fixed, numbers[2:]))
+            case "unflatten", [axis, parts, *_]:
+                return self._unflattened(x, axis % len(x), parts)
         raise Unknown
+
+    def _unflattened(self, x: Sizes, at: int, parts: Sequence[int]) -> Sizes:
+        rest = [n for n in parts if n != -1]
+        if len(rest) == len(parts):
+            self.related.fix([x[at]])
+        inner = (self.fixed(n) if n != -1 else self._share(x[at], math.prod(rest)) for n in parts)
+        return (*x[:at], *inner, *x[at + 1 :])
 
     def _opened(self, x: Sizes, axis: int, parts: ast.expr) -> Sizes:
         """`x.unflatten(0, (-1, y.shape[0]))`: an axis becomes several, whose sizes are those of an input."""
@@ -383,6 +391,11 @@ class Rules(Shapes):
         self.tie(q[-1:], k[-1:])
         self.tie(k[-2:-1], v[-2:-1])
         return (*self.broadcast([q[:-2], k[:-2], v[:-2]]), q[-2], v[-1])
+
+
+def _takes_axis(index: ast.expr) -> bool:
+    """True unless an index adds an axis."""
+    return not isinstance(index, ast.Constant) or index.value is not None
 
 
 def _literals(tree: ast.Call) -> dict[str | None, Any]:

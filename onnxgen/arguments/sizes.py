@@ -84,16 +84,19 @@ class Related:
         if first in self._fixed:
             return {FIXED: Fraction(whole)}
         if first not in self._known:
-            ways = [Terms()] * 0
-            for total, parts in self.sums.items():
-                if self.find(total) == first and any(self.find(part) != first for part in parts):
-                    shares: Counter[Size] = Counter()
-                    for part in parts:
-                        shares.update(self.terms(part, (*above, first)))
-                    ways.append({key: Fraction(n) / self.value[total] for key, n in shares.items()})  # type: ignore
+            ways = [*self._ways(first, (*above, first))]
             is_clear = all(terms == ways[0] and sum(terms.values()) == 1 for terms in ways)
             self._known[first] = (ways[0] if is_clear else {}) if ways else {first: Fraction(1)}
         return {key: share * whole for key, share in self._known[first].items()}
+
+    def _ways(self, first: Size, above: tuple[Size, ...]) -> Iterator[Terms]:
+        """Yield for each sum of a class what it follows from, as shares."""
+        for total, parts in self.sums.items():
+            if self.find(total) == first and any(self.find(part) != first for part in parts):
+                shares: Counter[Size] = Counter()
+                for part in parts:
+                    shares.update(self.terms(part, above))
+                yield {key: Fraction(n) / self.value[total] for key, n in shares.items()}  # type: ignore
 
     def settle(self) -> None:
         """Tie sums of one class to it, and fix the sums that do not follow from their parts, with these."""

@@ -130,6 +130,14 @@ class Reader(Text):
     def _spoil(self, *values: Value) -> None:
         self.spoilt |= {id(value.spot) for value in values if isinstance(value, Written)}
 
+    def number(self, spot: int) -> int:
+        """Return the number that is written at a spot."""
+        return int(self.spots[spot].value)  # type: ignore[arg-type]
+
+    def like(self, spots: set[int]) -> set[int]:
+        """Return the spots that were compared with some of these alone."""
+        return {spot for spot, others in self.equal.items() if others <= spots}
+
     def reached(self) -> Iterator[tuple[Size, int]]:
         """Yield the places that numbers of the text reach, each with the id of the number's spot."""
         for path, leaf in self.leaves.items():
@@ -140,12 +148,17 @@ class Reader(Text):
 def _inner(tree: ClassTree, classes: Sequence[ClassTree]) -> Iterator[tuple[int, int]]:
     """Yield the spots of widths within a block, each with that of the width which the block takes, or 0."""
     parameters = {other.name: [parameter.name for parameter in other.parameters] for other in classes}
-    for node in (node for part in (*tree.setup, *tree.items) for node in walk(part)):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
             args = [*zip(parameters[node.func.id], node.args), *((k.arg or "", k.value) for k in node.keywords)]
-            spots = [(name, one) for name, one in args if isinstance(one, Spot)]
-            taken = [id(one) for name, one in spots if name.startswith(OUTER)]
-            yield from ((id(one), next(iter(taken), 0)) for name, one in spots if "hidden_" in name[:-1])
+            spots = [(name, id(one)) for name, one in args if isinstance(one, Spot)]
+            outer = next((spot for name, spot in spots if name.startswith(OUTER)), 0)
+            yield from ((spot, outer) for name, spot in spots if "hidden_" in name[:-1])
+
+
+def nodes_of(tree: ClassTree) -> Iterator[ast.AST]:
+    """Yield the nodes of `__init__`."""
+    return (node for part in (*tree.setup, *tree.items) for node in walk(part))
 
 
 def _places(node: Node, at: Place) -> Iterator[tuple[Place, int]]:
@@ -189,34 +202,11 @@ class _Writer:
         self.first: dict[str, dict[str, int]] = {}  # of each class, the first entry of each table that it is given
 
     def write(self, tree: ClassTree, is_root: bool) -> ClassTree:
-        needed: dict[int, Argument] = {}
-        parts = sorted((*tree.setup, *tree.items), key=_is_store)  # what a class only stores comes last
-        for node in (node for part in parts for node in walk(part)):
-            arguments = [argument for argument, _ in self.of.get(id(node), ()) if argument is not None]
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                arguments = self.needs.get(node.func.id, [])
-            needed.update((id(argument), argument) for argument in arguments)
-        needed = dict(sorted(needed.items(), key=lambda item: not is_root and _is_count(item[1])))
-        self.needs[tree.name] = list(needed.values())
-        namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
-        entries: dict[str, list[Argument]] = {}
-        for argument in needed.values():
-            entries.setdefault(argument.table, []).append(argument)
-        wholes = {name: namer.take(name) for name, table in entries.items() if name and (is_root or len(table) > 1)}
-        tables = {name: table for name, table in entries.items() if name}
-        first = {name: 0 if is_root else min(map(_entry, table)) for name, table in tables.items()}
-        self.first[tree.name] = first
-        names: dict[int, str] = {}
-        defaults: dict[str, str] = {}
-        for key, a in needed.items():
-            whole = wholes.get(a.table, "")
-            wanted = "width" if a.name in namer and a.name in WIDTHS else a.name
-            names[key] = f"{whole}[{_entry(a) - first[a.table]}]" if whole else namer.take(wanted)
-            numbers = tuple(other.number for other in sorted(entries[a.table], key=_entry)) if whole else a.number
-            defaults[whole or names[key]] = str(numbers)
+        needed = self.needs[tree.name] = self._needed(tree, is_root)
+        names, defaults = self._names(tree, is_root)
         parameters = [Parameter(name, "int", default if is_root else None) for name, default in defaults.items()]
         own = sum(parameter.default is None for parameter in tree.parameters)
-        counts = {names[i] for i, argument in needed.items() if _is_count(argument)}
+        counts = {names[id(argument)] for argument in needed if _is_count(argument)}
         sizes = len(parameters) if is_root else sum(parameter.name not in counts for parameter in parameters)
         return replace(
             tree,
@@ -224,6 +214,38 @@ class _Writer:
             items=[self._final(part, names, tree.name) for part in tree.items],
             parameters=[*parameters[:sizes], *tree.parameters[:own], *parameters[sizes:], *tree.parameters[own:]],
         )
+
+    def _names(self, tree: ClassTree, is_root: bool) -> tuple[dict[int, str], dict[str, str]]:
+        """Return what is written in a class for each argument, by its id, and the parameters with their defaults."""
+        needed = self.needs[tree.name]
+        entries: dict[str, list[Argument]] = {}
+        for argument in needed:
+            entries.setdefault(argument.table, []).append(argument)
+        tables = {name: sorted(table, key=_entry) for name, table in entries.items() if name}
+        first = self.first[tree.name] = {name: 0 if is_root else _entry(table[0]) for name, table in tables.items()}
+        namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
+        wholes = {name: namer.take(name) for name, table in tables.items() if is_root or len(table) > 1}
+        names: dict[int, str] = {}
+        defaults: dict[str, str] = {}
+        for a in needed:
+            if whole := wholes.get(a.table, ""):
+                names[id(a)] = f"{whole}[{_entry(a) - first[a.table]}]"
+                defaults[whole] = str(tuple(other.number for other in tables[a.table]))
+            else:
+                names[id(a)] = namer.take("width" if a.name in namer and a.name in WIDTHS else a.name)
+                defaults[names[id(a)]] = str(a.number)
+        return names, defaults
+
+    def _needed(self, tree: ClassTree, is_root: bool) -> list[Argument]:
+        """Return the arguments that a class or a class that it makes needs; below the root, numbers of blocks last."""
+        needed: dict[int, Argument] = {}
+        parts = sorted((*tree.setup, *tree.items), key=_is_store)  # what a class only stores comes last
+        for node in (node for part in parts for node in walk(part)):
+            arguments = [argument for argument, _ in self.of.get(id(node), ()) if argument is not None]
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                arguments = self.needs.get(node.func.id, [])
+            needed.update((id(argument), argument) for argument in arguments)
+        return sorted(needed.values(), key=lambda argument: not is_root and _is_count(argument))
 
     def _final(self, tree: Any, names: dict[int, str], maker: str) -> Any:
         def change(node: ast.AST) -> ast.expr | None:
@@ -269,4 +291,4 @@ def _is_store(part: ast.AST) -> bool:
 
 
 def _locals(tree: ClassTree) -> set[str]:
-    return {node.id for part in (*tree.setup, *tree.items) for node in walk(part) if isinstance(node, ast.Name)}
+    return {node.id for node in nodes_of(tree) if isinstance(node, ast.Name)}

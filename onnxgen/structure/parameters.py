@@ -427,13 +427,6 @@ def _differing(
     return frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
 
 
-def _differing(begins: dict[int, int], ends: dict[int, int], instances: list[int]) -> frozenset[int]:
-    """Return the instances in which two sizes are not the same; none if the sizes are not known."""
-    if not begins or len(ends) < len(instances):
-        return frozenset()
-    return frozenset(i for i in instances if begins.get(i, ends[i]) != ends[i])
-
-
 def _forms(only: frozenset[int], is_residual: bool, strided: list[Group]) -> dict[str, frozenset[int]]:
     """Return the forms that a condition may have, with the instances where a stride decides it."""
     asks = is_residual or any(use.column.keys() == only for group in strided for use in group.uses)
