@@ -31,7 +31,7 @@ from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.module_def import Assign, ModuleDef, expressions, flattened
 from onnxgen.code.quote import Ref, call, members, quote, rewrite, value_of, walk
 from onnxgen.code.steps import is_method
-from onnxgen.code.torch_api import dotted
+from onnxgen.code.torch_api import dotted, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info
@@ -82,7 +82,7 @@ class _Row:
 def with_depths(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[ClassTree], list[Argument]]:
     """Return the classes, and an argument for each name that all rows of one number can have."""
     calls = [node for tree in classes for node in nodes_of(tree) if isinstance(node, ast.Call)]
-    makers = Counter(dotted(node.func) for node in calls)
+    makers = Counter(map(function_of, calls))
     makers.subtract(_alone(statement) for tree in classes for statement in tree.setup)
     rows, arguments = _varying([*_rows(classes, module, Counter(map(ast.dump, calls)))], makers)
     numbers = Counter(argument.name for argument in arguments)

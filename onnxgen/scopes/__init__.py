@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.graph.annotations import CLASSES, FOUND_CLASSES, SCOPE
 from onnxgen.options import Options
+from onnxgen.scopes.origin import users
 from onnxgen.scopes.regions import Flow, find_regions
 from onnxgen.scopes.repeats import Arranger
 from onnxgen.scopes.scopes import Writer, set_scope, write_branches
@@ -32,8 +33,7 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     _add_classes(model, branches)
     flow = Flow(model.graph)
     named = {i for i, node in enumerate(flow.nodes) if SCOPE.get(node)}
-    layers = [i for i, weighs in enumerate(flow.weighs) if weighs]
-    if sum(i not in named for i in layers) < FEW:
+    if sum(weighs and i not in named for i, weighs in enumerate(flow.weighs)) < FEW:
         return
     tokenizer = Tokenizer(flow, named)
     arranger = Arranger(tokenizer)
@@ -45,8 +45,7 @@ def find_blocks(model: ir.Model, options: Options) -> None:
     _add_classes(model, writer.classes)
     for node in reversed(flow.fixed):  # nodes that only compute with stored tensors belong to their users
         if not SCOPE.get(node):
-            users = (SCOPE.get(use.node) for output in node.outputs for use in output.uses())
-            set_scope(node, common_scope(users) or ())
+            set_scope(node, common_scope(map(SCOPE.get, users(node))) or ())
 
 
 def _add_classes(model: ir.Model, classes: dict[ModulePath, str]) -> None:

@@ -19,7 +19,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import ACTIVATION, ADDS, SAME, SCALES, SIZES, VIEW
 from onnxgen.options import Options
-from onnxgen.scopes.origin import param_path
+from onnxgen.scopes.origin import param_path, users
 from onnxgen.weights.stored import stored
 
 _SCALING = (SAME, SCALES, VIEW)  # between a product of integers and the bias
@@ -69,14 +69,17 @@ class _Inferred:
         self.after: dict[ir.Node, ModulePath] = {}
         self.lost: set[ir.Node] = set()
 
+    def nameless_layers(self, nodes: list[ir.Node]) -> list[ir.Node]:
+        """Return the layers without a scope."""
+        return [node for node in nodes if node not in self.scope and _takes_weights(node, 2)]
+
     def look_ahead(self, nodes: list[ir.Node]) -> None:
         """Set `after` and `lost`."""
         for node in reversed(nodes):
             if node not in self.scope:
-                if _takes_weights(node, 2) or any(u.node in self.lost for v in node.outputs for u in v.uses()):
+                if _takes_weights(node, 2) or not self.lost.isdisjoint(users(node)):
                     self.lost.add(node)
-                users = (use.node for output in node.outputs for use in output.uses())
-                scopes = (self.scope.get(user, self.after.get(user)) for user in users)
+                scopes = (self.scope.get(user, self.after.get(user)) for user in users(node))
                 common = common_scope(scope for scope in scopes if scope is not None)
                 if common is not None:
                     self.after[node] = common
@@ -152,13 +155,13 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
     """
     inside = Counter(scope[:-1] for scope in inferred.layers if scope)
     scopes: dict[ir.Node, ModulePath] = {}
-    for node in nodes:
-        before = next(iter(_producers(node)), None) if node not in inferred.scope and _takes_weights(node, 2) else None
-        scope = () if before is None else inferred.scope.get(before, ())
-        first = re.fullmatch(r"(\D*)([01])", scope[-1]) if len(scope) > 1 else None
-        if before is None or first is None or before.op_type != node.op_type or inside[scope[:-1]] != 1:
+    for node in inferred.nameless_layers(nodes):
+        before = next(iter(_producers(node)), None)
+        if before is None or before.op_type != node.op_type or [*users(before)] != [node]:
             continue
-        if scope in inferred.layers and [use.node for use in before.outputs[0].uses()] == [node]:
+        scope = inferred.scope.get(before, ())
+        first = re.fullmatch(r"(\D*)([01])", scope[-1]) if len(scope) > 1 else None
+        if first is not None and scope in inferred.layers and inside[scope[:-1]] == 1:
             scopes[node] = (*scope[:-1], f"{first[1]}{int(first[2]) + 1}")
     return scopes if len(scopes) > 1 else {}
 
@@ -166,12 +169,11 @@ def _next_layers(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Mod
 def _by_parameters(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
     """Return the scopes of layers that a pass has written, by the names of their parameters."""
     scopes: dict[ir.Node, ModulePath] = {}
-    for node in nodes:
-        if node not in inferred.scope and _takes_weights(node, 2):
-            paths = [param_path(value.name or "") for value in node.inputs if value is not None and stored(value)]
-            parents = {path[:-1] for path in paths if path is not None}
-            if len(parents) == 1:
-                scopes[node] = parents.pop()
+    for node in inferred.nameless_layers(nodes):
+        paths = [param_path(value.name or "") for value in node.inputs if value is not None and stored(value)]
+        parents = {path[:-1] for path in paths if path is not None}
+        if len(parents) == 1:
+            scopes[node] = parents.pop()
     return scopes
 
 
@@ -212,28 +214,31 @@ def _attending(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, Modul
     """
     scopes: dict[ir.Node, ModulePath] = {}
     for node in nodes:
-        if node.op_type != "Attention" or node in inferred.scope:
-            continue
-        moved, makers, waiting = [node], set[ir.Node](), [v.producer() for v in node.inputs[:3] if v is not None]
-        while waiting:
-            before = waiting.pop()
-            if before is None or _only_use(before) is None:
-                break
-            if before in inferred.scope:
-                makers.add(before)
-            else:
-                moved.append(before)
-                waiting += [*_producers(before)] or [None]
-        else:
-            after = _only_use(node)
-            while after is not None and after not in inferred.scope and is_a(after, VIEW):
-                moved.append(after)
-                after = _only_use(after)
-            scope = common_scope(inferred.scope[maker] for maker in makers) or ()
-            is_module = bool(scope) and scope not in inferred.lists | inferred.layers
-            if is_module and len({inferred.scope[maker] for maker in makers}) > 1:
+        if node.op_type == "Attention" and node not in inferred.scope:
+            moved, makers = _projected(node, inferred)
+            scope = common_scope(makers) or ()
+            if scope and scope not in inferred.lists | inferred.layers and len(makers) > 1:
+                after = _only_use(node)
+                while after is not None and after not in inferred.scope and is_a(after, VIEW):
+                    moved.append(after)
+                    after = _only_use(after)
                 scopes.update(dict.fromkeys(moved, scope))
     return scopes
+
+
+def _projected(node: ir.Node, inferred: _Inferred) -> tuple[list[ir.Node], set[ModulePath]]:
+    """Return what moves the operands of attention, with it, and the modules that make them; none if others use them."""
+    moved, makers, waiting = [node], set[ModulePath](), [v.producer() for v in node.inputs[:3] if v is not None]
+    while waiting:
+        before = waiting.pop()
+        if before is None or _only_use(before) is None:
+            return [], set()
+        if before in inferred.scope:
+            makers.add(inferred.scope[before])
+        else:
+            moved.append(before)
+            waiting += [*_producers(before)] or [None]
+    return moved, makers
 
 
 def _innermost(scopes: list[ModulePath]) -> list[ModulePath]:
@@ -242,28 +247,27 @@ def _innermost(scopes: list[ModulePath]) -> list[ModulePath]:
 
 
 def _only_use(node: ir.Node) -> ir.Node | None:
-    users = [use.node for output in node.outputs for use in output.uses()]
-    return users[0] if len(users) == 1 and not any(output.is_graph_output() for output in node.outputs) else None
+    takers = [*users(node)]
+    return takers[0] if len(takers) == 1 and not any(output.is_graph_output() for output in node.outputs) else None
 
 
 def _of_weights(nodes: list[ir.Node], inferred: _Inferred) -> dict[ir.Node, ModulePath]:
     """Return the scopes of nodes that only compute with stored tensors: those of the nodes that use the results."""
-    fixed: set[ir.Node] = set()
+    fixed: list[ir.Node] = []
+    constant: set[ir.Value] = set()
     for node in nodes:
         values = [v for v in node.inputs if v is not None]
-        if (
-            values
-            and node not in inferred.scope
-            and all(stored(v) is not None or v.producer() in fixed for v in values)
-        ):
-            fixed.add(node)
+        is_fixed = values and all(v in constant or stored(v) is not None for v in values)
+        if is_fixed and node not in inferred.scope:
+            fixed.append(node)
+            constant.update(node.outputs)
     result: dict[ir.Node, ModulePath] = {}
-    for node in reversed(nodes):
-        if node in fixed:
-            users = (use.node for output in node.outputs for use in output.uses())
-            scopes = [result.get(user, inferred.scope.get(user)) for user in users]
-            if None not in scopes and (common := common_scope(s for s in scopes if s is not None)) is not None:
-                result[node] = common
+    for node in reversed(fixed):
+        scopes = [result.get(user, inferred.scope.get(user)) for user in users(node)]
+        known = [scope for scope in scopes if scope is not None]
+        common = common_scope(known) if len(known) == len(scopes) else None
+        if common is not None:
+            result[node] = common
     return result
 
 

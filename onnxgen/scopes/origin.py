@@ -41,7 +41,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 import onnx_ir as ir
@@ -54,6 +54,8 @@ from onnxgen.graph.traits import SAME, VIEW
 from onnxgen.options import Options
 from onnxgen.weights.stored import folded_from
 
+Recorded = dict[ir.Node, ModulePath | None]  # the scope that the file has of each node
+
 _MAX_PARTS = 64  # longer paths are not module paths
 MERGED = re.compile(r"_merged_\d+$")  # what optimum adds to the name of a tensor that two merged graphs share
 # Paddle's names of tensors, `conv2d_1.w_0_deepcopy_57`, and its converter's, `p2o.helper.constant.1`
@@ -61,6 +63,11 @@ _PADDLE = re.compile(r"\w+_\d+\.([wb]|tmp)_\d+(_\w+)?|p2o\..*")
 _SPELLED = re.compile(r"\w\.(weight|bias)$")
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 _CONTAINERS = "torch.nn.modules.container."  # their names say nothing about what is in them
+
+
+def users(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes that use what a node makes."""
+    return (use.node for output in node.outputs for use in output.uses())
 
 
 def param_path(name: str) -> tuple[str, ...] | None:
@@ -105,47 +112,71 @@ def note_origin(model: ir.Model) -> None:
     """Set the `SCOPE` of every node for which the file has one, and the model's `CLASSES`."""
     nodes = all_nodes(model.graph)
     classes: dict[ModulePath, str] = {}
-    recorded: dict[ir.Node, ModulePath | None] = {}
     params = {node: _params(node) for node in nodes}
     parents = {path[:-1] for paths in params.values() for path in paths}
     known = {parent[:i] for parent in parents for i in range(len(parent) + 1)}  # modules that certainly exist
-    for node in nodes:
-        prefix = tuple(part for name in CALLS.get(node) for part in _call_scope(name, known))
-        scope = torch_path(node.name or "", known)
-        if scope is None:
-            scope = _metadata_scope(node, classes)
-        if scope is None:
-            scope = _slash_path(node.name or "")
-        recorded[node] = prefix + (scope or ()) if prefix else scope
-    recorded = _without_root(recorded, params)
-    # the legacy exporter's names of constants begin with a slash, and each call of a module has its own
-    named = [(node, scope) for node, scope in recorded.items() if scope and (node.name or "").startswith("/")]
-    weights = (frozenset(name for name in _roots(node) if not name.startswith("/")) for node, _ in named)
-    renamed = one_module({node: (scope, roots) for (node, scope), roots in zip(named, weights)}, known)
-    recorded = {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
-    taken = ((recorded[node] or (), path[:-1]) for node, _ in named for path in params[node])
-    full = passed_over(taken, known)
-    if root := _only_module(full, parents, recorded.values()):
-        recorded = {node: None if scope is None else root + scope for node, scope in recorded.items()}
-    recorded = {node: spelled_out(scope, full) if full and scope else scope for node, scope in recorded.items()}
-    by_torch = parents or classes or any((node.name or "").startswith("/") for node in nodes)
+    recorded = _without_root({node: _recorded(node, known, classes) for node in nodes}, params)
+    recorded = _in_full(_by_first_call(recorded, known), params, parents, known)
+    by_torch = parents or classes or any(map(_has_path, nodes))
     if not by_torch and model.producer_name != "pytorch":
         recorded = _by_other_conventions(recorded)
-    uses = {(path, recorded[node]) for node in nodes for path in params[node]}
-    users = Counter(path for paths in params.values() for path in paths)
-    for node in nodes:
-        scope = recorded[node] or ()
-        mine = [seen_from(scope, path) if users[path] > 1 else path for path in params[node]]
-        if (node.name or "").startswith("/"):
-            mine = [path for path in mine if not is_alias(scope, path[:-1])]
-        if recorded[node] is not None or mine:
-            SCOPE.set(node, _choose(recorded[node], mine, uses))
+    _set_scopes(recorded, params)
     CLASSES.set(model, classes)
 
 
-def _without_root(
-    recorded: dict[ir.Node, ModulePath | None], params: dict[ir.Node, list[ModulePath]]
-) -> dict[ir.Node, ModulePath | None]:
+def _set_scopes(recorded: Recorded, params: dict[ir.Node, list[ModulePath]]) -> None:
+    """Set the scopes by what is recorded, and by the paths of the parameters that the nodes take."""
+    uses = {(path, recorded[node]) for node, paths in params.items() for path in paths}
+    takers = Counter(path for paths in params.values() for path in paths)
+    for node, paths in params.items():
+        scope = recorded[node] or ()
+        mine = [seen_from(scope, path) if takers[path] > 1 else path for path in paths]
+        if _has_path(node):
+            mine = [path for path in mine if not is_alias(scope, path[:-1])]
+        if recorded[node] is not None or mine:
+            SCOPE.set(node, _choose(recorded[node], mine, uses))
+
+
+def _has_path(node: ir.Node) -> bool:
+    """True for a node that PyTorch's TorchScript exporter has named after its module."""
+    return (node.name or "").startswith("/")
+
+
+def _recorded(node: ir.Node, known: set[ModulePath], classes: dict[ModulePath, str]) -> ModulePath | None:
+    """Return the scope in a node's name or in its metadata; add the recorded class names to `classes`."""
+    prefix = tuple(part for name in CALLS.get(node) for part in _call_scope(name, known))
+    scope = torch_path(node.name or "", known)
+    if scope is None:
+        scope = _metadata_scope(node, classes)
+    if scope is None:
+        scope = _slash_path(node.name or "")
+    return prefix + (scope or ()) if prefix else scope
+
+
+def _by_first_call(recorded: Recorded, known: set[ModulePath]) -> Recorded:
+    """Return the scopes, those of all calls of a module as one."""
+    # the legacy exporter's names of constants begin with a slash, and each call of a module has its own
+    calls = {
+        node: (scope, frozenset(name for name in _roots(node) if not name.startswith("/")))
+        for node, scope in recorded.items()
+        if scope and _has_path(node)
+    }
+    renamed = one_module(calls, known)
+    return {node: renamed.get(scope, scope) if scope else scope for node, scope in recorded.items()}
+
+
+def _in_full(
+    recorded: Recorded, params: dict[ir.Node, list[ModulePath]], parents: set[ModulePath], known: set[ModulePath]
+) -> Recorded:
+    """Return the scopes with the modules that the names of nodes pass over."""
+    named = (node for node, scope in recorded.items() if scope and _has_path(node))
+    full = passed_over(((recorded[node] or (), path[:-1]) for node in named for path in params[node]), known)
+    if root := _only_module(full, parents, recorded.values()):
+        recorded = {node: None if scope is None else root + scope for node, scope in recorded.items()}
+    return {node: spelled_out(scope, full) if full and scope else scope for node, scope in recorded.items()}
+
+
+def _without_root(recorded: Recorded, params: dict[ir.Node, list[ModulePath]]) -> Recorded:
     """Return the scopes without those that only say "the root", in graphs whose parameters are all of other modules.
 
     The dynamo exporter loses the modules of what is in `torch.cond`.
@@ -172,7 +203,7 @@ def _only_module(
     return root if has_all and not any(s is not None and s[: len(root)] == root for s in recorded) else ()
 
 
-def _by_other_conventions(recorded: dict[ir.Node, ModulePath | None]) -> dict[ir.Node, ModulePath | None]:
+def _by_other_conventions(recorded: Recorded) -> Recorded:
     """Return the scopes of a file that is not PyTorch's: also by the names of weights, and with groups of layers."""
     layers = dict(recorded)
     for node, scope in recorded.items():
@@ -413,20 +444,26 @@ def _groups(names: set[str]) -> dict[str, ModulePath]:
     """Return the names of siblings as paths, divided after their numbered beginnings."""
     members: dict[str, set[str]] = {}
     for name in names:
-        for end in re.finditer(r"(?<=\d)_", name):
-            members.setdefault(name[: end.start()], set()).add(name[end.end() :])
+        for group in _beginnings(name):
+            members.setdefault(group, set()).add(name[len(group) + 1 :])
     alike: dict[str, list[str]] = {}
     for group, rests in members.items():
-        if group not in names and len(rests) > 1 and not group.isdigit() and not any(r.isdigit() for r in rests):
+        if group not in names and not group.isdigit() and len(rests) > 1 and not any(map(str.isdigit, rests)):
             alike.setdefault(re.sub(r"\d+$", "#", group), []).append(group)
-    groups = {group for similar in alike.values() if len(similar) > 1 for group in similar}
-    inner = {group: _groups(members[group]) for group in groups}
-    paths: dict[str, ModulePath] = {}
-    for name in names:
-        ends = (name[: end.start()] for end in re.finditer(r"(?<=\d)_", name))
-        within = next((beginning for beginning in ends if beginning in groups), "")
-        paths[name] = (within, *inner[within][name[len(within) + 1 :]]) if within else (name,)
-    return {name: (*path[:-1], _turned(path[-1])) for name, path in paths.items()}
+    inner = {group: _groups(members[group]) for similar in alike.values() if len(similar) > 1 for group in similar}
+    return {name: _divided(name, inner) for name in names}
+
+
+def _divided(name: str, inner: Mapping[str, Mapping[str, ModulePath]]) -> ModulePath:
+    """Return the path of a name. `inner`: those of the names within each group."""
+    within = next((group for group in _beginnings(name) if group in inner), "")
+    path = (within, *inner[within][name[len(within) + 1 :]]) if within else (name,)
+    return (*path[:-1], _turned(path[-1]))
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    """Yield what stands before each underscore behind a number."""
+    return (name[: end.start()] for end in re.finditer(r"(?<=\d)_", name))
 
 
 def _turned(name: str) -> str:
@@ -466,7 +503,7 @@ def shortest(model: ir.Model, options: Options, make: Callable[[], Made]) -> Mad
 
 def _are_keys(model: ir.Model) -> bool:
     """True if names are PyTorch's: of nodes (`/layers.0/fc/MatMul`), of classes, or of most tensors (`fc.weight`)."""
-    if any((node.name or "").startswith("/") for node in model.graph) or CLASSES.get(model):
+    if any(map(_has_path, model.graph)) or CLASSES.get(model):
         return True
     graph = model.graph
     paths = {name: path for name in graph.initializers if (path := param_path(name))}

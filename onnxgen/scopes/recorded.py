@@ -47,15 +47,15 @@ def note_parameter_names(model: ir.Model) -> None:
     """Set the model's `PARAMETER_NAMES`, and `NO_PARAMETER` of tensors. The nodes must be the file's own."""
     values = list(model.graph.initializers.values())
     called = {node: frozenset(_ARGUMENT.findall(text)) for node, text in _calls(model)}
-    by_tensor: dict[str, Names] = {}
+    names: list[Names] = []
     if any(called.values()):
         stored = {_argument(value.name or "") for value in values}
-        by_tensor = {value.name or "": _by_calls(value, called, stored) for value in values}
+        names = [_by_calls(value, called, stored) for value in values]
         for value in values:
             NO_PARAMETER.set(value, _is_never_parameter(value, called))
     elif model.producer_name in _PRODUCERS and any(label for value in values for _, label in _takers(value)):
-        by_tensor = {value.name or "": _by_labels(value) for value in values}
-    PARAMETER_NAMES.set(model, {name: names for name, names in by_tensor.items() if names})
+        names = [*map(_by_labels, values)]
+    PARAMETER_NAMES.set(model, {value.name or "": own for value, own in zip(values, names) if own})
 
 
 def _calls(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
@@ -194,20 +194,26 @@ def _runs(nodes: Iterable[tuple[ir.Node, Stack]], depth: int) -> Iterator[list[t
 def _note(run: list[tuple[ir.Node, _Frame]], variables: dict[str, dict[ModulePath, Variable]]) -> None:
     """Note the variables of one run of a line."""
     frame, inside = run[0][1], {node for node, _ in run}
-    values = [value for node, _ in run for value in node.outputs if value.name]
-    left = [v for v in values if v.is_graph_output() or any(use.node not in inside for use in v.uses())]
-    targets = frame.targets
-    if len(targets) == 1:  # what the line computes last; what others take, too, the exporter has merged with theirs
-        left = left[-1:] if left[-1:] == values[-1:] else []
-    elif len(left) < len(targets):
-        targets = tuple(name for name in targets if name != "_")
-        left = _parts(left[0]) if len(left) == 1 < len(targets) else left
+    targets, left = _assigned(run, inside)
     if len(left) != len(targets) or (not frame.is_row and len({value.producer() for value in left}) > 1):
         return
     for whole, name in zip(left, targets):
         for value in [whole, *(_becoming(whole, inside) if len(left) == 1 else ())]:
             if name != "_":
                 variables.setdefault(value.name or "", {})[frame.module] = Variable(FileText(name), value is whole)
+
+
+def _assigned(run: list[tuple[ir.Node, _Frame]], inside: Collection[ir.Node]) -> tuple[Sequence[str], list[ir.Value]]:
+    """Return the variables that a line assigns, and the values that leave it."""
+    targets = run[0][1].targets
+    values = [value for node, _ in run for value in node.outputs if value.name]
+    left = [v for v in values if v.is_graph_output() or any(use.node not in inside for use in v.uses())]
+    if len(targets) == 1:  # what the line computes last; what others take, too, the exporter has merged with theirs
+        return targets, left[-1:] if left[-1:] == values[-1:] else []
+    if len(left) < len(targets):
+        targets = tuple(name for name in targets if name != "_")
+        left = _parts(left[0]) if len(left) == 1 < len(targets) else left
+    return targets, left
 
 
 def _parts(value: ir.Value) -> list[ir.Value]:

@@ -61,30 +61,32 @@ class Flow:
         self.graph = graph
         self.nodes: list[ir.Node] = []
         self.fixed: list[ir.Node] = []
-        constant = set(graph.initializers.values())
+        constant = self._constant = set(graph.initializers.values())
         for node in graph:
             if _is_fixed(node, constant):
                 self.fixed.append(node)
                 constant.update(node.outputs)
             else:
                 self.nodes.append(node)
-        self._constant = constant
         index = self._index = {output: i for i, node in enumerate(self.nodes) for output in node.outputs}
         self.before = [list(dict.fromkeys(index[v] for v in taken(node) if v in index)) for node in self.nodes]
         self.after: list[list[int]] = [[] for _ in self.nodes]
         for i, sources in enumerate(self.before):
             for j in sources:
                 self.after[j].append(i)
-        users: dict[ir.Value, list[int]] = {value: [] for value in graph.inputs if value not in constant}
-        for i, node in enumerate(self.nodes):
-            for value in set(taken(node)):
-                if value in users:
-                    users[value].append(i)
-        self.inputs = list(users.values())
+        self.inputs = self._takers()
         self.weighs = [self._has_matrix(node) for node in self.nodes]
         self.thick = list(self.weighs)
         for i, before in enumerate(self.before):
-            self.thick[i] = self.thick[i] or any(self.thick[j] for j in before)
+            self.thick[i] = self.thick[i] or any(map(self.thick.__getitem__, before))
+
+    def _takers(self) -> list[list[int]]:
+        """Return for each graph input the vertices that take it."""
+        takers: dict[ir.Value, list[int]] = {v: [] for v in self.graph.inputs if v not in self._constant}
+        for i, node in enumerate(self.nodes):
+            for value in takers.keys() & taken(node):
+                takers[value].append(i)
+        return list(takers.values())
 
     def _has_matrix(self, node: ir.Node) -> bool:
         at = known(node).matrix
@@ -163,15 +165,19 @@ def kind(flow: Flow, i: int) -> str:
         return "squeeze" if named == "reduce" and _is_spatial(node) else named
     if ELEMENTWISE in facts.traits and BROADCASTS not in facts.traits:
         return "scale"
+    return _of_operands(flow, i)
+
+
+def _of_operands(flow: Flow, i: int) -> str:
+    """Return the kind of a vertex by its operands: a layer with a matrix, or what joins several values."""
+    node = flow.nodes[i]
     if flow.weighs[i]:
         return "linear" if is_a(node, PRODUCT) else "embedding" if node.op_type == "Gather" else f"own {node.op_type}"
     if is_a(node, ADDS, SCALES):
         return node.op_type.lower() if _is_merge(flow, i) else "scale"
     if is_a(node, PRODUCT):
         return "product"
-    if node.op_type == "Concat":
-        return f"concat {len(flow.operands(i))}"
-    return node.op_type
+    return f"concat {len(flow.operands(i))}" if node.op_type == "Concat" else node.op_type
 
 
 def _conv(node: ir.Node, shape: object) -> str:
@@ -323,36 +329,42 @@ class _Search:
         return sorted(merges.items(), key=lambda item: (item[0] - item[1][-1], item[0]))
 
     def make(self, merge: int, forks: list[int]) -> None:
-        """Make the region of a merge.
+        """Make the region of a merge."""
+        fork, between = self._best(merge, forks)
+        inside = set(between)
+        regions = {id(r): r for i in between if (r := self.owner[i]) is not None}
+        inner = sorted(regions.values(), key=lambda r: r.merge)
+        height = 1 + max((r.height for r in inner), default=0)
+        if not between or height > _MAX_HEIGHT or not all(inside.issuperset(r.nodes) for r in inner):
+            return
+        nodes = [*between, *self._mixing(fork, merge)]
+        region = self.made[merge] = Region(fork, merge, nodes, height, inner)
+        for child in inner:
+            del self.made[child.merge]
+        for i in region.nodes:
+            self.owner[i] = region
+
+    def _best(self, merge: int, forks: list[int]) -> tuple[int, list[int]]:
+        """Return the fork of a merge, with the vertices between them; none if no fork makes a region.
 
         Several forks can meet in it: a mask that two layers share meets where the second layer's input does. The one
         with the fewest other inputs into the region counts, and of those the last. Forks that do not depend on a layer
         count only if there are no others.
         """
         forks = [i for i in forks if i >= 0 and self.flow.thick[i]] or forks
-        best: tuple[int, int, list[int]] | None = None
-        for fork in dict.fromkeys([*forks[:-4:-1], forks[0]]):
-            if not self._is_closed(fork, merge):
-                continue
-            nodes = self._between(fork, merge)
-            entries = {j for i in nodes for j in self.flow.before[i] if self.flow.thick[j]} - set(nodes)
-            meets = all(i == fork or i in nodes or not self.flow.thick[i] for i in self.flow.before[merge])
-            if nodes and meets and (best is None or len(entries) < best[0]):
-                best = len(entries), fork, nodes
-        if best is None:
-            return
-        regions = {id(r): r for i in best[2] if (r := self.owner[i]) is not None}
-        inner = sorted(regions.values(), key=lambda r: r.merge)
-        height = 1 + max((r.height for r in inner), default=0)
-        inside = set(best[2])
-        if height > _MAX_HEIGHT or not all(inside.issuperset(r.nodes) for r in inner):
-            return
-        nodes = [*best[2], *self._mixing(best[1], merge)]
-        region = self.made[merge] = Region(best[1], merge, nodes, height, inner)
-        for child in inner:
-            del self.made[child.merge]
-        for i in region.nodes:
-            self.owner[i] = region
+        ways = [self._way(fork, merge) for fork in dict.fromkeys([*forks[:-4:-1], forks[0]])]
+        best = min((way for way in ways if way is not None), key=lambda way: way[0], default=(0, -1, []))
+        return best[1:]
+
+    def _way(self, fork: int, merge: int) -> tuple[int, int, list[int]] | None:
+        """Return the vertices between a fork and its merge, and how many others they depend on; None if it is none."""
+        if not self._is_closed(fork, merge):
+            return None
+        nodes = self._between(fork, merge)
+        inside, thick = set(nodes), self.flow.thick
+        entries = {j for i in nodes for j in self.flow.before[i] if thick[j]} - inside
+        meets = all(i == fork or i in inside or not thick[i] for i in self.flow.before[merge])
+        return (len(entries), fork, nodes) if nodes and meets else None
 
     def _mixing(self, fork: int, merge: int) -> list[int]:
         """Return the pointwise layer behind concatenated branches, with its norm and activation.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -208,40 +209,48 @@ class Arranger:
     def _stretches(self, tokens: list[Token], least: int) -> list[Token]:
         """Replace equal stretches of plain layers, such as the two convolutions of each level of a U-Net."""
         labels = [t.label for t in tokens]
-        plain = [t.is_plain for t in tokens]
-        ends = [i for i in range(len(tokens) + 1) if i == len(tokens) or not plain[i]]
-        stretches: Counter[tuple[Hashable, ...]] = Counter()
-        start = 0
-        for end in ends:
-            if sum(t.weight for t in tokens[start:end]) > 1:
-                stretches[tuple(labels[start:end])] += 1
-            start = end + 1
+        units = [unit for unit, count in _plain_stretches(tokens).items() if count > 1]
         chosen: list[_Piece] = []
         free = np.ones(len(tokens), bool)
-        for unit in sorted((u for u, n in stretches.items() if n > 1), key=len, reverse=True)[:_MAX_UNITS]:
-            starts = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + len(unit)]) == 1]
-            if not starts or len(starts) * sum(t.weight for t in tokens[starts[0] : starts[0] + len(unit)]) < least:
+        for unit in sorted(units, key=len, reverse=True)[:_MAX_UNITS]:
+            size = len(unit)
+            starts = [i for i in _occurrences(labels, unit, free) if self.exits(tokens[i : i + size]) == 1]
+            if not starts or len(starts) * _weight(tokens[starts[0] : starts[0] + size]) < least:
                 continue
             for i in starts:
-                free[i : i + len(unit)] = False
-                chosen.append((i, i + len(unit), self._block(tokens[i : i + len(unit)])))
+                free[i : i + size] = False
+                chosen.append((i, i + size, self._block(tokens[i : i + size])))
         return _replaced(tokens, chosen)
 
     def _singles(self, tokens: list[Token]) -> list[Token]:
         """Replace regions that occur again, and in a network with blocks also other large ones."""
         has_blocks = any(t.kind in ("block", "run") for t in tokens)
-        counts = Counter(t.label for t in tokens if t.is_region and t.is_layer)
+        regions = [(i, t) for i, t in enumerate(tokens) if t.is_region and t.is_layer]
+        counts = Counter(token.label for _, token in regions)
         chosen = []
-        for i, token in enumerate(tokens):
-            if token.is_region and token.is_layer:
-                again = counts[token.label] > 1 and token.weight > 1
-                if again or (has_blocks and token.weight > 3):
-                    end = i + 1
-                    while end < len(tokens) and tokens[end].kind in ("act", "norm") and self.exits(tokens[i:end]) == 1:
-                        end += 1
-                    end = end if self.exits(tokens[i:end]) == 1 else i + 1
-                    chosen.append((i, end, self._block(tokens[i:end])))
+        for i, token in regions:
+            again = counts[token.label] > 1 and token.weight > 1
+            if again or (has_blocks and token.weight > 3):
+                end = i + 1
+                while end < len(tokens) and tokens[end].kind in ("act", "norm") and self.exits(tokens[i:end]) == 1:
+                    end += 1
+                end = end if self.exits(tokens[i:end]) == 1 else i + 1
+                chosen.append((i, end, self._block(tokens[i:end])))
         return _replaced(tokens, chosen)
+
+
+def _weight(tokens: list[Token]) -> int:
+    return sum(token.weight for token in tokens)
+
+
+def _plain_stretches(tokens: list[Token]) -> Counter[tuple[Hashable, ...]]:
+    """Count the stretches of plain layers with several matrices."""
+    stretches: Counter[tuple[Hashable, ...]] = Counter()
+    for is_plain, group in groupby(tokens, lambda token: token.is_plain):
+        stretch = [*group]
+        if is_plain and _weight(stretch) > 1:
+            stretches[tuple(token.label for token in stretch)] += 1
+    return stretches
 
 
 def _tandem(labels: list[Hashable]) -> Iterator[tuple[int, int, int]]:
@@ -373,15 +382,19 @@ def wrap_chains(tokens: list[Token], exits: Callable[[list[Token]], int], known:
 def _bodies(tokens: list[Token]) -> dict[Hashable, Body]:
     bodies: dict[Hashable, Body] = {}
     for token in tokens:
-        if token.kind != "add" or not token.is_region or token.label in bodies:
-            continue
-        parts = [p for p in token.parts[:-1] if p not in token.skip]
-        at = [i for i, p in enumerate(parts) if p.is_layer]
-        if len(at) > 1 and all(p.is_plain and (p.is_soft or p.is_layer) for p in parts):
-            leading = [p.label for p in parts[: at[0]]]
-            trailing = [p.label for p in parts[at[-1] + 1 :]]
-            bodies[token.label] = Body(token.label, [parts[i].label for i in at], leading, trailing)
+        if token.kind == "add" and token.is_region and (body := _body(token)) is not None:
+            bodies.setdefault(token.label, body)
     return bodies
+
+
+def _body(region: Token) -> Body | None:
+    """Return the part of a residual region before the addition, if it is a stretch of plain layers."""
+    parts = [p for p in region.parts[:-1] if p not in region.skip]
+    labels = [p.label for p in parts]
+    at = [i for i, p in enumerate(parts) if p.is_layer]
+    if len(at) < 2 or not all(p.is_plain and (p.is_soft or p.is_layer) for p in parts):
+        return None
+    return Body(region.label, [labels[i] for i in at], labels[: at[0]], labels[at[-1] + 1 :])
 
 
 def _match(tokens: list[Token], layers: list[Hashable], body: Body) -> int:

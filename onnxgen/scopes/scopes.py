@@ -42,24 +42,24 @@ class Writer:
         """
         repeated = [token for token in tokens if token.kind in ("run", "block")]
         groups = [group for token in repeated for group in self._groups(token, not path)]
-        bases = [base_name(group[0], len(group) > 1 or listed, self._is_chain(group), not path) for group in groups]
-        if "decoder_layers" in bases:
-            bases = ["encoder_layers" if base == "layers" else base for base in bases]
-        if bases.count("layers") > 1:
-            sources = [self._source(group) + b if b == "layers" else b for b, group in zip(bases, groups)]
-            bases = sources if len(set(sources)) == len(sources) else bases
-        if bases.count("blocks") > 1:
-            bases = ["stage" if base == "blocks" else base for base in bases]
-        if self.taken and not path:
-            bases = [f"{base}_" if base in self.taken else base for base in bases]
-        counts, turn = Counter(bases), Counter[str]()
-        for base, group in zip(bases, groups):
-            turn[base] += 1
-            name = f"{base}{turn[base]}" if counts[base] > 1 else base
+        bases = self._bases(groups, path, listed)
+        for group, name in zip(groups, _numbered(bases)):
             for i, block in enumerate(group):
                 here = (*path, name, str(i)) if len(group) > 1 or listed else (*path, name)
                 self.classes[here] = class_of(block)
                 self.block(block, here)
+
+    def _bases(self, groups: list[list[Token]], path: ModulePath, listed: bool) -> list[str]:
+        """Return the attributes for groups of blocks, without numbers."""
+        bases = [base_name(group[0], len(group) > 1 or listed, self._is_chain(group), not path) for group in groups]
+        if "decoder_layers" in bases:
+            bases = _replaced(bases, "layers", "encoder_layers")
+        sources = [self._source(group) if base == "layers" else "" for base, group in zip(bases, groups)]
+        sourced = [*map("".join, zip(sources, bases))]
+        bases = sourced if len(set(sourced)) == len(sourced) and bases.count("layers") > 1 else bases
+        if bases.count("blocks") > 1:
+            bases = _replaced(bases, "blocks", "stage")
+        return bases if path else [f"{base}_" if base in self.taken else base for base in bases]
 
     def _groups(self, token: Token, staged: bool) -> list[list[Token]]:
         """Divide the blocks of a run into containers: blocks that feed each other, divided at changes of size if
@@ -117,21 +117,15 @@ class Writer:
                 self.block(part, here)
             return
         parts = [p for p in block.parts if p.is_layer]
-        if len(parts) == 1 and not parts[0].is_region:  # the block has more than this layer, perhaps an activation
-            self._write(parts[0].nodes, (*path, _ONLY_LAYER.get(parts[0].kind, "layer")))
         if len(parts) == 1 and parts[0].is_region:
             self._body(parts[0], path)
             return
-        roles = [part_name(p) if p.is_region else "" for p in parts]
-        roles = ["" if role == "branches" and _is_flat(p) else role for role, p in zip(roles, parts)]
-        if any(p.crosses for p in parts) and roles.count("attn") > 1:
-            cross = ["cross_attn" if part.crosses else "self_attn" for part in parts]
-            roles = [own if role == "attn" else role for own, role in zip(cross, roles)]
-        counts, turn = Counter(roles), Counter[str]()
-        for part, role in zip(parts, roles):
+        if len(parts) == 1:  # the block has more than this layer, perhaps an activation
+            self._write(parts[0].nodes, (*path, _ONLY_LAYER.get(parts[0].kind, "layer")))
+        roles = _part_names(parts)
+        for part, role in zip(parts, _numbered(roles)):
             if role:
-                turn[role] += 1
-                self._part(part, (*path, f"{role}{turn[role]}" if counts[role] > 1 else role))
+                self._part(part, (*path, role))
         if not any(roles):
             self._gates(block.parts, path)
         self.sequence(block.parts if any(roles) else self.arranger.arrange(block.parts, top=False), path)
@@ -185,6 +179,30 @@ class Writer:
     def _write(self, nodes: list[int], path: ModulePath) -> None:
         for i in nodes:
             set_scope(self.flow.nodes[i], path)
+
+
+def _replaced(names: list[str], old: str, new: str) -> list[str]:
+    return [new if name == old else name for name in names]
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Return names with numbers where several are equal: `stage1`, `stage2`."""
+    counts, turn = Counter(names), Counter[str]()
+    numbered = []
+    for name in names:
+        turn[name] += 1
+        numbered.append(f"{name}{turn[name]}" if name and counts[name] > 1 else name)
+    return numbered
+
+
+def _part_names(parts: list[Token]) -> list[str]:
+    """Return the names of the parts of a block, "" for layers and for branches that are its own."""
+    roles = [part_name(part) if part.is_region else "" for part in parts]
+    roles = ["" if role == "branches" and _is_flat(part) else role for role, part in zip(roles, parts)]
+    if any(part.crosses for part in parts) and roles.count("attn") > 1:
+        cross = ["cross_attn" if part.crosses else "self_attn" for part in parts]
+        roles = [own if role == "attn" else role for own, role in zip(cross, roles)]
+    return roles
 
 
 def _is_flat(branches: Token) -> bool:
@@ -250,6 +268,9 @@ _SHAPES = {
 }
 
 
+_BEGINNINGS = {"deconv": "UpBlock", "resize": "UpBlock", "pool": "DownBlock"}
+
+
 def layers(token: Token) -> list[str]:
     """Return the kinds of the layers in a token, in order, without those on a shortcut."""
     if not token.parts:
@@ -272,22 +293,24 @@ def part_name(token: Token) -> str:
 def class_of(block: Token) -> str:
     """Return the class name of a block."""
     parts = [p for p in block.parts if p.is_layer]
-    kinds = layers(block)
-    if any(p.kind == "run" for p in parts):
+    inner, begin = {p.kind for p in parts}, block.parts[0].kind
+    if "run" in inner:
         return "Stage"
     if has_attention(block):
         return "DecoderLayer" if any(p.crosses for p in parts) else "TransformerLayer"
-    if block.parts[0].kind in ("deconv", "resize"):
-        return "UpBlock"
-    if block.parts[0].kind == "pool":
-        return "DownBlock"
-    residual = [p for p in parts if p.kind in ("add", "chain")]
-    if residual:
-        return _SHAPES.get(tuple(kinds), "MlpBlock" if set(kinds) == {"linear"} else "ResidualBlock")
-    if any(p.kind == "concat" for p in parts):
+    if begin in _BEGINNINGS:
+        return _BEGINNINGS[begin]
+    if "concat" in inner and not inner & {"add", "chain"}:
+        is_dense = len(parts) == 1 and parts[0].is_dense
         joins = any(p.kind.startswith("concat ") for p in block.parts)
-        name = "FuseBlock" if joins else "DenseBlock" if len(parts) == 1 and parts[0].is_dense else "BranchBlock"
-        return name
+        return "FuseBlock" if joins else "DenseBlock" if is_dense else "BranchBlock"
+    return _of_layers(layers(block), bool(inner & {"add", "chain"}))
+
+
+def _of_layers(kinds: list[str], is_residual: bool) -> str:
+    """Return the class name of a block that is told by its layers."""
+    if is_residual:
+        return _SHAPES.get(tuple(kinds), "MlpBlock" if set(kinds) == {"linear"} else "ResidualBlock")
     if kinds == ["depth", "point"]:
         return "DepthwiseSeparable"
     if "recurrent" in kinds:
@@ -366,13 +389,13 @@ def gates(flow: Flow, nodes: list[int]) -> dict[int, str]:
     """Return names for the three layers of a gated feed-forward part, `down(act(gate(x)) * up(x))`."""
     inside = set(nodes)
     linear = [i for i in nodes if kind(flow, i) == "linear"]
-    products = [i for i in nodes if kind(flow, i) == "mul" and len(flow.before[i]) == 2]
+    products = (i for i in nodes if kind(flow, i) == "mul" and len(flow.before[i]) == 2)
     for product in products if len(linear) == 3 else ():
-        sides = [_side(flow, j, inside) for j in flow.before[product]]
-        factors = {i for i, _ in sides}
-        if factors == set(linear[:2]) and sides[0][1] != sides[1][1]:
-            gate = next(i for i, acts in sides if acts)
-            return {i: "down_proj" if i == linear[2] else "gate_proj" if i == gate else "up_proj" for i in linear}
+        (a, a_acts), (b, b_acts) = (_side(flow, j, inside) for j in flow.before[product])
+        if {a, b} == set(linear[:2]) and a_acts != b_acts:
+            gate, up = (a, b) if a_acts else (b, a)
+            names = {linear[2]: "down_proj", gate: "gate_proj", up: "up_proj"}
+            return {i: names[i] for i in linear}
     return {}
 
 

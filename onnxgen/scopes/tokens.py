@@ -98,27 +98,27 @@ class Tokenizer:
         merge = kind(self.flow, region.merge).split()[0]
         fed = region.fork in self.flow.before[region.merge]
         token = Token(merge, merge, region.nodes, weight, parts, [], region.fork, fed and merge == "concat")
-        layers = [p for p in parts if p.is_layer]
-        if not layers:
-            token.kind = token.label = "act" if merge == "mul" else "move" if merge == "add" else "glue"
-            return token
-        if merge == "mul" and fed and any(p.kind == "squeeze" for p in parts):
+        if not any(p.is_layer for p in parts):
+            token.kind = token.label = {"mul": "act", "add": "move"}.get(merge, "glue")
+        elif merge == "mul" and fed and any(p.kind == "squeeze" for p in parts):
             token.kind = token.label = "gate"
-            return token
-        if merge == "add":
-            token.skip = self._skip(region, parts)
-            layers = [p for p in layers if p not in token.skip]
-        labels = [p.label for p in layers]
-        content = (merge, *collapsed(labels))
+        else:
+            self._label_layers(token, region)
+        return token
+
+    def _label_layers(self, token: Token, region: Region) -> None:
+        """Label a region by its layers."""
+        token.skip = self._skip(region, token.parts) if token.kind == "add" else []
+        labels = [p.label for p in token.parts if p.is_layer and p not in token.skip]
+        content: tuple[Hashable, ...] = (token.kind, *collapsed(labels))
         repeats = len(content) <= len(labels)
         if has_attention(token):  # it has many spellings, even within one file
             token.crosses = self._crosses(region)
-            content = (merge, "attention", token.crosses) if merge == "add" else content
+            content = ("add", "attention", token.crosses) if token.kind == "add" else content
         token.label = self.label(content)
         self.counts[token.label] += 1
         if repeats:
             self.repeats.add(token.label)
-        return token
 
     def _crosses(self, region: Region) -> bool:
         inside = {region.fork, *region.nodes}
@@ -131,23 +131,25 @@ class Tokenizer:
     def _skip(self, region: Region, parts: list[Token]) -> list[Token]:
         """Return the tokens on the shortcut of a residual region: a single layer, perhaps with a norm."""
         at = {i: p for p in parts for i in p.nodes}
-        ways = []
-        for start in self.flow.before[region.merge]:
-            way: dict[int, Token] = {}
-            pending = [start]
-            while pending:
-                i = pending.pop()
-                if i in at and id(at[i]) not in way:
-                    way[id(at[i])] = at[i]
-                    pending.extend(j for k in at[i].nodes for j in self.flow.before[k])
-            ways.append(way)
+        ways = [self._way(at, start) for start in self.flow.before[region.merge]]
         if len(ways) != 2:
             return []
         alone = [[t for key, t in way.items() if key not in other] for way, other in (ways, ways[::-1])]
-        weights = [sum(t.weight for t in tokens) for tokens in alone]
-        short = alone[0] if weights[0] < weights[1] else alone[1]
-        is_short = min(weights) == 1 and max(weights) > 1 and not any(t.is_region for t in short)
-        return sorted(short, key=lambda t: t.nodes[0]) if is_short else []
+        short, long = sorted(alone, key=lambda tokens: sum(t.weight for t in tokens))
+        if sum(t.weight for t in short) != 1 or sum(t.weight for t in long) < 2 or any(t.is_region for t in short):
+            return []
+        return sorted(short, key=lambda t: t.nodes[0])
+
+    def _way(self, at: dict[int, Token], start: int) -> dict[int, Token]:
+        """Return the tokens from which a path leads to a vertex, by id. `at`: the token of each vertex."""
+        way: dict[int, Token] = {}
+        pending = [start]
+        while pending:
+            i = pending.pop()
+            if i in at and id(at[i]) not in way:
+                way[id(at[i])] = at[i]
+                pending.extend(j for k in at[i].nodes for j in self.flow.before[k])
+        return way
 
     def opened(self, tokens: list[Token]) -> list[Token]:
         """Replace regions that are not blocks by their parts, such as those of a U-Net's long skip connections."""
