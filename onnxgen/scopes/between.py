@@ -35,12 +35,8 @@ def infer_missing_scopes(model: ir.Model, options: Options) -> None:
     if all(SCOPE.has(node) for node in nodes):
         return
     inferred = _Inferred(nodes)
-    inferred.scope.update(_next_layers(nodes, inferred))
-    inferred.scope.update(_by_parameters(nodes, inferred))
-    inferred.scope.update(_biased(nodes, inferred))
-    inferred.scope.update(_looked_up(nodes, inferred))
-    inferred.scope.update(_of_weights(nodes, inferred))
-    inferred.scope.update(_attending(nodes, inferred))
+    for rule in (_next_layers, _by_parameters, _biased, _looked_up, _of_weights, _attending):
+        inferred.scope.update(rule(nodes, inferred))
     inferred.look_ahead(nodes)
     for node in nodes:
         if node not in inferred.scope:

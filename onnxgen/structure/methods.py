@@ -32,7 +32,7 @@ from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import made_by
 from onnxgen.structure.loops import text_of
-from onnxgen.structure.scopes import Method, Scope, callee, wired
+from onnxgen.structure.scopes import SEVERAL, Method, Scope, callee, needs, wired
 from onnxgen.structure.stretches import common, numbered
 
 LEAST_STATEMENTS = 3  # of a method
@@ -44,6 +44,7 @@ LEAST_GAIN = (3.0, 3.0, 0.5, -1.0)  # lines, about, by the number of layers: thr
 STATEMENTS_A_LINE = 2.0
 
 
+@needs(SEVERAL)
 def extract(scope: Scope, module: ModuleDef) -> None:
     """Give the root methods for the stretches that its body, or the body of one of its loops, has several times."""
     loops = loops_of(scope.body)
@@ -259,6 +260,7 @@ class _Part:
         return min(self.size, whole - self.size) - PRICE * (len(self.given) + len(self.made))
 
 
+@needs(SEVERAL)
 def divide(scope: Scope, module: ModuleDef, share: float) -> None:
     """Make methods of parts of the root until this share of its statements is left, or no part is good."""
     most = int(share * _size(scope.body))

@@ -32,7 +32,7 @@ from onnxgen.structure.classnames import role_path
 from onnxgen.structure.layout import fillable
 from onnxgen.structure.literals import is_literal, is_number
 from onnxgen.structure.loops import Run
-from onnxgen.structure.scopes import Scope, callee
+from onnxgen.structure.scopes import LISTS, SEVERAL, Scope, callee, needs
 from onnxgen.structure.stretch import OneTurn
 from onnxgen.structure.turns import Items, find_turns
 
@@ -42,6 +42,7 @@ Loose = tuple[int | None, Member, Assign]  # the same of a function; None if its
 RUNTIME = (Ref, SizeOf, MemberRef, DeviceOf)  # what `__init__` does not have, only `forward`
 
 
+@needs(LISTS)
 def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> None:
     """Replace every run of calls that covers all items of a container, in order; inner containers first.
 
@@ -72,6 +73,7 @@ def collect_runs(scope: Scope, module: ModuleDef, loops: dict[Place, Run]) -> No
             flow = _looped(flow, _items(parts, path), module, loops)
 
 
+@needs(SEVERAL)
 def collect_calls(scope: Scope, module: ModuleDef) -> None:
     """Replace calls of one submodule, each with the result of the call before it, by a loop."""
     called = [callee(statement.value) for statement in scope.body if isinstance(statement, Assign)]
@@ -395,6 +397,7 @@ def operand(value: ast.expr) -> ast.expr | None:
 Neighbours = list[tuple[int, Assign]]  # calls of neighbours, each with the number of its item
 
 
+@needs(LISTS)
 def fill_gaps(scope: Scope) -> None:
     """Register the layers of functions in the gaps of lists that are no `nn.Sequential`, which `runs.py` fills."""
     noted = defaultdict(list)
@@ -420,6 +423,7 @@ def _fill_gap(scope: Scope, place: ModulePath, statement: Statement) -> None:
         statement.value = ast.Call(MemberRef(member), [argument], [])
 
 
+@needs(LISTS)
 def slice_lists(scope: Scope) -> None:
     """Replace calls of neighbours in each list by the call of a slice."""
     for path, parts in parts_of(scope).items():

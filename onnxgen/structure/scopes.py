@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import wraps
+from itertools import chain, islice
 from math import gcd
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from onnxgen.code.module_def import (
     Assign,
@@ -32,6 +34,7 @@ from onnxgen.code.module_def import (
     annotation,
     assigned,
     expressions,
+    flattened,
     members_of,
     named_dims,
     needed_dims,
@@ -46,6 +49,9 @@ from onnxgen.lowering.roles import SIDE_INPUT_ROLES
 from onnxgen.shapes.info import Info
 from onnxgen.structure.literals import differing, with_names
 from onnxgen.structure.order import in_cycles, topological
+
+
+P = ParamSpec("P")
 
 
 class ClassRef(ast.expr):
@@ -95,6 +101,17 @@ class Scope:
         """True if its arguments are the graph's inputs, and its results the graph's outputs."""
         return not self.path and not self.is_method
 
+    @property
+    def has_lists(self) -> bool:
+        """True if it has numbered submodules."""
+        level = len(self.path)
+        return any(part.isdigit() for member in self.members for part in member.path[level:])
+
+    @property
+    def has_several(self) -> bool:
+        """True if it has more than one statement, nested ones included."""
+        return len([*islice(flattened(self.body), 2)]) > 1
+
     def expressions(self) -> list[ast.expr]:
         """Return all expressions of the body, nested blocks included, and the returned ones."""
         return [*(e for statement in self.body for e in expressions(statement)), *self.outputs]
@@ -124,6 +141,26 @@ class Method:
     name: str
     body: Scope
     alike: list[dict[str, str]]
+
+
+def needs(
+    has: Callable[[Scope], bool],
+) -> Callable[[Callable[Concatenate[Scope, P], None]], Callable[Concatenate[Scope, P], None]]:
+    """Let a step return at its door for a scope that does not have what the step works on. So it takes no time."""
+
+    def guarded(step: Callable[Concatenate[Scope, P], None]) -> Callable[Concatenate[Scope, P], None]:
+        @wraps(step)
+        def at_door(scope: Scope, *args: P.args, **options: P.kwargs) -> None:
+            if has(scope):
+                step(scope, *args, **options)
+
+        return at_door
+
+    return guarded
+
+
+LISTS: Callable[[Scope], bool] = attrgetter("has_lists")
+SEVERAL: Callable[[Scope], bool] = attrgetter("has_several")
 
 
 def callee(tree: ast.AST | None) -> Member | None:

@@ -23,7 +23,7 @@ from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
 from onnxgen.structure.literals import differing, with_names
 from onnxgen.structure.loops import ITEM, is_item, is_operand, listed, listed_name, text_of
 from onnxgen.structure.order import depth_first
-from onnxgen.structure.scopes import Scope, callee
+from onnxgen.structure.scopes import SEVERAL, Scope, callee, needs
 from onnxgen.structure.stretch import Around, Stretch, is_progression
 from onnxgen.structure.turns import is_activation
 
@@ -44,6 +44,7 @@ WITH_NUMBERS = 0.8  # what a stretch with other numbers in each turn is worth be
 _NUMBER = re.compile("%=[^;]*;")
 
 
+@needs(SEVERAL)
 def roll(scope: Scope, module: ModuleDef, loops: Iterable[Loop] = ()) -> None:
     """Replace stretches of a body that repeat by loops, and then stretches within these loops, and within others.
 
