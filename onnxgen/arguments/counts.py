@@ -1,20 +1,18 @@
 """Numbers of blocks and of heads as arguments, and sizes of parts that a class stores.
 
-Goes in: classes with spots. Comes out: classes that write or store the number, and the arguments
-that give it.
+Goes in: classes with spots. Comes out: classes that write or store the number, and the arguments that give it.
 
-- `with_depths`: how many blocks stand in a row, `[Block(dim) for _ in range(num_layers)]`. A row
-  may have any number of blocks if each takes what the one before it returns, and the shapes in all
-  of them are the same. The first of a row may be another:
-  `[Block(3, dim), *[Block(dim, dim) for _ in range(num_blocks - 1)]]`. A block that also stands
-  outside of its row is left: who changes the number would change half.
-- `with_heads`: the number of attention's heads, `x.unflatten(-1, (self.num_heads, -1))`. It may
-  change where a class splits the width of q, k and v into heads, attends, and merges the heads
-  again, and nothing else depends on them: whatever their number is, the width stays.
-- `with_parts`: sizes that `forward` names, as numbers that the class stores. They are those of
-  unequal parts, `x.split(self.split_sizes, dim=1)`, and the channels of a map that a row of numbers
-  becomes, `x.reshape(-1, self.channels, 8, 8)`. They are found where one line of the file splits a
-  value into parts of such sizes, or makes such a map.
+- `with_depths`: how many blocks stand in a row, `[Block(dim) for _ in range(num_layers)]`. A row may have any number of
+  blocks if each takes what the one before it returns, and the shapes in all of them are the same. The first of a row
+  may be another: `[Block(3, dim), *[Block(dim, dim) for _ in range(num_blocks - 1)]]`. A block that also stands outside
+  of its row is left: who changes the number would change half.
+- `with_heads`: the number of attention's heads, `x.unflatten(-1, (self.num_heads, -1))`. It may change where a class
+  splits the width of q, k and v into heads, attends, and merges the heads again, and nothing else depends on them:
+  whatever their number is, the width stays.
+- `with_parts`: sizes that `forward` names, as numbers that the class stores. They are those of unequal parts,
+  `x.split(self.split_sizes, dim=1)`, and the channels of a map that a row of numbers becomes, `x.reshape(-1,
+  self.channels, 8, 8)`. They are found where one line of the file splits a value into parts of such sizes, or makes
+  such a map.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The sizes of values and members, in classes of sizes that follow from each other.
 
-A size is an axis of a value, or a number in the call that makes a member. Sizes of one class are in
-proportion: whoever changes one changes all. A class is fixed if something that no rule describes
-depends on it (`rules.py`): then the network may work with this size only. What a concatenation
-makes of sizes of several classes is their sum. `Shapes` ties the sizes of values and members of one
-shape.
+A size is an axis of a value, or a number in the call that makes a member. Sizes of one class are in proportion: whoever
+changes one changes all. A class is fixed if something that no rule describes depends on it (`rules.py`): then the
+network may work with this size only. What a concatenation makes of sizes of several classes is their sum. `Shapes` ties
+the sizes of values and members of one shape.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from onnxgen.code.quote import MemberRef, Ref, refs, walk
 from onnxgen.code.torch_api import dotted
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info
+from onnxgen.structure.order import grouped
 
 Size = tuple[Hashable, ...]  # (value, axis), or the path of a member and the place of a number in its call
 Sizes = tuple[Any, ...]  # those of all axes of a value; None: nothing is known of this axis
@@ -115,9 +115,7 @@ class Related:
 
     def classes(self) -> Iterator[list[Size]]:
         """Yield the classes that may change."""
-        members: dict[Size, list[Size]] = {}
-        for size in self._parent:
-            members.setdefault(self.find(size), []).append(size)
+        members = grouped((self.find(size), size) for size in [*self._parent])
         yield from (sizes for first, sizes in members.items() if first not in self._fixed)
 
 

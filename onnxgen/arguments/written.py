@@ -1,13 +1,11 @@
 """Sizes in the text of the classes: where they are written, and how arguments take their place.
 
-Goes in: the classes. Comes out: for every place of a number in the calls that make members, the
-number of the text that reaches it (a `Spot`), perhaps through the arguments of several classes. The
-checker's own reader instantiates the classes (`validate/text.py`). Here it also carries along where
-each number was written.
+Goes in: the classes. Comes out: for every place of a number in the calls that make members, the number of the text that
+reaches it (a `Spot`), perhaps through the arguments of several classes. The checker's own reader instantiates the
+classes (`validate/text.py`). Here it also carries along where each number was written.
 
-`write`: goes in classes with spots, and the arguments of the network. Come out classes without
-spots. A class below the root takes the arguments that it or a class that it makes needs, and its
-callers pass them on.
+`write`: goes in classes with spots, and the arguments of the network. Come out classes without spots. A class below the
+root takes the arguments that it or a class that it makes needs, and its callers pass them on.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from onnxgen.arguments.sizes import Place, Size, is_integer
 from onnxgen.code.class_tree import ClassTree
 from onnxgen.code.quote import quote, rewrite, walk
 from onnxgen.common.names import Namer
+from onnxgen.structure.order import grouped
 from onnxgen.structure.parameters import Parameter
 from onnxgen.validate.expressions import UNDEFINED
 from onnxgen.validate.flat import Specification
@@ -218,10 +217,8 @@ class _Writer:
     def _names(self, tree: ClassTree, is_root: bool) -> tuple[dict[int, str], dict[str, str]]:
         """Return what is written in a class for each argument, by its id, and the parameters with their defaults."""
         needed = self.needs[tree.name]
-        entries: dict[str, list[Argument]] = {}
-        for argument in needed:
-            entries.setdefault(argument.table, []).append(argument)
-        tables = {name: sorted(table, key=_entry) for name, table in entries.items() if name}
+        entries = grouped((argument.table, argument) for argument in needed if argument.table)
+        tables = {name: sorted(table, key=_entry) for name, table in entries.items()}
         first = self.first[tree.name] = {name: 0 if is_root else _entry(table[0]) for name, table in tables.items()}
         namer = Namer(self.reserved | {parameter.name for parameter in tree.parameters} | _locals(tree))
         wholes = {name: namer.take(name) for name, table in tables.items() if is_root or len(table) > 1}

@@ -2,38 +2,32 @@
 
 Three kinds of evidence, the strongest first:
 
-1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose)
-   belongs to `encoder.layer.0.conv1`. Exporters keep these names when they fold or fuse nodes. But
-   a weight that is used by its own module does not move other nodes into it (an embedding tied to
-   the output layer).
+1. *Parameter names.* A node that takes `encoder.layer.0.conv1.weight` (perhaps through a Transpose) belongs to
+   `encoder.layer.0.conv1`. Exporters keep these names when they fold or fuse nodes. But a weight that is used by its
+   own module does not move other nodes into it (an embedding tied to the output layer).
 2. *Node names.* PyTorch's TorchScript exporter writes `/encoder/layer.0/conv1/Conv`, TensorFlow
    `model/block/conv/Conv2D`.
-3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node.
-   They are wrong for nodes that it fused. (Of its `stack_trace` only names of variables are read,
-   by `recorded.py`.)
+3. *Exporter metadata.* PyTorch's dynamo exporter writes module paths and class names on every node. They are wrong for
+   nodes that it fused. (Of its `stack_trace` only names of variables are read, by `recorded.py`.)
 
-A node with no evidence gets no scope here (see `scopes.between`). Scopes are raw text;
-`names.module_part` cleans it.
+A node with no evidence gets no scope here (see `scopes.between`). Scopes are raw text; `names.module_part` cleans it.
 
-*Calls whose names are not the modules' paths.* PyTorch's TorchScript exporter names the second call
-of `shared` `shared_1`. A module may also really be called `shared_1`. So the suffix is only removed
-if every weight used under `shared_1` is used under `shared` too (an activation has none), and no
-parameter is called `shared_1.something`. A module whose parts are called without it
-(`self.model.decoder(x)`) is in the names of parameters, and in no name of a node:
-`/decoder/layers.0/fc1/MatMul` takes `model.decoder.layers.0.fc1.weight`.
+*Calls whose names are not the modules' paths.* PyTorch's TorchScript exporter names the second call of `shared`
+`shared_1`. A module may also really be called `shared_1`. So the suffix is only removed if every weight used under
+`shared_1` is used under `shared` too (an activation has none), and no parameter is called `shared_1.something`. A
+module whose parts are called without it (`self.model.decoder(x)`) is in the names of parameters, and in no name of a
+node: `/decoder/layers.0/fc1/MatMul` takes `model.decoder.layers.0.fc1.weight`.
 
-*Other frameworks.* Keras, Paddle, MATLAB and their converters name a weight after its layer
-(`conv2_expand_weights`, `dense/kernel:0`, `fc_0.w_0`, `conv_1_W`), and write groups of layers with
-underscores (`block_1_expand`).
+*Other frameworks.* Keras, Paddle, MATLAB and their converters name a weight after its layer (`conv2_expand_weights`,
+`dense/kernel:0`, `fc_0.w_0`, `conv_1_W`), and write groups of layers with underscores (`block_1_expand`).
 
-*Readings.* Names are evidence, not orders. An author's names say which modules the layers were in
-(`layer1.0.conv1`). A counter over the whole file (`conv2d_57`), a converter's prefix or the name of
-a function call say nothing, and a source that obeyed them would have a class for each layer, or
-none. No list of exporters tells one from the other. But true modules save source, since they
-repeat: so each reading is written, and `shortest` takes the one with the shorter source. Keys of a
-PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them. Keys of
-less than half of the tensors are none: where an exporter folded norms, the others are
-`onnx::Conv_110`, and no state dict fits.
+*Readings.* Names are evidence, not orders. An author's names say which modules the layers were in (`layer1.0.conv1`). A
+counter over the whole file (`conv2d_57`), a converter's prefix or the name of a function call say nothing, and a source
+that obeyed them would have a class for each layer, or none. No list of exporters tells one from the other. But true
+modules save source, since they repeat: so each reading is written, and `shortest` takes the one with the shorter
+source. Keys of a PyTorch state dict are always obeyed, whichever tool wrote the file: someone may load them. Keys of
+less than half of the tensors are none: where an exporter folded norms, the others are `onnx::Conv_110`, and no state
+dict fits.
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
 """What exporters record beside module paths: parameters that are one, and names of variables.
 
-`note_parameter_names`: is a stored tensor that several layers take one parameter, or were equal
-ones merged? Both of PyTorch's exporters store equal tensors once. Both also leave the parameters'
-own names, where nobody removed them:
+`note_parameter_names`: is a stored tensor that several layers take one parameter, or were equal ones merged? Both of
+PyTorch's exporters store equal tensors once. Both also leave the parameters' own names, where nobody removed them:
 
-- The legacy exporter names every merged tensor by an Identity node. Modules that share a parameter
-  take the tensor itself. (It has no name for a matrix that it folded a transposition into.)
+- The legacy exporter names every merged tensor by an Identity node. Modules that share a parameter take the tensor
+  itself. (It has no name for a matrix that it folded a transposition into.)
 - The dynamo exporter writes the call of the original on each node, with the names of its arguments:
   `aten.linear.default](args = (%x, %p_layers_1_weight, %p_layers_0_bias)`.
 
-`note_variables`: the dynamo exporter writes a `stack_trace` on every node: for each `forward` that
-was running, innermost last, the file, the line and its text. The name of the variable that a line
-assigns is all that is read of it. The nodes of one run of a line make its value together, and what
-leaves them is the variable. What they make on the way is called so, too, as far as it becomes that
-one value. A line belongs to the module whose `forward` it is in. So a value may have several names,
-one for each module around it.
+`note_variables`: the dynamo exporter writes a `stack_trace` on every node: for each `forward` that was running,
+innermost last, the file, the line and its text. The name of the variable that a line assigns is all that is read of it.
+The nodes of one run of a line make its value together, and what leaves them is the variable. What they make on the way
+is called so, too, as far as it becomes that one value. A line belongs to the module whose `forward` it is in. So a
+value may have several names, one for each module around it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The graph as numbered vertices, and its regions between a fork and where its paths meet again.
 
-`Flow` has the nodes that compute at run time, in the file's order, and the dataflow. `kind` says
-what a node is as a reader sees it: a convolution, a norm, an activation.
+`Flow` has the nodes that compute at run time, in the file's order, and the dataflow. `kind` says what a node is as a
+reader sees it: a convolution, a norm, an activation.
 
-Examples of regions are a residual connection, the branches of an Inception block, the gate of a
-squeeze-and-excite and the three projections of an attention. All paths from a vertex meet in its
-immediate post-dominator. Paths to outputs that only show an intermediate value (hidden states, key
-and value caches) do not count. The layer that mixes concatenated branches belongs to their region.
+Examples of regions are a residual connection, the branches of an Inception block, the gate of a squeeze-and-excite and
+the three projections of an attention. All paths from a vertex meet in its immediate post-dominator. Paths to outputs
+that only show an intermediate value (hidden states, key and value caches) do not count. The layer that mixes
+concatenated branches belongs to their region.
 """
 
 from __future__ import annotations

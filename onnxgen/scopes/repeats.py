@@ -1,7 +1,7 @@
 """Repeated chains: runs of equal units become blocks, and so do equal stretches that are not adjacent.
 
-Blocks also become residual blocks without the residual (`wrap_chains`): a block that changes the
-size does not add its input to its result.
+Blocks also become residual blocks without the residual (`wrap_chains`): a block that changes the size does not add its
+input to its result.
 """
 
 from __future__ import annotations

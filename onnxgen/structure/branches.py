@@ -1,14 +1,12 @@
 """Two branches that are one network: what both compute is computed once.
 
-Goes in: the flat body, with the `If` of a merged decoder, whose branches are one network with and
-without a cache. Comes out: the body in which a statement that both branches have stands once. Where
-its operands differ, a small `if` before it chooses. It belongs to the module that its statements
-come from, so it is split into classes like the rest. Of branches that are two networks, such as
-those for two sample rates, the end that both have stands behind the `if`.
+Goes in: the flat body, with the `If` of a merged decoder, whose branches are one network with and without a cache.
+Comes out: the body in which a statement that both branches have stands once. Where its operands differ, a small `if`
+before it chooses. It belongs to the module that its statements come from, so it is split into classes like the rest. Of
+branches that are two networks, such as those for two sample rates, the end that both have stands behind the `if`.
 
-`Pairs` finds the statements of one branch that stand for those of the other. A statement is found
-again by its text and its operands: it uses the same member, computes from the same values, or makes
-what a pair takes in the same place.
+`Pairs` finds the statements of one branch that stand for those of the other. A statement is found again by its text and
+its operands: it uses the same member, computes from the same values, or makes what a pair takes in the same place.
 
 That a choice of operands is right is not argued here: the caller proves each joined body (`holds`).
 """
@@ -37,7 +35,7 @@ from onnxgen.common.names import ModulePath, common_scope
 from onnxgen.shapes.dims import Sym, symbol, symbols
 from onnxgen.shapes.info import Info
 from onnxgen.structure.nesting import copied, rename, replace_in
-from onnxgen.structure.order import in_cycles, topological
+from onnxgen.structure.order import grouped, in_cycles, topological
 
 SHORTEST = 2  # statements of an end that is worth a choice of what it computes from
 Holds = Callable[[ModuleDef, ModuleDef, str], bool]
@@ -353,10 +351,7 @@ class Pairs:
         self.pairs: dict[int, int] = {}
         self.same: dict[str, str] = {}
         self.heads = [[head_of(each) for each in branch.block] for branch in (one, other)]
-        self.free: dict[str, list[int]] = {}
-        for i, head in enumerate(self.heads[0]):
-            if head:
-                self.free.setdefault(head, []).append(i)
+        self.free = grouped((head, i) for i, head in enumerate(self.heads[0]) if head)
 
     def found(self) -> dict[int, int]:
         """Return, for statements of the second branch, those of the first."""

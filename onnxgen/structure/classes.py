@@ -1,16 +1,16 @@
 """The classes of a file, shared by scopes.
 
-Goes in: the tree of scopes. Comes out: one `ClassTree` for each class, those used by others first.
-Classes are made level by level, innermost first: equal scopes share one class, and scopes of one
-role that are nearly equal share one with parameters.
+Goes in: the tree of scopes. Comes out: one `ClassTree` for each class, those used by others first. Classes are made
+level by level, innermost first: equal scopes share one class, and scopes of one role that are nearly equal share one
+with parameters.
 
 Equal rows of layers that differ in numbers have one class, too (`share_rows`):
 
     nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())     ConvBlock(3, 8)
     nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU())    ConvBlock(8, 16)
 
-An `nn.Sequential` that `runs.py` found becomes a scope of its own that `share.py` can give
-constructor parameters. Keys of the state dict stay: the class is itself an `nn.Sequential`.
+An `nn.Sequential` that `runs.py` found becomes a scope of its own that `share.py` can give constructor parameters. Keys
+of the state dict stay: the class is itself an `nn.Sequential`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from onnxgen.structure.literals import Signature
 from onnxgen.structure.loops import Run
 from onnxgen.structure.methods import divide, extract
 from onnxgen.structure.nesting import replace_in
+from onnxgen.structure.order import grouped
 from onnxgen.structure.runs import Place, collect_calls, collect_runs, fill_gaps, has_one, slice_lists
 from onnxgen.structure.scopes import ClassRef, Scope, callee
 from onnxgen.structure.share import Shared, share
@@ -138,11 +139,8 @@ class Classes:
             note_merged(same[0].nodes, scope.nodes)
             for mine, its in zip(flattened(same[0].body), flattened(scope.body)):
                 note_merged(mine.nodes, its.nodes)
-        roles: dict[object, Groups] = {}
-        for scopes in equal.values():
-            own = scopes[0].path if scopes[0].path in self.plain else ()
-            roles.setdefault((own, self.names.role(scopes[0])), []).append(scopes)
-        return list(roles.values())
+        own = (scopes[0].path if scopes[0].path in self.plain else () for scopes in equal.values())
+        return [*grouped(((path, self.names.role(s[0])), s) for path, s in zip(own, equal.values())).values()]
 
     def _across_roles(self, candidates: list[Candidate]) -> list[Candidate]:
         """Merge classes of several roles that differ in a few numbers, unless their names were recorded or found.
@@ -178,9 +176,7 @@ class Classes:
 
     def _variants(self, groups: Groups) -> list[Candidate]:
         """Return the classes of one role: as few as the rules of `union` and `parameters` allow."""
-        keys: dict[str, Groups] = {}
-        for group in groups:
-            keys.setdefault(self.forms.make(group[0], 0).key, []).append(group)
+        keys = grouped((self.forms.make(group[0], 0).key, group) for group in groups)
         candidates: list[Candidate] = []
         for alike in sorted(keys.values(), key=lambda g: -len(g[0][0].body)):
             for n, (before, _, _) in enumerate(candidates):
@@ -236,9 +232,7 @@ class Classes:
 
     def in_order_of_use(self, order: list[Scope]) -> list[ClassTree]:
         """Return the classes in the order of their first instances, but each after the classes that it uses."""
-        instances: dict[int, list[Scope]] = {}
-        for scope in order:
-            instances.setdefault(id(self.sources[id(scope)]), []).append(scope)
+        instances = grouped((id(self.sources[id(scope)]), scope) for scope in order)
         ordered: list[ClassTree] = []
         begun: set[int] = set()
 
@@ -283,10 +277,7 @@ def _levels(order: list[Scope], names: ClassNames) -> list[list[Scope]]:
         height = raised
     else:  # a role within itself
         height = _heights(order, {})
-    levels: dict[int, list[Scope]] = {}
-    for scope in order:
-        levels.setdefault(height[id(scope)], []).append(scope)
-    return [levels[n] for n in sorted(levels)]
+    return [level for _, level in sorted(grouped((height[id(scope)], scope) for scope in order).items())]
 
 
 def _kin(order: list[Scope], names: ClassNames) -> dict[int, object]:
@@ -364,14 +355,10 @@ def share_rows(scopes: list[Scope], reserved: frozenset[str]) -> None:
     Scopes that may share a class stay as they are: their variants are told apart by the layers in them.
     """
     maker = FormMaker({}, {}, reserved)
-    alike: dict[str, list[Row]] = {}
     roles = Counter(role_path(scope.path) for scope in scopes)
-    for scope in (scope for scope in scopes if roles[role_path(scope.path)] == 1):
-        for container in scope.containers.values():
-            row = _row(scope, container)
-            if row is not None:
-                alike.setdefault(maker.make(row.own, 0).key, []).append(row)
-    for key, rows in alike.items():
+    alone = (scope for scope in scopes if roles[role_path(scope.path)] == 1)
+    candidates = (_row(scope, container) for scope in alone for container in scope.containers.values())
+    for key, rows in grouped((maker.make(row.own, 0).key, row) for row in candidates if row is not None).items():
         if _is_worth(rows, maker):
             for row in rows:
                 row.own.row = _name(row.own.members), key

@@ -1,17 +1,15 @@
 """Names of classes.
 
-Goes in: all scopes, and the scopes that share a class. Comes out: the name of the class. The rule:
-the name that the exporter recorded, or else the attribute (`attention` is an `Attention`,
-`layers.3` a `Layer`). If the attribute says nothing (`block`, `layer1.0`, `features.4`), a known
-sequence of layers gives the name (`BasicBlock`, `Bottleneck`). The attribute of a wrapper (`fn`),
-or an item of a list in a list, is named by what it computes (`Attention`, `PreNorm`; of several
-such, `PreNormAttention`). Different classes of one name are told apart by the module around them
-(`EncoderLayer`, `DecoderLayer`) or else by numbers. No class but the network's own is called after
-the file.
+Goes in: all scopes, and the scopes that share a class. Comes out: the name of the class. The rule: the name that the
+exporter recorded, or else the attribute (`attention` is an `Attention`, `layers.3` a `Layer`). If the attribute says
+nothing (`block`, `layer1.0`, `features.4`), a known sequence of layers gives the name (`BasicBlock`, `Bottleneck`). The
+attribute of a wrapper (`fn`), or an item of a list in a list, is named by what it computes (`Attention`, `PreNorm`; of
+several such, `PreNormAttention`). Different classes of one name are told apart by the module around them
+(`EncoderLayer`, `DecoderLayer`) or else by numbers. No class but the network's own is called after the file.
 
-`sublayer` finds the kind of a transformer's sublayer. Goes in: a scope with its statements and
-submodules. Comes out: a word for what it computes ("attention", "feed_forward", "pre_norm"), and
-the submodule that it only wraps in a norm or a residual. Both are empty if uncertain.
+`sublayer` finds the kind of a transformer's sublayer. Goes in: a scope with its statements and submodules. Comes out: a
+word for what it computes ("attention", "feed_forward", "pre_norm"), and the submodule that it only wraps in a norm or a
+residual. Both are empty if uncertain.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Clues to the names of values: roles, names in the file, and the expressions that make them.
 
-Goes in: the roles and the names in the file of the values of one class, for each of its instances.
-Comes out: `Clues`, one answer for all instances. Of an expression comes out `Made`, with the names
-that its layer, its function and its operator suggest. `naming.py` names the local variables by
-both.
+Goes in: the roles and the names in the file of the values of one class, for each of its instances. Comes out: `Clues`,
+one answer for all instances. Of an expression comes out `Made`, with the names that its layer, its function and its
+operator suggest. `naming.py` names the local variables by both.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from onnxgen.code.torch_api import ACTIVATIONS, NORMS
 from onnxgen.common.names import FileText, ModulePath, identifier, singular
 from onnxgen.lowering.roles import called, is_number, seen_through
 from onnxgen.shapes.info import Info
+from onnxgen.structure.order import grouped
 
 # names that exporters give to unnamed values: functions and operators of torch and ONNX
 _OPERATIONS = frozenset(
@@ -135,10 +135,7 @@ def agree(module: ModuleDef, alike: list[Mapping[str, str]], path: ModulePath) -
     `alike`: for each instance its own values, by the values of the class. `path`: of the instance whose values these
     are, which alone says what the author's source calls them.
     """
-    columns: dict[str, list[str]] = {}
-    for own in alike:
-        for value, its in own.items():
-            columns.setdefault(value, []).append(its)
+    columns = grouped(pair for own in alike for pair in own.items())
     roles = {v: _commonest(module.roles.get(its, "") for its in column) for v, column in columns.items()}
     hints = {v: _commonest(map(module.hint, column)) for v, column in columns.items()}
     graph = {argument.value for argument in module.inputs}

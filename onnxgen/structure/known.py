@@ -1,15 +1,14 @@
 """Known blocks have known names: `C2f`, `SqueezeExcite`, `ConvNeXtBlock`.
 
-Goes in: the classes of a file, a class before those that it is a part of. Comes out: new names for
-classes whose names say little and whose `forward` computes what a block of the table (`LIBRARIES`)
-computes. Two classes compute the same if their sketches are equal: what `forward` returns, in terms
-of kinds of layers, without norms, dropout, sizes and the order of operands. Optional parts count as
-present.
+Goes in: the classes of a file, a class before those that it is a part of. Comes out: new names for classes whose names
+say little and whose `forward` computes what a block of the table (`LIBRARIES`) computes. Two classes compute the same
+if their sketches are equal: what `forward` returns, in terms of kinds of layers, without norms, dropout, sizes and the
+order of operands. Optional parts count as present.
 
-The table has the blocks in plain PyTorch, and what tells them apart. A block is a function: the
-layers that it has, and then what it computes, as the generator would write both. It is without
-norms and dropout, which are left out when it is compared. Of several libraries that have a block,
-the one is meant of which a file has most blocks that no other library has.
+The table has the blocks in plain PyTorch, and what tells them apart. A block is a function: the layers that it has, and
+then what it computes, as the generator would write both. It is without norms and dropout, which are left out when it is
+compared. Of several libraries that have a block, the one is meant of which a file has most blocks that no other library
+has.
 """
 
 from __future__ import annotations

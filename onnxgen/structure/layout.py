@@ -1,13 +1,12 @@
 """What a class registers: its tree, the lines of `__init__`, and how `self` reaches each member.
 
-`tree`: goes in the members of a class with their module paths, and its containers, comes out a tree
-of `Entry` objects, one for each attribute and list item. `forms.py` compares the trees of two
-classes.
+`tree`: goes in the members of a class with their module paths, and its containers, comes out a tree of `Entry` objects,
+one for each attribute and list item. `forms.py` compares the trees of two classes.
 
-`layout` makes a `Layout` of it, from which `writer.py` writes `__init__` and every use of a member.
-A part of a module path that is not a class of its own becomes an `nn.ModuleList` if its parts are
-numbered without gaps, an `nn.ModuleDict` if numbers are missing, and else a plain `nn.Module()`; a
-class with nothing but numbered submodules is itself an `nn.Sequential`.
+`layout` makes a `Layout` of it, from which `writer.py` writes `__init__` and every use of a member. A part of a module
+path that is not a class of its own becomes an `nn.ModuleList` if its parts are numbered without gaps, an
+`nn.ModuleDict` if numbers are missing, and else a plain `nn.Module()`; a class with nothing but numbered submodules is
+itself an `nn.Sequential`.
 """
 
 from __future__ import annotations

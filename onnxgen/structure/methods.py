@@ -6,15 +6,14 @@
     y = self.fc(y.flatten(1))
                                                  x, y = self.encode(a), self.encode(b)
 
-`extract`: goes in the body of the root, with its loops, comes out the body with calls, and the
-methods. Stretches are found by the texts of their statements without operands. They are alike if
-each operand is made by the same statement of the stretch, or is an argument. Each search has a
-budget, so the time stays linear.
+`extract`: goes in the body of the root, with its loops, comes out the body with calls, and the methods. Stretches are
+found by the texts of their statements without operands. They are alike if each operand is made by the same statement of
+the stretch, or is an argument. Each search has a budget, so the time stays linear.
 
-`divide`: a part of a long `forward` that hands on little becomes a method. Goes in: the body of the
-root with its loops, and what share of it may stay. A part is a run of statements, of the body or of
-a loop. It is a good one if it has many statements, and few values go in and come out, such as the
-encoder before a decoder's loop, or a cell in that loop.
+`divide`: a part of a long `forward` that hands on little becomes a method. Goes in: the body of the root with its
+loops, and what share of it may stay. A part is a run of statements, of the body or of a loop. It is a good one if it
+has many statements, and few values go in and come out, such as the encoder before a decoder's loop, or a cell in that
+loop.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import made_by
 from onnxgen.structure.loops import text_of
+from onnxgen.structure.order import grouped
 from onnxgen.structure.scopes import SEVERAL, Method, Scope, callee, needs, wired
 from onnxgen.structure.stretches import common, numbered
 
@@ -89,9 +89,8 @@ class _Search:
 
     def _repeats(self) -> Iterator[tuple[list[int], int]]:
         """Yield stretches that stand in several places: where they begin, and how long they are."""
-        at: dict[tuple[int, ...], list[int]] = {}
-        for i in range(len(self.tokens) - LEAST_STATEMENTS + 1):
-            at.setdefault(tuple(self.tokens[i : i + LEAST_STATEMENTS]), []).append(i)
+        ends = range(LEAST_STATEMENTS, len(self.tokens) + 1)
+        at = grouped((tuple(self.tokens[end - LEAST_STATEMENTS : end]), end - LEAST_STATEMENTS) for end in ends)
         seen: set[int] = set()
         for starts in at.values():
             apart = _apart(starts, LEAST_STATEMENTS)

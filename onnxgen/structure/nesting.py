@@ -1,12 +1,12 @@
 """Shorter bodies: chains of statements become one expression, and needless copies are dropped.
 
-`nest`: goes in the body of a class with one operator or call in each statement, come out the same
-computations in the same order, in fewer statements: a value that is used once, in the next
-statement, moves into it if the line stays short.
+`nest`: goes in the body of a class with one operator or call in each statement, come out the same computations in the
+same order, in fewer statements: a value that is used once, in the next statement, moves into it if the line stays
+short.
 
-`drop_copies`: loops and branches assign the values they carry by plain copies. Between values that
-are never alive together, `y = f(x)` and `z = y` become `z = f(x)`. An `if` of which one side only
-hands a value on has no such side then: `if c: y = f(x)`, `else: y = x` becomes `if c: x = f(x)`.
+`drop_copies`: loops and branches assign the values they carry by plain copies. Between values that are never alive
+together, `y = f(x)` and `z = y` become `z = f(x)`. An `if` of which one side only hands a value on has no such side
+then: `if c: y = f(x)`, `else: y = x` becomes `if c: x = f(x)`.
 """
 
 from __future__ import annotations

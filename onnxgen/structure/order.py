@@ -1,4 +1,4 @@
-"""Three textbook graph algorithms over numbered units, without recursion.
+"""Grouping, and three textbook graph algorithms over numbered units, without recursion.
 
 Goes in: for each unit, the numbers of the units that must come before it. Comes out: an order of execution, or the
 units that are in cycles.
@@ -7,7 +7,19 @@ units that are in cycles.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, in order."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def in_cycles(before: list[list[int]]) -> list[set[int]]:

@@ -1,29 +1,26 @@
 """The parameters of a class's constructor.
 
-Goes in: the literals of a class, with their values in each instance, and the flags of its optional
-parts. Comes out: the parameters with their names and defaults, and the call that makes each
-instance. The rules: a literal that is equal in all instances stays a literal, unless it is a width.
-Literals that always vary together are one parameter. A literal in an optional part uses the
-parameter that agrees with it in all instances that have the part, if the two vary alike or have one
-name (`stride`). A parameter is positional if most instances differ, else it defaults to the
-commonest value; booleans always have a default. A value that follows from another parameter is
-written so: a padding of half the kernel, a hidden size that is a multiple or part of another size.
-Classes that would need more than `MAX_PARAMETERS` are not merged.
+Goes in: the literals of a class, with their values in each instance, and the flags of its optional parts. Comes out:
+the parameters with their names and defaults, and the call that makes each instance. The rules: a literal that is equal
+in all instances stays a literal, unless it is a width. Literals that always vary together are one parameter. A literal
+in an optional part uses the parameter that agrees with it in all instances that have the part, if the two vary alike or
+have one name (`stride`). A parameter is positional if most instances differ, else it defaults to the commonest value;
+booleans always have a default. A value that follows from another parameter is written so: a padding of half the kernel,
+a hidden size that is a multiple or part of another size. Classes that would need more than `MAX_PARAMETERS` are not
+merged.
 
-*Flags that follow from sizes* (`condition`), for a residual, and for a part that leads from one
-size to another:
+*Flags that follow from sizes* (`condition`), for a residual, and for a part that leads from one size to another:
 
     if downsample:                         if in_channels != out_channels:
     if residual:                           if stride == 1 and in_channels == out_channels:
 
-*Widths* that are equal in all instances are parameters, too: `Attention(dim)` (`widths`). A class
-is given all of its widths, but for those of optional parts, or none: none if a number in `forward`,
-in the shape of a stored tensor or in a class that it makes depends on one of them, and none if
-there are many: then the class is a table of widths.
+*Widths* that are equal in all instances are parameters, too: `Attention(dim)` (`widths`). A class is given all of its
+widths, but for those of optional parts, or none: none if a number in `forward`, in the shape of a stored tensor or in a
+class that it makes depends on one of them, and none if there are many: then the class is a table of widths.
 
-The sizes of a matrix that a class makes of its own tensors, as of integers and their scales, are
-called as torch's own layers call them (`size_names`): what is multiplied with has `in_features` and
-`out_features`, a table of rows that are looked up `num_embeddings` and `embedding_dim`.
+The sizes of a matrix that a class makes of its own tensors, as of integers and their scales, are called as torch's own
+layers call them (`size_names`): what is multiplied with has `in_features` and `out_features`, a table of rows that are
+looked up `num_embeddings` and `embedding_dim`.
 """
 
 from __future__ import annotations
@@ -43,6 +40,7 @@ from onnxgen.common.names import Namer, identifier
 from onnxgen.structure.forms import Differ
 from onnxgen.structure.layout import ITEMS
 from onnxgen.structure.literals import Slot, numbers_of
+from onnxgen.structure.order import grouped
 from onnxgen.structure.scopes import Scope
 
 MAX_PARAMETERS = 10  # with the flags
@@ -494,11 +492,8 @@ def _depend(candidates: Iterable[int], uses: Sequence[Use]) -> bool:
 
 def _by_number(uses: Iterable[Use]) -> dict[int, list[Use]]:
     """Return the literals that are equal in all instances and may be widths, by the number that they are."""
-    by_number: dict[int, list[Use]] = {}
-    for use in uses:
-        if not _is_fixed(use) and len({*use.texts.values()}) == 1 and (numbers := sizes(use)):
-            by_number.setdefault(numbers.pop(), []).append(use)
-    return by_number
+    equal = (use for use in uses if not _is_fixed(use) and len({*use.texts.values()}) == 1)
+    return grouped((number, use) for use in equal for number in sizes(use))
 
 
 def sizes(use: Use) -> set[int]:
@@ -510,10 +505,8 @@ def sizes(use: Use) -> set[int]:
 
 def _has_table(uses: Iterable[Use]) -> bool:
     """True if like items of a list have other widths."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for use in uses:
-        if use.row and SIZE.search(use.wanted):
-            rows.setdefault((use.row, use.wanted), []).append(str(use.texts))
+    inner = (use for use in uses if use.row and SIZE.search(use.wanted))
+    rows = grouped(((use.row, use.wanted), str(use.texts)) for use in inner)
     return any(len(row) >= ROW and len({*row}) > 1 for row in rows.values())
 
 

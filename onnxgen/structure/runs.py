@@ -7,15 +7,13 @@
     x, k1 = self.layer[1](x, mask, past1)          x, k = layer(x, mask, past)
                                                    keys.append(k)
 
-Goes in: a scope that calls its submodules one by one. Comes out: the scope with these calls
-replaced, and with the containers that they use. `turns.py` finds the statements of each turn of a
-loop, `loops.py` writes the loop.
+Goes in: a scope that calls its submodules one by one. Comes out: the scope with these calls replaced, and with the
+containers that they use. `turns.py` finds the statements of each turn of a loop, `loops.py` writes the loop.
 
-Of a list that is neither called as a whole nor looped over, gaps are filled (`fill_gaps`): a
-function that the exporter noted in a gap is a layer there (`self.model[10](x)`, an `nn.Upsample`).
-Items of which each feeds only the next one are called as a slice (`slice_lists`):
-`self.model[:5](x)`. The list is an `nn.Sequential` then, since only those have slices that can be
-called.
+Of a list that is neither called as a whole nor looped over, gaps are filled (`fill_gaps`): a function that the exporter
+noted in a gap is a layer there (`self.model[10](x)`, an `nn.Upsample`). Items of which each feeds only the next one are
+called as a slice (`slice_lists`): `self.model[:5](x)`. The list is an `nn.Sequential` then, since only those have
+slices that can be called.
 """
 
 from __future__ import annotations

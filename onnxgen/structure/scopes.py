@@ -1,15 +1,15 @@
 """One flat module, split into a tree of scopes.
 
-Goes in: a flat `ModuleDef`, whose statements know the module path that they come from. Comes out: a
-tree of `Scope` objects, each with the statements, arguments and members of one future class. A
-module whose statements cannot stand together, because data flows out of it and back in, gets no
-scope: its statements stay in the class around it and reach its parameters by their path.
+Goes in: a flat `ModuleDef`, whose statements know the module path that they come from. Comes out: a tree of `Scope`
+objects, each with the statements, arguments and members of one future class. A module whose statements cannot stand
+together, because data flows out of it and back in, gets no scope: its statements stay in the class around it and reach
+its parameters by their path.
 
-A submodule that is called several times is split call by call (`repeated`). Goes in: all its
-statements. Comes out: the statements of each call, or None if it is called once or if the calls
-differ in more than the values they are given. Calls are told apart by the layers in them, since a
-layer is used as often as its submodule is called; a statement without a layer between two calls
-belongs to the earlier one (`relu(norm(x))`) or, if the calls are then not alike, to the later one.
+A submodule that is called several times is split call by call (`repeated`). Goes in: all its statements. Comes out: the
+statements of each call, or None if it is called once or if the calls differ in more than the values they are given.
+Calls are told apart by the layers in them, since a layer is used as often as its submodule is called; a statement
+without a layer between two calls belongs to the earlier one (`relu(norm(x))`) or, if the calls are then not alike, to
+the later one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ from onnxgen.common.names import FileText, ModulePath, common_scope, module_part
 from onnxgen.lowering.roles import SIDE_INPUT_ROLES
 from onnxgen.shapes.info import Info
 from onnxgen.structure.literals import differing, with_names
-from onnxgen.structure.order import in_cycles, topological
-
+from onnxgen.structure.order import grouped, in_cycles, topological
 
 P = ParamSpec("P")
 
@@ -283,10 +282,7 @@ class Splitter:
 
     def _equalise(self, units: list[Unit], results: list[list[str]]) -> None:
         """Let every call of one submodule return the results that are used of any of its calls."""
-        by_key: dict[ModulePath, list[int]] = {}
-        for index, unit in enumerate(units):
-            if unit.key is not None:
-                by_key.setdefault(unit.key, []).append(index)
+        by_key = grouped((unit.key, index) for index, unit in enumerate(units) if unit.key is not None)
         for key, indices in by_key.items():
             several = self.repeated[key]
             if several is not None:
@@ -427,11 +423,8 @@ def _edges(units: list[Unit], where: dict[str, str]) -> list[list[int]]:
 
     A dim counts as a value, which is made by the first statement that shows it.
     """
-    makers: dict[str, list[int]] = {}
-    for i, unit in enumerate(units):
-        for statement in unit.statements:
-            for name in assigned(statement):
-                makers.setdefault(name, []).append(i)
+    statements = ((i, statement) for i, unit in enumerate(units) for statement in unit.statements)
+    makers = grouped((name, i) for i, statement in statements for name in assigned(statement))
     before: list[list[int]] = []
     for i, unit in enumerate(units):
         names = {name for s in unit.statements for name in (*used(s), *size_makers(expressions(s), where))}
@@ -514,10 +507,7 @@ def _by_layers(layers: list[list[ModulePath]], uses: dict[ModulePath, int]) -> l
 
 def _from_users(statements: list[Assign], known: list[int | None]) -> list[int | None]:
     """Give a statement without a call the earliest call that uses what it makes."""
-    users: dict[str, list[int]] = {}
-    for i, statement in enumerate(statements):
-        for name in refs(statement.value):
-            users.setdefault(name, []).append(i)
+    users = grouped((name, i) for i, statement in enumerate(statements) for name in refs(statement.value))
     numbers = list(known)
     for i in reversed(range(len(statements))):
         if numbers[i] is None:

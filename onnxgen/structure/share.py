@@ -1,13 +1,12 @@
 """One class for several scopes.
 
-Goes in: the form of these scopes, with the literals of each instance. Comes out: a `Shared`, the
-body and the members of the class, the parameters of its constructor, and the call that makes each
-instance.
+Goes in: the form of these scopes, with the literals of each instance. Comes out: a `Shared`, the body and the members
+of the class, the parameters of its constructor, and the call that makes each instance.
 
-`Body` writes a body, some statements of which only some instances execute. Goes in: a form whose
-nodes know which instances have them. Comes out: the statements of `forward`, in an order of
-execution, with each optional part under an `if self.flag:`, or as a submodule that is `nn.Identity`
-in the other instances. `Differ` is raised if no flag can turn an optional part off.
+`Body` writes a body, some statements of which only some instances execute. Goes in: a form whose nodes know which
+instances have them. Comes out: the statements of `forward`, in an order of execution, with each optional part under an
+`if self.flag:`, or as a submodule that is `nn.Identity` in the other instances. `Differ` is raised if no flag can turn
+an optional part off.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from onnxgen.structure.forms import Def, Differ, Form, FormMaker, Node, Part, in
 from onnxgen.structure.layout import SELF, Entry
 from onnxgen.structure.literals import APPLIED, Key, Signature, Slot, fill, is_number
 from onnxgen.structure.nesting import copied, replace_in
-from onnxgen.structure.order import topological
+from onnxgen.structure.order import grouped, topological
 from onnxgen.structure.parameters import Flag, Group, Parameter, Parameters, Use, parsed, size_names, sizes, widths
 from onnxgen.structure.scopes import callee
 
@@ -256,10 +255,7 @@ class Body:
             for value in node.operands if node.only != self.all else ():
                 if value.node is not None and value.node.only == node.only:
                     above[root(node)] = root(value.node)
-        groups: dict[Node, list[Node]] = {}
-        for node in self.form.nodes:
-            groups.setdefault(root(node), []).append(node)
-        return [*groups.values()]
+        return [*grouped((root(node), node) for node in self.form.nodes).values()]
 
     def _check(self) -> None:
         """Check that each optional part can be turned off.

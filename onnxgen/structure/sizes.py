@@ -1,11 +1,10 @@
 """Symbolic dims and devices as expressions, `x.shape[1]`, `x.device`; and names for sizes.
 
-`resolve_sizes`: goes in a scope whose expressions hold `SizeOf` and `DeviceOf`, comes out the scope
-without them. A dim that no tensor of the class has becomes an `int` argument of its `forward`,
-which the caller must give.
+`resolve_sizes`: goes in a scope whose expressions hold `SizeOf` and `DeviceOf`, comes out the scope without them. A dim
+that no tensor of the class has becomes an `int` argument of its `forward`, which the caller must give.
 
-`unpack_shapes`: comes out the scope with a local variable for each size that is used more than
-once, or that outlives its tensor: `batch, length, _ = x.shape`.
+`unpack_shapes`: comes out the scope with a local variable for each size that is used more than once, or that outlives
+its tensor: `batch, length, _ = x.shape`.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from onnxgen.structure.loops import (
     taken,
     text_of,
 )
+from onnxgen.structure.order import grouped
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
 
@@ -58,9 +59,7 @@ class Around:
         trees = (tree for statement in self.scope.body for tree in expressions(statement))
         lists: list[ast.List | ast.Tuple] = [n for tree in trees for n in walk(tree) if isinstance(n, ast.List)]
         lists += [column for statement in self.scope.body for column in columns_of(statement)]
-        for names in map(names_in, lists):
-            for name in dict.fromkeys(names):
-                self.lists.setdefault(name, []).append(names)
+        self.lists = grouped((name, names) for names in map(names_in, lists) for name in dict.fromkeys(names))
         self.outputs = tuple(o.value if isinstance(o, Ref) else "" for o in self.scope.outputs)
         for statement in self.scope.body:
             if isinstance(statement, Assign) and _divides(statement):

@@ -1,11 +1,11 @@
 """One scope as a class.
 
-Goes in: a scope with its statements and members, and the expressions that make its submodules.
-Comes out: a `ClassTree` with the statements of `__init__` and `forward`, in which values have local
-names and members are reached from `self`. `code/printer.py` prints it.
+Goes in: a scope with its statements and members, and the expressions that make its submodules. Comes out: a `ClassTree`
+with the statements of `__init__` and `forward`, in which values have local names and members are reached from `self`.
+`code/printer.py` prints it.
 
-Loops that do nothing but fill a list become comprehensions (`Lists`), if they fit one line; a list
-that only the next statement uses is written there:
+Loops that do nothing but fill a list become comprehensions (`Lists`), if they fit one line; a list that only the next
+statement uses is written there:
 
     features = []
     for layer in self.layers:
