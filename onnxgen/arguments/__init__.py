@@ -1,9 +1,8 @@
 """Sizes of the network as arguments of its constructor: `Model(num_classes=10, channels=32)`.
 
 Goes in: the classes, in which all sizes are numbers. Comes out: the classes with arguments whose defaults are these
-numbers. `rules.py` says which sizes may change and which change together, `written.py` where they are written,
-`names.py` which of them are worth an argument, and `writing.py` writes it. `counts.py` finds numbers of blocks,
-`heads.py` those of heads.
+numbers. `rules.py` says which sizes may change and which change together, `written.py` where they are written, and
+`names.py` which of them are worth an argument. `counts.py` finds numbers of blocks and of heads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Module paths of nodes: from names in the file, or else from chains that repeat in the graph.
 
 `find_blocks` is for files without names. Goes in: a graph. Comes out: scopes for the nodes of repeated chains, named by
-their role. The stages: vertices (`flow`), regions between a fork and the node where its paths meet (`regions`), a
-sequence of labelled tokens (`tokens`), repetitions in it (`repeats`, `chains`), and their module paths (`scopes`,
-`roles`). Each takes nearly linear time. Results never change: a scope that cannot be a module is dissolved later.
+their role. The stages: vertices, and regions between a fork and the node where its paths meet (`regions`), a sequence
+of labelled tokens (`tokens`), repetitions in it (`repeats`), and their module paths (`scopes`). Each takes nearly
+linear time. Results never change: a scope that cannot be a module is dissolved later.
 """
 
 from __future__ import annotations

@@ -452,17 +452,12 @@ def _divided(name: str, inner: Mapping[str, Mapping[str, ModulePath]]) -> Module
     """Return the path of a name. `inner`: those of the names within each group."""
     within = next((group for group in _beginnings(name) if group in inner), "")
     path = (within, *inner[within][name[len(within) + 1 :]]) if within else (name,)
-    return (*path[:-1], _turned(path[-1]))
+    return (*path[:-1], re.sub(r"^(\d+)_(.+)$", r"\2_\1", path[-1]))  # an attribute cannot begin with a digit
 
 
 def _beginnings(name: str) -> Iterator[str]:
     """Yield what stands before each underscore behind a number."""
     return (name[: end.start()] for end in re.finditer(r"(?<=\d)_", name))
-
-
-def _turned(name: str) -> str:
-    """Return `conv_1` for `1_conv`, since an attribute cannot begin with a digit."""
-    return re.sub(r"^(\d+)_(.+)$", r"\2_\1", name)
 
 
 _KEY = re.compile(r"weight|bias|running_")

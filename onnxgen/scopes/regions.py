@@ -174,7 +174,7 @@ def _of_operands(flow: Flow, i: int) -> str:
     if flow.weighs[i]:
         return "linear" if is_a(node, PRODUCT) else "embedding" if node.op_type == "Gather" else f"own {node.op_type}"
     if is_a(node, ADDS, SCALES):
-        return node.op_type.lower() if _is_merge(flow, i) else "scale"
+        return node.op_type.lower() if len(flow.before[i]) > 1 or len(flow.operands(i)) > 1 else "scale"
     if is_a(node, PRODUCT):
         return "product"
     return f"concat {len(flow.operands(i))}" if node.op_type == "Concat" else node.op_type
@@ -187,10 +187,6 @@ def _conv(node: ir.Node, shape: object) -> str:
     if groups > 1 and shape[1] == 1:
         return "depth"
     return "point" if all(d == 1 for d in shape[2:]) else "conv"
-
-
-def _is_merge(flow: Flow, i: int) -> bool:
-    return len(flow.before[i]) > 1 or len(flow.operands(i)) > 1
 
 
 def _is_spatial(node: ir.Node) -> bool:

@@ -161,7 +161,9 @@ class Run:
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
         ]
-        begun += [Assign((name,), self._begun(result), scope.path) for result, name in collected.items()]
+        for result, name in collected.items():
+            first = ast.List([Ref(self._name(result)) for _ in self.first[result]], ast.Load())
+            begun.append(Assign((name,), first, scope.path))
         turn = [*parts.values(), *(own[n] for n in order)]
         if not lists:
             turn.append(self._value("count", ""))
@@ -191,10 +193,6 @@ class Run:
     def _role_of_all(self, names: tuple[str, ...]) -> str:
         return self._role(next((name for name in names if name in self.numbers), names[0]))
 
-    def _begun(self, result: Result) -> ast.expr:
-        """Return the list that collects a result, before the first turn."""
-        return ast.List([Ref(self._name(result)) for _ in self.first[result]], ast.Load())
-
     def _column(self, names: tuple[str, ...]) -> ast.expr:
         """Return the values of one variable, one for each turn."""
         return ast.Tuple([self._before(name) for name in names], ast.Load())
@@ -217,7 +215,8 @@ class Run:
             return {}
         parts = self.items.parts[0]
         names = [part for part in self.items.path if not part.isdigit()]
-        role = identifier(singular(_unnumbered(names[-1] if names else "layer")))
+        word = names[-1] if names else "layer"
+        role = identifier(singular(word.rstrip("0123456789").rstrip("_") or word))
         if -1 in parts:
             return {-1: self._value("item", role)}
         works = {n: work(member, self.scope, self.module.classes) or role for n, member in parts.items()}
@@ -514,7 +513,3 @@ def _users(body: list[Statement], name: str) -> list[int]:
 def _calls_item(statement: Statement) -> bool:
     value = statement.value if isinstance(statement, Assign) else None
     return isinstance(value, ast.Call) and isinstance(value.func, Ref)
-
-
-def _unnumbered(word: str) -> str:
-    return word.rstrip("0123456789").rstrip("_") or word

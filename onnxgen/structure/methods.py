@@ -140,14 +140,17 @@ class _Search:
         first, *others = stretches
         if any(other.lines != first.lines for other in others) or not 0 < len(first.given) <= MAX_ARGUMENTS:
             return None
-        kinds = {tuple(_kind(self.module.infos.get(name, Info())) for name in s.given) for s in stretches}
-        if len(kinds) > 1 or all(other.given == first.given for other in others):
+        if len({*map(self._kinds, stretches)}) > 1 or all(other.given == first.given for other in others):
             return None
         results: set[int] = set()
         for stretch in stretches:
             inside = Counter(n for row in stretch.rows for n in refs(self._statement(row).value))
             results |= {i for i, name in enumerate(stretch.made) if self.uses[name] > inside[name]}
         return sorted(results) if 0 < len(results) <= MAX_RESULTS else None
+
+    def _kinds(self, stretch: _Stretch) -> tuple[object, ...]:
+        infos = (self.module.infos.get(name, Info()) for name in stretch.given)
+        return tuple((info.kind, info.dtype) for info in infos)
 
     def _statement(self, row: int) -> Assign:
         statement = self.body.body[row]
@@ -178,9 +181,8 @@ class _Search:
     def _call(self, name: str, stretches: list[_Stretch], results: list[int]) -> None:
         calls: dict[int, Assign] = {}
         for stretch in stretches:
-            function = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Load())
-            value = ast.Call(function, [Ref(value) for value in stretch.given], [])
-            calls[stretch.rows[-1]] = Assign(tuple(stretch.made[i] for i in results), value, self.root.path)
+            targets = [stretch.made[i] for i in results]
+            calls[stretch.rows[-1]] = _call_of(name, stretch.given, targets, self.root)
         gone = {row for stretch in stretches for row in stretch.rows} - calls.keys()
         body = self.body.body
         self.body.body = [calls.get(i, statement) for i, statement in enumerate(body) if i not in gone]
@@ -209,15 +211,16 @@ def method_name(root: Scope, module: ModuleDef, wanted: str, steps: Sequence[ast
     return next(name for name in names if name not in taken)
 
 
+def _call_of(method: str, arguments: list[str], targets: list[str], root: Scope) -> Assign:
+    function = ast.Attribute(ast.Name("self", ast.Load()), method, ast.Load())
+    return Assign(tuple(targets), ast.Call(function, [*map(Ref, arguments)], []), root.path)
+
+
 def _is_view(tree: ast.AST) -> bool:
     """True for a view of a value, perhaps with another sign."""
     while isinstance(tree := seen_through(tree), ast.UnaryOp):
         tree = tree.operand
     return isinstance(tree, Ref)
-
-
-def _kind(facts: Info) -> tuple[object, ...]:
-    return facts.kind, facts.dtype
 
 
 def _apart(starts: list[int], length: int) -> list[int]:
@@ -324,6 +327,4 @@ def _write(part: _Part, root: Scope, module: ModuleDef) -> None:
     method.inputs = [Input(value, annotation(module.infos.get(value, Info()))) for value in part.given]
     method.outputs = [Ref(value) for value in part.made]
     root.methods.append(Method(name, method, [{v: v for v in (*part.given, *part.made)}]))
-    function = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Load())
-    call = Assign(tuple(part.made), ast.Call(function, [Ref(value) for value in part.given], []), root.path)
-    part.block[part.first : part.end] = [call]
+    part.block[part.first : part.end] = [_call_of(name, part.given, part.made, root)]

@@ -75,7 +75,7 @@ class Scope:
         containers: lists that are called as one (`nn.Sequential`) or looped over (`nn.ModuleList`), by path.
         nodes: the ONNX nodes that the returned expressions stand for.
         varies: it is called with values of several shapes.
-        row: of a row of layers (`sequences.py`), the name of its class and what all rows of that class have in common.
+        row: of a row of layers (`classes.py`), the name of its class and what all rows of that class have in common.
         methods: those that its code calls.
         is_method: it is one of them, and no class.
         given, results: the local names of its arguments and results, once it is written.
@@ -175,7 +175,7 @@ class Splitter:
         leaves: the paths of submodules that are layers.
         worthy: the paths with members below them.
         containers: the paths all of whose parts are numbered.
-        shown: see `code.shown`.
+        shown: the first value that has each dim.
         claimed: the paths that have a scope, or will have one.
         built: the member for each scope.
         repeated: the calls of the submodules that are called several times.

@@ -172,7 +172,7 @@ class _Sizes:
         """Return `x.shape[i]` of a tensor that has exactly this dim.
 
         A dim that is used once is read from a tensor of the same statement. Else it is always read from the first
-        tensor that has it, so that it can have a name (see `unpacked`).
+        tensor that has it, so that it can have a name (`unpack_shapes`).
         """
         if self.asked[dim] < 2 or dim not in self.where:
             for name in near:

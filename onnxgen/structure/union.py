@@ -32,8 +32,9 @@ def unite(form: Form, other: Form) -> None:
         Differ: they are not variants of one class. `form` must not be used any more.
     """
     forms = (form, other)
-    if any(each.effects or len(each.nodes) > MAX_STATEMENTS or _has_unused(each) for each in forms):
-        raise Differ("statements without a value that is used, or too many statements")
+    for each in forms:
+        if each.effects or len(each.nodes) > MAX_STATEMENTS or len(reachable(each)) != len(each.nodes):
+            raise Differ("statements without a value that is used, or too many statements")
     if [a.annotation for a in form.scope.inputs] != [a.annotation for a in other.scope.inputs]:
         raise Differ("different arguments")
     before = [*_outlines(form), *_outlines(other)]
@@ -53,10 +54,6 @@ def unite(form: Form, other: Form) -> None:
 
 def _outlines(form: Form) -> list[list[str]]:
     return [outline(form, i) for i in (form.instances[0], *form.variants)]
-
-
-def _has_unused(form: Form) -> bool:
-    return len(reachable(form)) != len(form.nodes)
 
 
 def _rename(form: Form, other: Form, renamed: dict[str, str]) -> None:

@@ -165,8 +165,8 @@ class ClassWriter:
             return [*self._block(before), returned]
         results = [self._final(output) for output in self.scope.outputs]
         value: ast.expr | None = ast.Tuple(results, ast.Load()) if results else None
-        if len(results) == 1:
-            value = _all_of(results[0])
+        if len(results) == 1:  # a tuple for all items of a list
+            value = call("tuple", results[0].value) if isinstance(results[0], ast.Starred) else results[0]
         return [*self._block(self.scope.body), self._remarked(ast.Return(value), self.scope.nodes)]
 
     def _is_result(self, last: Assign) -> bool:
@@ -273,11 +273,6 @@ def _calls(block: list[ast.stmt], method: str) -> bool:
 
 def _is_self(tree: ast.AST) -> bool:
     return isinstance(tree, ast.Name) and tree.id == SELF.id
-
-
-def _all_of(result: ast.expr) -> ast.expr:
-    """Return what `forward` returns for one result, a tuple for all items of a list."""
-    return call("tuple", result.value) if isinstance(result, ast.Starred) else result
 
 
 LISTED = 100 - 8  # characters of a line with a comprehension, which would take three lines as a loop
