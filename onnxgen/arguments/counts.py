@@ -33,6 +33,7 @@ from onnxgen.code.torch_api import dotted, function_of
 from onnxgen.common.names import ModulePath
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info
+from onnxgen.structure.layout import SELF
 from onnxgen.structure.literals import is_literal
 
 LEAST = 2  # blocks of a row
@@ -347,7 +348,7 @@ def with_heads(classes: Sequence[ClassTree], module: ModuleDef) -> tuple[list[Cl
         numbers = _numbers(tree) if is_open else []
         if numbers and len({number.value for number in numbers}) == 1:
             number = Spot(numbers[0].value)
-            rewritten.append(_with_stored_heads(tree, number, numbers))
+            rewritten.append(_with_stored(tree, HEADS, number, numbers))
             arguments.append(Argument(HEADS, number.value, {id(number): number.value}, 1))  # type: ignore[arg-type, dict-item]
         else:
             rewritten.append(tree)
@@ -394,13 +395,13 @@ def _numbers(tree: ClassTree) -> list[ast.Constant]:
     return followed.numbers
 
 
-def _with_stored_heads(tree: ClassTree, number: Spot, written: Sequence[ast.Constant]) -> ClassTree:
-    """Return a class that stores a number and reads it where it was written."""
-    own = ast.Attribute(ast.Name("self", ast.Load()), HEADS, ast.Load())
-    spots = {id(one) for one in written}
-    body = [rewrite(statement, lambda node: own if id(node) in spots else None) for statement in tree.body]
-    target = ast.Attribute(ast.Name("self", ast.Load()), HEADS, ast.Store())
-    return replace(tree, body=body, setup=[ast.Assign([target], number), *tree.setup])
+def _with_stored(tree: ClassTree, name: str, value: ast.expr, written: Iterable[ast.expr]) -> ClassTree:
+    """Return a class that stores a value and reads it where it was written."""
+    places = {id(one) for one in written}
+    own = ast.Attribute(SELF, name, ast.Load())
+    body = [rewrite(statement, lambda node: own if id(node) in places else None) for statement in tree.body]
+    target = ast.Attribute(SELF, name, ast.Store())
+    return replace(tree, body=body, setup=[ast.Assign([target], value), *tree.setup])
 
 
 STORED, CHANNELS = "split_sizes", "channels"
@@ -430,7 +431,8 @@ def with_parts(classes: Sequence[ClassTree]) -> tuple[list[ClassTree], dict[Size
             place, numbers = written[0]
             sizes = [Spot(one) for one in (numbers[1:2] if name == CHANNELS else numbers)]
             spots.update((part_of(numbers, i), id(spot)) for i, spot in enumerate(sizes))
-            tree = _with_stored_sizes(tree, name, place, sizes)
+            value = sizes[0] if name == CHANNELS else ast.List([*sizes], ast.Load())
+            tree = _with_stored(tree, name, value, [place])
         rewritten.append(tree)
     return rewritten, spots
 
@@ -453,14 +455,3 @@ def _written(tree: ClassTree) -> Iterator[tuple[ast.expr, tuple[int, ...]]]:
             numbers = tuple(map(value_of, node.args))
             if is_map(numbers):
                 yield node.args[1], numbers
-
-
-def _with_stored_sizes(tree: ClassTree, name: str, written: ast.expr, sizes: list[Spot]) -> ClassTree:
-    """Return a class that stores sizes and reads them where they were written."""
-
-    def own(context: ast.expr_context) -> ast.Attribute:
-        return ast.Attribute(ast.Name("self", ast.Load()), name, context)
-
-    body = [rewrite(part, lambda node: own(ast.Load()) if node is written else None) for part in tree.body]
-    value = sizes[0] if name == CHANNELS else ast.List([*sizes], ast.Load())
-    return replace(tree, body=body, setup=[ast.Assign([own(ast.Store())], value), *tree.setup])

@@ -96,18 +96,23 @@ def is_number(tree: ast.AST, number: int) -> bool:
     return is_literal(tree) and bool(value_of(tree) == number)
 
 
-def numbers_of(tree: ast.AST) -> list[ast.expr]:
-    """Return the numbers in an expression, in order, each with its sign. A tree that occurs twice is one number."""
-    numbers: dict[int, ast.expr] = {}
+def collected(tree: ast.AST, is_one: Callable[[ast.AST], bool]) -> list[ast.expr]:
+    """Return the expressions of a kind, in order, without those within others."""
+    nodes: list[ast.expr] = []
 
     def see(node: ast.AST) -> ast.expr | None:
-        if is_plain_number(node):
-            numbers[id(node)] = node  # type: ignore[assignment]
-            return node  # type: ignore[return-value]
+        if isinstance(node, ast.expr) and is_one(node):
+            nodes.append(node)
+            return node
         return None
 
     rewrite(tree, see)
-    return list(numbers.values())
+    return nodes
+
+
+def numbers_of(tree: ast.AST) -> list[ast.expr]:
+    """Return the numbers in an expression, in order, each with its sign. A tree that occurs twice is one number."""
+    return [*{id(node): node for node in collected(tree, is_plain_number)}.values()]
 
 
 def is_plain_number(tree: ast.AST) -> bool:

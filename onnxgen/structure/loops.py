@@ -19,7 +19,7 @@ from onnxgen.common.names import FileText, identifier, singular
 from onnxgen.shapes.info import Info
 from onnxgen.structure.classnames import work
 from onnxgen.structure.clues import is_made_up
-from onnxgen.structure.literals import is_plain_number
+from onnxgen.structure.literals import collected, is_plain_number
 from onnxgen.structure.nesting import rename, replace_in
 from onnxgen.structure.scopes import Scope
 from onnxgen.structure.turns import Items
@@ -401,17 +401,8 @@ def _read_column(node: ast.AST, column: ast.Tuple, whole: Mapping[tuple[str, ...
 
 def taken(tree: ast.expr) -> list[str]:
     """Return the values that an expression uses, those that it reads from lists included, in order."""
-    values: list[str] = []
-
-    def see(node: ast.AST) -> ast.expr | None:
-        item = listed(node)
-        if item is None and not isinstance(node, Ref):
-            return None
-        values.append(node.value if isinstance(node, Ref) else listed_name(item or ("", 0)))
-        return node  # type: ignore[return-value]
-
-    rewrite(tree, see)
-    return values
+    nodes = collected(tree, lambda node: isinstance(node, Ref) or listed(node) is not None)
+    return [node.value if isinstance(node, Ref) else listed_name(listed(node) or ("", 0)) for node in nodes]
 
 
 def names_in(tree: ast.List | ast.Tuple) -> tuple[str, ...]:

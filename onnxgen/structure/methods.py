@@ -30,6 +30,7 @@ from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.lowering.roles import seen_through
 from onnxgen.shapes.info import Info
 from onnxgen.structure.clues import made_by
+from onnxgen.structure.layout import SELF
 from onnxgen.structure.loops import text_of
 from onnxgen.structure.order import grouped
 from onnxgen.structure.scopes import SEVERAL, Method, Scope, callee, needs, wired
@@ -212,7 +213,7 @@ def method_name(root: Scope, module: ModuleDef, wanted: str, steps: Sequence[ast
 
 
 def _call_of(method: str, arguments: list[str], targets: list[str], root: Scope) -> Assign:
-    function = ast.Attribute(ast.Name("self", ast.Load()), method, ast.Load())
+    function = ast.Attribute(SELF, method, ast.Load())
     return Assign(tuple(targets), ast.Call(function, [*map(Ref, arguments)], []), root.path)
 
 

@@ -161,7 +161,8 @@ class _Nesting:
                 break
             if deepest > PAIR and layers == MAX_LAYERS and _are_row([*statements[-2:], statement]):
                 break
-            _absorb(statement, before)
+            change_own(statement, put({name: before.value}))
+            statement.nodes = before.nodes + statement.nodes
             statements.pop()
         return statements
 
@@ -347,12 +348,6 @@ def _is_layer(member: Member) -> bool:
 def _reader(trees: Sequence[ast.expr], name: str) -> int | None:
     """Return which expression is the first to use a value."""
     return next((i for i, tree in enumerate(trees) if name in refs(tree)), None)
-
-
-def _absorb(statement: Statement, before: Assign) -> None:
-    """Let a statement do what the one before it does."""
-    change_own(statement, put({before.targets[0]: before.value}))
-    statement.nodes = before.nodes + statement.nodes
 
 
 def drop_copies(scope: Scope) -> set[str]:

@@ -112,7 +112,7 @@ class _Sharing:
         self.parameters.name(set(self.form.root.below), stored, self.maker.reserved)
         flags = self.parameters.flags
         self._settle(self.form.root, self.all)
-        body, outputs = self.body.statements(self._filled, lambda flag: flags[flag])
+        body, outputs = _Writing(self.body, self._filled, flags.__getitem__).run()
         read = [base for g in self.parameters.all if g.in_forward for base in g.bases or [g]]
         kept = {g.name: g.name for g in read}
         kept |= {name: self.parameters.test(flag) for flag, name in flags.items() if flag in stored}
@@ -309,13 +309,12 @@ class Body:
         if sum(d.node is other.last for node in everything for d in node.operands) == 1:
             block.otherwise, other.is_other = other, True
 
-    def statements(self, fill: Fill, flag: Callable[[Flag], str]) -> tuple[list[Statement], list[ast.expr]]:
-        """Return the body and the returned expressions, with the literals that `fill` chooses and `flag`'s names."""
-        return _Writing(self, fill, flag).run()
-
 
 class _Writing:
-    """Writes the blocks as statements. `names`: the current names of the values."""
+    """Writes the blocks as statements, with the literals that `fill` chooses and `flag`'s names.
+
+    `names`: the current names of the values.
+    """
 
     def __init__(self, body: Body, fill: Fill, flag: Callable[[Flag], str]) -> None:
         self.body, self.fill, self.flag = body, fill, flag

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from onnxgen.code.module_def import Assign, Loop, ModuleDef, Statement, assigned, members_of, used
 from onnxgen.code.quote import MemberRef, Ref, refs, rewrite, value_of, walk
-from onnxgen.structure.literals import differing, with_names
+from onnxgen.structure.literals import collected, differing, with_names
 from onnxgen.structure.loops import ITEM, is_item, is_operand, listed, listed_name, text_of
 from onnxgen.structure.order import depth_first
 from onnxgen.structure.scopes import SEVERAL, Scope, callee, needs
@@ -295,16 +295,7 @@ class _Naming:
 
 
 def _operands(statement: Assign) -> list[ast.expr]:
-    operands: list[ast.expr] = []
-
-    def see(node: ast.AST) -> ast.expr | None:
-        if isinstance(node, ast.expr) and (is_operand(node) or listed(node)):
-            operands.append(node)
-            return node
-        return None
-
-    rewrite(statement.value, see)
-    return operands
+    return collected(statement.value, lambda node: is_operand(node) or listed(node) is not None)
 
 
 def _without_items(tree: ast.expr) -> ast.expr:
