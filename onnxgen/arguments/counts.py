@@ -438,7 +438,6 @@ def with_parts(classes: Sequence[ClassTree]) -> tuple[list[ClassTree], dict[Size
 
 
 def _has(tree: ClassTree, name: str) -> bool:
-    """Return True if a class has an attribute of its own of a name."""
     nodes = (node for part in (*tree.setup, *tree.body, *tree.own) for node in walk(part))
     return any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes)
 

@@ -181,7 +181,6 @@ class Roles:
         return "" if any(self._is_one_of_several(path) for _, path in tables) else places.inner(is_part)
 
     def _goes(self, sizes: list[Size]) -> bool:
-        """True for a size of what the network tells."""
         return any(size[0] in self.returned for size in sizes if not is_slot(size))
 
     def _of_output(self, places: _Places, sizes: list[Size], comes: bool) -> str:

@@ -181,7 +181,6 @@ class Rules(Shapes):
         return [_with(sizes, axis, part) for part in parts]
 
     def _share(self, size: Size, count: int) -> Size:
-        """Return one of several equal parts of an axis."""
         whole = self.related.value[size]
         if not isinstance(whole, int) or whole % count:
             raise Unknown
@@ -399,7 +398,6 @@ def _takes_axis(index: ast.expr) -> bool:
 
 
 def _literals(tree: ast.Call) -> dict[str | None, Any]:
-    """Return the keyword arguments that are literals."""
     return {k.arg: value_of(k.value) for k in tree.keywords if is_literal(k.value)}
 
 

@@ -380,7 +380,6 @@ class _Search:
         return chain[1:]
 
     def _narrows(self, i: int) -> bool:
-        """True if a vertex makes a map of fewer channels."""
         node = self.flow.nodes[i]
         before, after = (
             info(value).shape if value is not None else None for value in (node.inputs[0], node.outputs[0])

@@ -359,7 +359,6 @@ def _queries(flow: Flow, nodes: list[int], inside: set[int]) -> list[int]:
 
 
 def _leads(flow: Flow, source: int, target: int, inside: set[int]) -> bool:
-    """True if a path leads from one vertex to another."""
     pending, seen = [target], {target}
     while pending:
         i = pending.pop()

@@ -107,7 +107,6 @@ class Tokenizer:
         return token
 
     def _label_layers(self, token: Token, region: Region) -> None:
-        """Label a region by its layers."""
         token.skip = self._skip(region, token.parts) if token.kind == "add" else []
         labels = [p.label for p in token.parts if p.is_layer and p not in token.skip]
         content: tuple[Hashable, ...] = (token.kind, *collapsed(labels))

@@ -238,7 +238,6 @@ def _attends_to_itself(tree: ClassTree) -> bool:
 
 
 def _adds_input(tree: ClassTree) -> bool:
-    """True if `forward` adds its input to what it makes of it."""
     inputs = {argument.arg for argument in tree.inputs[:1]}
     for statement in tree.body:
         value = getattr(statement, "value", None)

@@ -382,7 +382,6 @@ def _row(scope: Scope, container: Member) -> Row | None:
 
 
 def _is_worth(rows: list[Row], maker: FormMaker) -> bool:
-    """True if a class makes the file shorter."""
     texts = [ast.unparse(ast.List([m.build for m in row.own.members], ast.Load())) for row in rows]
     last = int(rows[0].own.members[-1].path[-1])
     fillers = FILLER * (last + 1 - len(rows[0].own.members))
@@ -417,7 +416,6 @@ def _take_out(row: Row) -> None:
 
 
 def _name(members: list[Member]) -> str:
-    """Name the class of a row after its layers."""
     kinds = [function_of(member.build) for member in members]
     if any(kind in CONVOLUTIONS for kind in kinds):
         return "ConvBlock"

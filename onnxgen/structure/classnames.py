@@ -266,7 +266,6 @@ def _of_parameters(scope: Scope) -> str:
 
 
 def _is_sum(tree: ast.AST) -> bool:
-    """True for a sum of two values."""
     if not isinstance(tree, ast.BinOp) or not isinstance(tree.op, ast.Add):
         return False
     return isinstance(tree.left, Ref) and isinstance(tree.right, Ref)

@@ -169,7 +169,6 @@ def _variables(module: ModuleDef, columns: Mapping[str, list[str]], path: Module
 
 
 def _one(names: set[str]) -> str:
-    """Return the name on which all agree, or ""."""
     return names.pop() if len(names) == 1 else ""
 
 
@@ -386,7 +385,6 @@ def _is_of_corners(node: ast.AST) -> bool:
 
 
 def _is_joined(node: ast.AST) -> bool:
-    """True for a sum, or for what is concatenated."""
     return called(node)[0] == "cat" or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add))
 
 

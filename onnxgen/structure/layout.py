@@ -210,7 +210,6 @@ def _reach(plan: Layout, here: ast.expr, entry: Entry) -> None:
 
 
 def _value(plan: Layout, entry: Entry) -> ast.expr:
-    """Return the expression that makes a member or a container."""
     if entry.member is not None:
         return entry.member.build if entry.value is None else entry.value
     if not entry.is_list:

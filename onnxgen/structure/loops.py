@@ -194,11 +194,9 @@ class Run:
         return self._role(next((name for name in names if name in self.numbers), names[0]))
 
     def _column(self, names: tuple[str, ...]) -> ast.expr:
-        """Return the values of one variable, one for each turn."""
         return ast.Tuple([self._before(name) for name in names], ast.Load())
 
     def _before(self, name: str) -> ast.expr:
-        """Return a value from before the loop."""
         return self.numbers.get(name) or Ref(name)
 
     def _forget_sizes(self) -> None:
@@ -299,7 +297,6 @@ class Run:
         return value
 
     def _names(self, result: Result) -> tuple[str, ...]:
-        """Return the values of a result, turn by turn."""
         return tuple(turn[result[0]].targets[result[1]] for turn in self.turns)
 
     def _collects(self, result: Result) -> tuple[str, ...]:

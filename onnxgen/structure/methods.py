@@ -225,7 +225,6 @@ def _is_view(tree: ast.AST) -> bool:
 
 
 def _apart(starts: list[int], length: int) -> list[int]:
-    """Return starts that do not overlap."""
     kept: list[int] = []
     for start in starts:
         if not kept or start >= kept[-1] + length:
@@ -286,7 +285,6 @@ def _blocks(scope: Scope) -> Iterator[tuple[list[Statement], list[str]]]:
 
 
 def _size(block: Iterable[Statement]) -> int:
-    """Return how many statements a block has, with those of its own blocks."""
     return sum(1 for _ in flattened(block))
 
 

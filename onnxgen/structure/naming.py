@@ -352,7 +352,6 @@ class Names:
         return stage
 
     def _beside(self, words: _Words, ended: dict[str, str]) -> list[str]:
-        """Return names for a value beside the main chain."""
         value, layer = words.value, words.layer
         if self.has_main and MAIN not in self.busy and value in self.at and self._is_all(value):
             return [*words.names, *layer, MAIN]
@@ -450,7 +449,6 @@ class Names:
         return singular(word) if singular(word) != word else "item"
 
     def _of_several(self, value: str, statement: Assign, own: list[str], ended: dict[str, str]) -> list[str]:
-        """Return names for one of several results."""
         tree = seen_through(statement.value)
         (name, operands), layer, at = called(tree), callee(tree), statement.targets.index(value)
         if layer is not None and layer.layer == "nn.MultiheadAttention":

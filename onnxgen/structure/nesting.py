@@ -167,7 +167,6 @@ class _Nesting:
         return statements
 
     def _room(self, statement: Statement, level: int) -> int:
-        """Return how many characters a line has for the expression."""
         if statement is self.returned:
             return LINE - len("return ")
         names = sum(len(self.roles.get(t, "x")) + 2 for t in statement.targets)
@@ -336,7 +335,6 @@ def _is_residual(tree: ast.AST) -> bool:
 
 
 def _norms(tree: ast.AST) -> int:
-    """Return how many norms an expression calls."""
     return sum(member.layer in NORMS for node in walk(tree) if (member := callee(node)) is not None)
 
 

@@ -290,7 +290,6 @@ def parsed(text: str) -> ast.expr:
 
 
 def _grouped(instances: list[int], uses: list[Use]) -> list[Group]:
-    """Return the groups of literals that are parameters."""
     groups: dict[tuple[tuple[int, str], ...], Group] = {}
     for use in sorted(uses, key=lambda use: len(use.column) < len(instances)):  # those of optional parts last
         texts = use.texts

@@ -375,7 +375,6 @@ def is_progression(values: list[float]) -> bool:
 
 
 def _range(values: list[float]) -> ast.expr | None:
-    """Return a range over integers, or None."""
     if any(type(value) is not int for value in values) or len(values) < 2:
         return None
     start, step = int(values[0]), int(values[1] - values[0])

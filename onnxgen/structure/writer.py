@@ -99,7 +99,6 @@ class ClassWriter:
         return source
 
     def _method(self, method: Method) -> ast.FunctionDef:
-        """Write a method that `forward` calls."""
         writer = copy(self)
         writer.scope, writer.names, writer.alike = method.body, {}, list(method.alike)
         writer.anew = drop_copies(method.body)
@@ -157,7 +156,6 @@ class ClassWriter:
         return printer.annotation(f"tuple[{', '.join(kinds)}]" if kinds else "None")
 
     def _forward(self) -> list[ast.stmt]:
-        """Return the body of `forward`."""
         last = self.scope.body[-1] if self.scope.body else None
         if isinstance(last, Assign) and self._is_result(last):
             before = self.scope.body[:-1]
@@ -266,7 +264,6 @@ class ClassWriter:
 
 
 def _calls(block: list[ast.stmt], method: str) -> bool:
-    """True if statements call a method of the class."""
     calls = (node.func for statement in block for node in ast.walk(statement) if isinstance(node, ast.Call))
     return any(isinstance(f, ast.Attribute) and f.attr == method and _is_self(f.value) for f in calls)
 
