@@ -40,14 +40,14 @@ def _to(
     op_type: str,
     version: int,
     *spellings: str,
-    given: dict[str, float | str] | None = None,
+    attributes: dict[str, float | str] | None = None,
     bound: tuple[str, ...] = (),
     guard: Callable[[Match], bool] = lambda match: True,
     domain: str = "",
     inputs: str = "x",
     **constants: float,
 ) -> Idiom:
-    """Make an idiom whose result has the shape and type of `x`. Attributes are `given`, or bound by the spelling.
+    """Make an idiom whose result has the shape and type of `x`. Attributes are given, or bound by the spelling.
 
     `inputs`: the tensors that the node takes, each one letter.
     """
@@ -55,7 +55,7 @@ def _to(
     def build(match: Match) -> ir.Node | None:
         if not same_as(match) or not guard(match):
             return None
-        values = {**(given or {}), **{name: match.number(name) for name in bound}}
+        values = {**(attributes or {}), **{name: match.number(name) for name in bound}}
         is_double = info(match.tensor("x")).dtype == ir.DataType.DOUBLE
         if is_double and any(isinstance(v, float) and float(np.float32(v)) != v for v in values.values()):
             return None  # attributes are float32
@@ -67,7 +67,9 @@ def _to(
 
 def _gelu(approximate: str, *spellings: str) -> Idiom:
     root, tanh = math.sqrt(0.5), math.sqrt(2 / math.pi)
-    return _to("Gelu", 20, *spellings, given={"approximate": approximate}, root=root, tanh=tanh, cube=tanh * 0.044715)
+    return _to(
+        "Gelu", 20, *spellings, attributes={"approximate": approximate}, root=root, tanh=tanh, cube=tanh * 0.044715
+    )
 
 
 def _clamp(match: Match) -> ir.Node | None:
@@ -146,7 +148,7 @@ TABLE = Table(
         _to("Log10", 1, "per * Log(x)", domain=DOMAIN, guard=partial(_is_logarithm, 10)),
         _to("Log2", 1, "per * Log(x)", domain=DOMAIN, guard=partial(_is_logarithm, 2)),
         _to("Mish", 18, "x * Tanh(Softplus(x))"),
-        _to("HardSigmoid", 22, "Clip(x + 3, 0, 6) / 6", "Clip(x / 6 + 0.5, 0, 1)", given={"alpha": 1 / 6}),
+        _to("HardSigmoid", 22, "Clip(x + 3, 0, 6) / 6", "Clip(x / 6 + 0.5, 0, 1)", attributes={"alpha": 1 / 6}),
         _to("HardSwish", 14, "x * Clip(x + 3, 0, 6) / 6", "x * Clip(x / 6 + 0.5, 0, 1)"),
         _to("HardSwish", 14, "x * HardSigmoid(x, alpha=sixth)", sixth=1 / 6),
         _to("LeakyRelu", 16, "Max(x, alpha * x)", bound=("alpha",), guard=lambda match: 0 < match.number("alpha") < 1),

@@ -151,15 +151,15 @@ def as_value(operand: Operand, before: ir.Node) -> ir.Value:
     assert graph is not None
     if operand.perm == tuple(range(len(operand.perm))):
         return value
-    made = ir.node("Transpose", [value], {"perm": operand.perm}, version=13)
-    beside(made, before)
+    transpose = ir.node("Transpose", [value], {"perm": operand.perm}, version=13)
+    beside(transpose, before)
     if producer is not None and producer.graph is graph:
-        graph.insert_after(producer, made)
+        graph.insert_after(producer, transpose)
     else:
-        graph.insert_before(before, made)
-    made.outputs[0].name = f"{value.name}.turned"
-    set_info(made.outputs[0], permuted(info(value), operand.perm))
-    return made.outputs[0]
+        graph.insert_before(before, transpose)
+    transpose.outputs[0].name = f"{value.name}.turned"
+    set_info(transpose.outputs[0], permuted(info(value), operand.perm))
+    return transpose.outputs[0]
 
 
 def replace_permuted(node: ir.Node, new: ir.Node, order: Perm) -> None:
@@ -168,15 +168,15 @@ def replace_permuted(node: ir.Node, new: ir.Node, order: Perm) -> None:
         replace(node, new)
         return
     straight = permuted(info(node.outputs[0]), [order.index(i) for i in range(len(order))])
-    made = _insert_result(node, new, "straight", straight.shape)
-    replace(node, ir.node("Transpose", [made], {"perm": order}, version=13))
+    output = _insert_result(node, new, "straight", straight.shape)
+    replace(node, ir.node("Transpose", [output], {"perm": order}, version=13))
 
 
 def merge_heads(node: ir.Node, new: ir.Node, operands: list[Operand]) -> None:
     """Replace `node` by `new`, which has batch and heads as two axes, and a Reshape that merges them."""
     shape, values = operands[0].shape or (), operands[2].shape or ()
-    made = _insert_result(node, new, "heads", (*shape[:-1], values[-1]))
-    replace(node, ir.node("Reshape", [made, known_ints(info(node.outputs[0]).shape or ())], version=13))
+    output = _insert_result(node, new, "heads", (*shape[:-1], values[-1]))
+    replace(node, ir.node("Reshape", [output, known_ints(info(node.outputs[0]).shape or ())], version=13))
 
 
 def _insert_result(node: ir.Node, new: ir.Node, suffix: str, shape: Shape | None) -> ir.Value:
@@ -222,31 +222,31 @@ def attention(model: ir.Model, options: Options) -> None:
 
 
 def _rewrite(node: ir.Node, opset: int) -> None:
-    found = product(node, by_result=False)
-    if found is None or list(found.left.perm) != sorted(found.left.perm):
+    pv_product = product(node, by_result=False)
+    if pv_product is None or list(pv_product.left.perm) != sorted(pv_product.left.perm):
         return
-    weights = _weights(found.left.value, opset)
+    weights = _weights(pv_product.left.value, opset)
     logits = None if weights is None else logits_of(weights.softmax.inputs[0])
-    if weights is None or logits is None or not _fits(logits, found.right):
+    if weights is None or logits is None or not _fits(logits, pv_product.right):
         return
     logits.added = [mask for mask in logits.added if uniform(mask) != 0]
     masked = _mask(logits, weights, node)
     if masked is None:
         return
     mask, is_causal = masked
-    operands = [logits.q, logits.k, found.right]
+    operands = [logits.q, logits.k, pv_product.right]
     if mask is None or logits.leading:
-        operands = _with_heads(operands, found.order)
+        operands = _with_heads(operands, pv_product.order)
     if mask is not None and logits.leading and (operands[0].shape or ())[:2] != logits.leading:
         return
     scale = logits.scale * math.prod(o.scale for o in operands)
     inputs = [as_value(operand, node) for operand in operands] + ([mask] if mask is not None else [])
     new = own("Attention", inputs, is_causal=int(is_causal), dropout=weights.dropout, scale=scale)
     DROPOUT.set(new, weights.dropout_scope)
-    if len(operands[0].perm) > len(found.order):
+    if len(operands[0].perm) > len(pv_product.order):
         merge_heads(node, new, operands)
     else:
-        replace_permuted(node, new, found.order)
+        replace_permuted(node, new, pv_product.order)
 
 
 def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
@@ -300,19 +300,19 @@ def logits_of(value: ir.Value | None, depth: int = 6) -> Logits | None:
         return _scores(value) if merged is None else logits_of(merged, depth - 1)
     if node.op_type == "Add":
         for index in (0, 1):
-            found, added = logits_of(node.inputs[index], depth - 1), node.inputs[1 - index]
-            if found is not None and added is not None:
-                found.added.append(added)
-                return found
+            logits, added = logits_of(node.inputs[index], depth - 1), node.inputs[1 - index]
+            if logits is not None and added is not None:
+                logits.added.append(added)
+                return logits
         return None
     condition = node.inputs[0]
     for index in (1, 2):
         instead = scalar(node.inputs[3 - index])
         if instead is not None and instead <= HIDING and condition is not None:
-            found = logits_of(node.inputs[index], depth - 1)
-            if found is not None and not found.added:
-                found.hidden.append((condition, index == 1, instead))
-                return found
+            logits = logits_of(node.inputs[index], depth - 1)
+            if logits is not None and not logits.added:
+                logits.hidden.append((condition, index == 1, instead))
+                return logits
     return None
 
 
@@ -322,10 +322,10 @@ def _before_reshape(value: ir.Value, rank: int, after: int) -> ir.Value | None:
     source = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
     if source is None:
         return None
-    shape, made = info(source).shape, info(value).shape
-    if shape is None or made is None or (len(shape), len(made)) != (rank, after):
+    shape, target = info(source).shape, info(value).shape
+    if shape is None or target is None or (len(shape), len(target)) != (rank, after):
         return None
-    return source if shape[-2:] == made[-2:] else None
+    return source if shape[-2:] == target[-2:] else None
 
 
 def _scores(value: ir.Value) -> Logits | None:
@@ -334,13 +334,13 @@ def _scores(value: ir.Value) -> Logits | None:
         inner = _scores(merged) if only_user(merged) is not None else None
         return None if inner is None else dataclasses.replace(inner, leading=(info(value).shape or ())[:2])
     scores, scale = without_number(value)
-    found = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
-    if found is None or only_user(scores) is None or list(found.order) != sorted(found.order):
+    qk_product = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
+    if qk_product is None or only_user(scores) is None or list(qk_product.order) != sorted(qk_product.order):
         return None
-    value, factor = without_number(found.left.value)
-    q = Operand(value, found.left.perm, factor) if factor != 1 else unscaled(found.left)
-    q = q if q.scale != 1 else found.left
-    k = swapped(unscaled(found.right))
+    value, factor = without_number(qk_product.left.value)
+    q = Operand(value, qk_product.left.perm, factor) if factor != 1 else unscaled(qk_product.left)
+    q = q if q.scale != 1 else qk_product.left
+    k = swapped(unscaled(qk_product.right))
     if is_no_number(q.value) or is_no_number(k.value):  # torch's fused attention makes numbers of NaN
         return None
     return Logits(Operand(q.value, q.perm), Operand(k.value, k.perm), scale * q.scale * k.scale)
@@ -401,13 +401,13 @@ def _fills(size: Dim, length: Dim) -> bool:
 
 def _triangle(logits: Logits, full: Shape) -> Causal | None:
     """Return the only mask if it hides exactly the keys after each query."""
-    found = causal((logits.added or [logits.hidden[0][0]])[0])
-    if found is None or not _fills(found.rows, full[-2]) or not _fills(found.columns, full[-1]):
+    triangle = causal((logits.added or [logits.hidden[0][0]])[0])
+    if triangle is None or not _fills(triangle.rows, full[-2]) or not _fills(triangle.columns, full[-1]):
         return None
     if logits.added:
-        return found if found.inside == 0 and found.outside <= HIDING else None
+        return triangle if triangle.inside == 0 and triangle.outside <= HIDING else None
     shows = logits.hidden[0][1]
-    return found if (bool(found.inside), bool(found.outside)) == (shows, not shows) else None
+    return triangle if (bool(triangle.inside), bool(triangle.outside)) == (shows, not shows) else None
 
 
 def _added(added: list[ir.Value], weights: _Weights, node: ir.Node, dtype: ir.DataType | None) -> _Mask | None:

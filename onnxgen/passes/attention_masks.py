@@ -69,11 +69,11 @@ def causal(value: ir.Value | None, depth: int = MAX_DEPTH) -> Causal | None:
         return None
     array = elements(value)
     if array is not None:
-        found = _of_array(array)
-        return None if found is None else dataclasses.replace(found, kept=KEPT.get(value))
+        stored_mask = _of_array(array)
+        return None if stored_mask is None else dataclasses.replace(stored_mask, kept=KEPT.get(value))
     node = value.producer()
-    made = None if node is None or node.domain != "" else _made(node, depth - 1)
-    return None if made is None else dataclasses.replace(made, rows=shape[-2], columns=shape[-1])
+    mask = None if node is None or node.domain != "" else _made(node, depth - 1)
+    return None if mask is None else dataclasses.replace(mask, rows=shape[-2], columns=shape[-1])
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Causal | None:
@@ -107,11 +107,11 @@ def _made(node: ir.Node, depth: int) -> Causal | None:
     if name == "Not":
         return _mapped(causal(node.inputs[0], depth), operator.not_)
     if name == "Cast":
-        found, to = causal(node.inputs[0], depth), ir.DataType(node.attributes["to"].as_int())
+        mask, to = causal(node.inputs[0], depth), ir.DataType(node.attributes["to"].as_int())
         if to == ir.DataType.BOOL:
-            return _mapped(found, bool)
-        exact = to.is_floating_point() or found is None or {found.inside, found.outside} <= {0.0, 1.0}
-        return found if exact else None
+            return _mapped(mask, bool)
+        exact = to.is_floating_point() or mask is None or {mask.inside, mask.outside} <= {0.0, 1.0}
+        return mask if exact else None
     is_computed = is_a(node, COMPARISON, ADDS, SCALES) and len(node.inputs) == 2
     function = card("", name).rules.numbers if is_computed else None
     return None if function is None else _computed(node, function, depth)
@@ -121,10 +121,10 @@ def _computed(node: ir.Node, function: Callable[[Any, Any], Any], depth: int) ->
     """Return the result of a mask and a number, or of a comparison of the columns' positions with the rows'."""
     a, b = node.inputs[:2]
     left, right = scalar(a), scalar(b)
-    if right is not None and (found := causal(a, depth)) is not None:
-        return _mapped(found, lambda x: function(np.float32(x), np.float32(right)))
-    if left is not None and (found := causal(b, depth)) is not None:
-        return _mapped(found, lambda x: function(np.float32(left), np.float32(x)))
+    if right is not None and (mask := causal(a, depth)) is not None:
+        return _mapped(mask, lambda x: function(np.float32(x), np.float32(right)))
+    if left is not None and (mask := causal(b, depth)) is not None:
+        return _mapped(mask, lambda x: function(np.float32(left), np.float32(x)))
     first, second = _positions(a, depth), _positions(b, depth)
     if not is_a(node, COMPARISON) or first is None or second is None or first[0] == second[0]:
         return None
@@ -132,14 +132,14 @@ def _computed(node: ir.Node, function: Callable[[Any, Any], Any], depth: int) ->
     return _of_array(function(*grids))
 
 
-def _mapped(found: Causal | None, function: Callable[[float], Any]) -> Causal | None:
+def _mapped(mask: Causal | None, function: Callable[[float], Any]) -> Causal | None:
     """Apply a function to both numbers of a mask; None if they are equal afterwards, or NaN."""
-    if found is None:
+    if mask is None:
         return None
     with np.errstate(all="ignore"):
-        inside, outside = float(function(found.inside)), float(function(found.outside))
-    made = dataclasses.replace(found, inside=inside, outside=outside)
-    return None if math.isnan(inside) or math.isnan(outside) or inside == outside else made
+        inside, outside = float(function(mask.inside)), float(function(mask.outside))
+    mapped = dataclasses.replace(mask, inside=inside, outside=outside)
+    return None if math.isnan(inside) or math.isnan(outside) or inside == outside else mapped
 
 
 def _of_trilu(node: ir.Node) -> Causal | None:
@@ -153,16 +153,16 @@ def _of_trilu(node: ir.Node) -> Causal | None:
 
 def _arranged(node: ir.Node, depth: int) -> Causal | None:
     """Return the mask behind a view that only changes its leading axes, or a Slice that takes the top left corner."""
-    found = causal(node.inputs[0], depth)
+    mask = causal(node.inputs[0], depth)
     before, after = info(node.inputs[0]).shape, info(node.outputs[0]).shape
-    if found is None or before is None or after is None:
+    if mask is None or before is None or after is None:
         return None
     if node.op_type == "Slice":
         taken = cuts(node)
         corner = taken is not None and all(c.axis < len(before) - 2 or (c.start, c.step) == (0, 1) for c in taken)
-        return found if corner else None
+        return mask if corner else None
     same = after[-2:] == before[-2:] and (node.op_type != "Reshape" or product(before[:-2]) == 1)
-    return found if same else None
+    return mask if same else None
 
 
 def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
@@ -194,15 +194,15 @@ def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
         if number is None:
             return None
         offset = number
-    found, before = _positions(source, depth - 1), info(source).shape
-    if found is None or not before or offset != int(offset):
+    counted, before = _positions(source, depth - 1), info(source).shape
+    if counted is None or not before or offset != int(offset):
         return None
-    axis, length = found[0], before[found[0]]
+    axis, length = counted[0], before[counted[0]]
     if _arranges(node):
         axis = next((a for a in (-1, -2) if len(shape) >= -a and shape[a] == length and length != 1), 0)
         others = product(shape) == length or node.op_type == "Expand"
-        axis = axis if others and (node.op_type != "Expand" or axis == found[0]) else 0
-    return (axis, found[1] + int(offset)) if axis else None
+        axis = axis if others and (node.op_type != "Expand" or axis == counted[0]) else 0
+    return (axis, counted[1] + int(offset)) if axis else None
 
 
 HIDES = -1e4  # a number as low hides a score as -inf does: BERT's
@@ -229,22 +229,22 @@ def masks_of(added: Sequence[ir.Value], full: Full, sizes: Sizes, before: ir.Nod
 
     `before`: the node before which a constant may be inserted.
     """
-    found = Masks()
+    masks = Masks()
     for value in (part for total in added for part in _summands(total, full, sizes)):
         if uniform(value) == 0:
             continue
         kind, mask = _mask(value, full, sizes)
         mask = _flat(value, full, before) if mask is None else mask
-        if mask is None or getattr(found, kind) is not None:
+        if mask is None or getattr(masks, kind) is not None:
             return None
-        setattr(found, kind, mask)
-    given = [m for m in (found.attention, found.padding) if m is not None]
-    found.may_empty = not (len(given) == 1 and _keeps_a_key(given[0]))
-    conditions = [_condition(m) for m in given]
+        setattr(masks, kind, mask)
+    tensors = [m for m in (masks.attention, masks.padding) if m is not None]
+    masks.may_empty = not (len(tensors) == 1 and _keeps_a_key(tensors[0]))
+    conditions = [_condition(m) for m in tensors]
     if all(c is not None for c in conditions):  # torch takes masks of one type
-        found.attention = None if found.attention is None else _condition(found.attention)
-        found.padding = None if found.padding is None else _condition(found.padding)
-    return found
+        masks.attention = None if masks.attention is None else _condition(masks.attention)
+        masks.padding = None if masks.padding is None else _condition(masks.padding)
+    return masks
 
 
 def _summands(value: ir.Value, full: Full, sizes: Sizes) -> Iterator[ir.Value]:
@@ -253,8 +253,8 @@ def _summands(value: ir.Value, full: Full, sizes: Sizes) -> Iterator[ir.Value]:
     node = made_by(total, "Add")
     parts = [] if node is None else [v for v in node.inputs if v is not None and info(v).rank in (3, 4)]
     is_whole = len(parts) == 2 and sizes.fit_heads(total, full)
-    found = arrangement(value, total, sizes) if is_whole else None
-    if found is None or not _covers(found, full, np.arange(math.prod(full)).reshape(full)):
+    positions = arrangement(value, total, sizes) if is_whole else None
+    if positions is None or not _covers(positions, full, np.arange(math.prod(full)).reshape(full)):
         yield value
     else:
         yield from parts
@@ -277,8 +277,8 @@ def _mask(value: ir.Value, full: Full, sizes: Sizes) -> tuple[str, ir.Value | No
             trial = Sizes(dict(sizes.numbers))
             if len(dims) != len(shape) or not all(trial.equate(d, n) for d, n in zip(dims, shape)):
                 continue
-            found = arrangement(value, origin, trial)
-            if found is not None and _covers(found, full, wanted):
+            positions = arrangement(value, origin, trial)
+            if positions is not None and _covers(positions, full, wanted):
                 sizes.numbers.update(trial.numbers)
                 return kind, origin
     return "attention", None
@@ -292,13 +292,15 @@ def _flat(value: ir.Value, full: Full, before: ir.Node) -> ir.Value | None:
     return constant(before, array.reshape(full[2:]), f"{value.name}.mask", dtype)
 
 
-def _covers(found: Positions, full: Full, wanted: Positions) -> bool:
+def _covers(positions: Positions, full: Full, wanted: Positions) -> bool:
     """True if a mask of these positions gives each score the wanted one. It has rank 2 to 4 and may broadcast."""
     batch, heads, length, keys = full
-    if found.ndim == 3:
-        found = found.reshape(-1, heads, *found.shape[1:]) if len(found) == batch * heads else found[None]
+    if positions.ndim == 3:
+        positions = (
+            positions.reshape(-1, heads, *positions.shape[1:]) if len(positions) == batch * heads else positions[None]
+        )
     try:
-        return bool((np.broadcast_to(found, full) == np.broadcast_to(wanted, full)).all())
+        return bool((np.broadcast_to(positions, full) == np.broadcast_to(wanted, full)).all())
     except ValueError:
         return False
 
@@ -354,11 +356,11 @@ def _rewrite(where: ir.Node, opset: int) -> None:
     facts = info(scores)
     if (softmax.version or opset) < 13 or scores is None or facts.dtype is None:  # before 13 over several axes
         return
-    made = ir.node("Where", [empty, filled(where, (), 0, facts.dtype), scores], version=where.version)
-    value = insert(where, made, f"{scores.name}.filled", facts, where)
+    new = ir.node("Where", [empty, filled(where, (), 0, facts.dtype), scores], version=where.version)
+    value = insert(where, new, f"{scores.name}.filled", facts, where)
     for old in reversed(chain):
-        made = ir.Node("", old.op_type, [value], list(old.attributes.values()), version=old.version)
-        value = insert(where, made, f"{old.outputs[0].name}.kept", info(old.outputs[0]), old)
+        new = ir.Node("", old.op_type, [value], list(old.attributes.values()), version=old.version)
+        value = insert(where, new, f"{old.outputs[0].name}.kept", info(old.outputs[0]), old)
     replace(where, ir.node("Where", [empty, zeros, value], version=where.version))
 
 

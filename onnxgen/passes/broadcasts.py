@@ -33,16 +33,22 @@ def filled(model: ir.Model, options: Options) -> None:
     """Compute the number once, where the file computes it for each element."""
     for fill in standard_nodes(model, "ConstantOfShape"):
         while (user := only_user(fill.outputs[0])) is not None and (number := _number(fill, user)) is not None:
-            made = ir.node(fill.op_type, fill.inputs, {"value": ir.tensor(number)}, version=fill.version)
-            replace(user, made)
-            fill = made
+            new = ir.node(fill.op_type, fill.inputs, {"value": ir.tensor(number)}, version=fill.version)
+            replace(user, new)
+            fill = new
 
 
 def _number(fill: ir.Node, user: ir.Node) -> NDArray[np.generic] | None:
     """Return the one number of a node that takes a tensor of one number, and otherwise constants; None if unknown."""
-    tensor, made = info(fill.outputs[0]), info(user.outputs[0])
-    is_float = made.dtype is not None and made.dtype.is_floating_point()
-    if user.domain or not is_a(user, BROADCASTS) or not is_float or tensor.shape is None or tensor.shape != made.shape:
+    tensor, output = info(fill.outputs[0]), info(user.outputs[0])
+    is_float = output.dtype is not None and output.dtype.is_floating_point()
+    if (
+        user.domain
+        or not is_a(user, BROADCASTS)
+        or not is_float
+        or tensor.shape is None
+        or tensor.shape != output.shape
+    ):
         return None
     inputs: list[Info | None] = []
     for value in user.inputs:
@@ -51,7 +57,7 @@ def _number(fill: ir.Node, user: ir.Node) -> NDArray[np.generic] | None:
             return None
         inputs.append(Info(dtype, (1,), np.asarray([number], dtype.numpy())))
     facts = NodeFacts(user, user.version or 1, inputs, Symbols({}))
-    facts.inferred = [Info(made.dtype, (1,))]
+    facts.inferred = [Info(output.dtype, (1,))]
     return evaluate(facts, 1)[0].constant
 
 
@@ -87,12 +93,12 @@ def _broadcasts_later(user: ir.Node, expanded: ir.Value, source: ir.Value, betwe
 
 def broadcasts_itself(node: ir.Node, expanded: ir.Value, source: ir.Value | None = None) -> bool:
     """True if a node's result has the same shape without the Expand of `source`, or of anything that broadcasts."""
-    shape, made = info(source).shape or (), info(node.outputs[0]).shape
-    if not is_a(node, BROADCASTS) or info(expanded).shape is None or made is None:
+    shape, target = info(source).shape or (), info(node.outputs[0]).shape
+    if not is_a(node, BROADCASTS) or info(expanded).shape is None or target is None:
         return False
     others = [info(i).shape for i in node.inputs if i is not None and i is not expanded]
     known = [shape, *(other for other in others if other is not None)]
-    return all(any(at <= len(dims) and dims[-at] == made[-at] for dims in known) for at in range(1, len(made) + 1))
+    return all(any(at <= len(dims) and dims[-at] == target[-at] for dims in known) for at in range(1, len(target) + 1))
 
 
 def repeats(model: ir.Model, options: Options) -> None:

@@ -74,13 +74,13 @@ def _limit(node: ir.Node) -> int | None:
 def _axes(node: ir.Node) -> list[int]:
     if node.domain not in ("", "ai.onnx"):
         return []
-    found: list[int] = []
+    axes: list[int] = []
     for attribute in map(node.attributes.get, ("axis", "axes")):
         if attribute is not None and attribute.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
-            found += np.atleast_1d(np.asarray(attribute.value, np.int64)).tolist()
+            axes += np.atleast_1d(np.asarray(attribute.value, np.int64)).tolist()
     place = known(node).axes
     data = None if place is None else info(input_at(node, place)).data
-    return found + [int(d) for d in data.flat if isinstance(d, (int, np.integer))] if data is not None else found
+    return axes + [int(d) for d in data.flat if isinstance(d, (int, np.integer))] if data is not None else axes
 
 
 def _problem(model: ir.Model, node: ir.Node, what: str) -> Problem:
@@ -114,10 +114,10 @@ def _runs_at(model: ir.Model, options: Options) -> None:
     for node in model.graph:
         if why := misfit(node, opset_of(node, model)):
             asked = ", ".join(f"{name}={','.join(map(str, dims))}" for name, dims in options.input_shapes.items())
-            given = ", ".join(
+            shapes = ", ".join(
                 "?" if (s := info(v).shape) is None else f"[{', '.join(map(str, s))}]" for v in node.inputs
             )
-            what = f"the file does not run with --input-shape {printable(asked)}: {why}, of {printable(given)}"
+            what = f"the file does not run with --input-shape {printable(asked)}: {why}, of {printable(shapes)}"
             raise OnnxgenError(Problem(what, told(node), node.op_type, opset_of(node, model), OTHER_SIZES))
 
 
@@ -134,8 +134,8 @@ def _vectors(model: ir.Model, node: ir.Node) -> Iterator[tuple[int, tuple[str, S
 def _hold_counts(model: ir.Model, node: ir.Node) -> None:
     """Refuse attributes of a convolution that are no counts."""
     for name in ("group", "strides", "dilations", "kernel_shape"):
-        given = node.attributes[name].value if name in node.attributes else 1
-        if min(given if isinstance(given, Sequence) else [given], default=1) < 1:
+        counts = node.attributes[name].value if name in node.attributes else 1
+        if min(counts if isinstance(counts, Sequence) else [counts], default=1) < 1:
             what = f"attribute '{name}' has to be 1 or more"
             raise OnnxgenError(Problem(what, told(node), node.op_type, opset_of(node, model), WRITER))
 
@@ -176,15 +176,15 @@ def _recurrent(node: ir.Node, shapes: list[Sizes | None]) -> Iterator[tuple[int,
 
 def _hold(model: ir.Model, node: ir.Node, wanted: dict[int, tuple[str, Sizes]], shapes: list[Sizes | None]) -> None:
     for index, (name, sizes) in wanted.items():
-        found = shapes[index] if index < len(shapes) else None
+        shape = shapes[index] if index < len(shapes) else None
         is_batch = index in (5, 6)  # which may have no sequence
-        if found is None or (_fits(found, sizes) and (is_batch or 0 not in found)):
+        if shape is None or (_fits(shape, sizes) and (is_batch or 0 not in shape)):
             continue
         told_sizes = ", ".join("any size" if size is None else str(size) for size in sizes)
-        what = f"{name} has the shape {list(found)}, and the operator takes [{told_sizes}]"
+        what = f"{name} has the shape {list(shape)}, and the operator takes [{told_sizes}]"
         raise OnnxgenError(Problem(what, told(node), node.op_type, opset_of(node, model), WRITER))
 
 
-def _fits(found: Sizes, wanted: Sizes) -> bool:
-    pairs = [(a, b) for a, b in zip(found, wanted) if isinstance(a, int) and isinstance(b, int)]
-    return len(found) == len(wanted) and all(a == b for a, b in pairs)
+def _fits(shape: Sizes, wanted: Sizes) -> bool:
+    pairs = [(a, b) for a, b in zip(shape, wanted) if isinstance(a, int) and isinstance(b, int)]
+    return len(shape) == len(wanted) and all(a == b for a, b in pairs)

@@ -76,11 +76,11 @@ def _roll(node: ir.Node, axis: int) -> None:
 def _wrap(node: ir.Node, axis: int, rank: int) -> None:
     """Write a Pad that continues an axis with its other end; of the axes that `F.pad` knows, and of a known size."""
     before, x, after = node.inputs
-    found = [cuts(made_by(value, "Slice")) for value in (before, after)]
-    sources = {made.inputs[0] for value in (before, after) if (made := made_by(value, "Slice")) is not None}
-    if sources != {x} or None in found or any([cut.axis for cut in c or []] != [axis] for c in found):
+    bounds = [cuts(made_by(value, "Slice")) for value in (before, after)]
+    sources = {part.inputs[0] for value in (before, after) if (part := made_by(value, "Slice")) is not None}
+    if sources != {x} or None in bounds or any([cut.axis for cut in c or []] != [axis] for c in bounds):
         return
-    (last,), (first,) = found[0] or [], found[1] or []
+    (last,), (first,) = bounds[0] or [], bounds[1] or []
     size = (info(x).shape or ())[axis]
     sizes = [(info(value).shape or ())[axis] for value in (before, after)]
     is_known = all(isinstance(d, int) and d > 0 for d in (size, *sizes)) and (last.step, first.step) == (1, 1)
@@ -97,8 +97,8 @@ def _shift(node: ir.Node, axis: int, size: Dim) -> int | None:
         if first.axis != axis or not make_up_axis([first, last]):
             return None
         return last.end - first.end if 2 * first.end > last.end else -first.end
-    found = [cuts(made_by(value, "Slice")) for value in node.inputs]
-    after, before = (c[0] if c is not None and [cut.axis for cut in c] == [axis] else None for c in found)
+    bounds = [cuts(made_by(value, "Slice")) for value in node.inputs]
+    after, before = (c[0] if c is not None and [cut.axis for cut in c] == [axis] else None for c in bounds)
     if after is None or before is None or (after.step, before.step, before.start) != (1, 1, 0):
         return None
     k = after.start
@@ -131,10 +131,10 @@ def _rotate_pairs(node: ir.Node, odd: ir.Value | None, axis: int) -> None:
 
 def _takes_every_second(node: ir.Node | None, x: ir.Value, first: int, axis: int) -> bool:
     """True if a Slice takes `x[..., first::2]` of a last axis of even size."""
-    found, shape = cuts(node), info(x).shape or ()
-    if node is None or node.inputs[0] is not x or found is None or len(found) != 1 or len(shape) != axis + 1:
+    bounds, shape = cuts(node), info(x).shape or ()
+    if node is None or node.inputs[0] is not x or bounds is None or len(bounds) != 1 or len(shape) != axis + 1:
         return False
-    cut, size = found[0], shape[axis]
+    cut, size = bounds[0], shape[axis]
     if (cut.axis, cut.start, cut.step) != (axis, first, 2) or not isinstance(cut.end, int) or not isinstance(size, int):
         return False
     return size % 2 == 0 and range(size)[first : cut.end : 2] == range(first, size, 2)
@@ -168,16 +168,18 @@ def concats(model: ir.Model, options: Options) -> None:
             continue
         inner = [_inner(value, node, facts.rank) for value in node.inputs]
         if any(inner):
-            parts = [part for made, value in zip(inner, node.inputs) for part in (made.inputs if made else [value])]
+            parts = [
+                part for concat, value in zip(inner, node.inputs) for part in (concat.inputs if concat else [value])
+            ]
             replace(node, ir.node("Concat", parts, {"axis": _axis(node, facts.rank)}, version=node.version))
 
 
 def _inner(value: ir.Value | None, outer: ir.Node, rank: int) -> ir.Node | None:
     """Return the Concat that makes an operand, if it joins along the same axis and only for the outer one."""
-    made = made_by(value, "Concat")
-    if made is None or value is None or only_user(value) is not outer or not together((made, outer)):
+    concat = made_by(value, "Concat")
+    if concat is None or value is None or only_user(value) is not outer or not together((concat, outer)):
         return None
-    return made if _axis(made, rank) == _axis(outer, rank) else None
+    return concat if _axis(concat, rank) == _axis(outer, rank) else None
 
 
 def _axis(node: ir.Node, rank: int) -> int:

@@ -67,9 +67,9 @@ def _of_columns(attribute: ir.Attr) -> ir.Attr:
 
 
 def _without_row(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
-    made, shape = info(value), info(value).shape or ()
+    facts, shape = info(value), info(value).shape or ()
     squeeze = ir.node("Squeeze", [value, known_ints([ROW])], version=13)
-    return insert(node, squeeze, name, Info(made.dtype, (*shape[:ROW], *shape[ROW + 1 :])), node)
+    return insert(node, squeeze, name, Info(facts.dtype, (*shape[:ROW], *shape[ROW + 1 :])), node)
 
 
 def paddings(model: ir.Model, options: Options) -> None:
@@ -97,8 +97,8 @@ def _total(node: ir.Node, pad: ir.Node) -> list[int] | None:
     outer, auto_pad = [*sides[2:rank], *sides[rank + 2 :]], node.attributes.get_string("auto_pad", "NOTSET")
     if auto_pad not in ("NOTSET", "VALID"):
         return None
-    given = node.attributes.get_ints("pads", None) if auto_pad == "NOTSET" else None
-    own = [0] * len(outer) if given is None else list(given)
+    pads = node.attributes.get_ints("pads", None) if auto_pad == "NOTSET" else None
+    own = [0] * len(outer) if pads is None else list(pads)
     half = len(outer) // 2
     total = [a + b for a, b in zip(outer, own)]
     if min(outer) < 0 or len(own) != len(outer) or total[:half] != total[half:]:
@@ -121,28 +121,28 @@ def _sides(pad: ir.Node) -> list[int] | None:
     rank = info(pad.inputs[0]).rank
     if pad.attributes.get_string("mode", "constant") != "constant" or not rank:
         return None
-    given = ints(pad, "paddings" if "paddings" in pad.attributes else "pads", 1)
+    pads = ints(pad, "paddings" if "paddings" in pad.attributes else "pads", 1)
     axes = list(range(rank)) if input_at(pad, 3) is None else [a % rank for a in ints(pad, "axes", 3) or ()]
-    if given is None or len(given) != 2 * len(axes) or not axes:
+    if pads is None or len(pads) != 2 * len(axes) or not axes:
         return None
     sides = [0] * 2 * rank
-    for axis, begin, end in zip(axes, given, given[len(axes) :]):
+    for axis, begin, end in zip(axes, pads, pads[len(axes) :]):
         sides[axis], sides[rank + axis] = begin, end
     return sides
 
 
 def _number(pad: ir.Node) -> float | None:
-    given = input_at(pad, 2)
-    return pad.attributes.get_float("value", 0.0) if given is None else scalar(given)
+    value = input_at(pad, 2)
+    return pad.attributes.get_float("value", 0.0) if value is None else scalar(value)
 
 
 def added_bias(model: ir.Model, options: Options) -> None:
     """Give every convolution without a bias the one that is added to its result."""
     views = Views(model, options)
     for node in standard_nodes(model, *having_all(PRODUCT, SAMPLES)):
-        found = added_vector(node, 1) if input_at(node, 2) is None else None
-        if found is not None and _may_belong_together(found[1], node.inputs[1], views):
-            add, bias = found
+        added = added_vector(node, 1) if input_at(node, 2) is None else None
+        if added is not None and _may_belong_together(added[1], node.inputs[1], views):
+            add, bias = added
             inputs, attributes = [*node.inputs[:2], flattened(bias, add)], list(node.attributes.values())
             replace(add, ir.Node("", node.op_type, inputs, attributes, version=node.version), origin=node)
 
@@ -185,10 +185,10 @@ def pooling(model: ir.Model, options: Options) -> None:
     for node in standard_nodes(model, "ReduceMean", "Squeeze"):
         facts = info(node.outputs[0])
         if node.op_type == "ReduceMean":
-            found = reduction(node.outputs[0], "ReduceMean") if facts.dtype in FLOATS else None
-            rank = None if found is None else info(found.x).rank
-            if found is not None and rank in (4, 5) and found.axes == tuple(range(2, rank)) and found.keepdims:
-                replace(node, ir.node("GlobalAveragePool", [found.x], version=1))
+            mean = reduction(node.outputs[0], "ReduceMean") if facts.dtype in FLOATS else None
+            rank = None if mean is None else info(mean.x).rank
+            if mean is not None and rank in (4, 5) and mean.axes == tuple(range(2, rank)) and mean.keepdims:
+                replace(node, ir.node("GlobalAveragePool", [mean.x], version=1))
         elif made_by(node.inputs[0], "GlobalAveragePool", "GlobalMaxPool") and facts.rank == 2:
             if facts.shape == (info(node.inputs[0]).shape or ())[:2]:
                 replace(node, ir.node("Flatten", [node.inputs[0]], {"axis": 1}, version=13))

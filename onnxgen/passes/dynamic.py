@@ -36,18 +36,20 @@ class _Layer:
 def dynamic(model: ir.Model, options: Options) -> None:
     """Make one node of every layer whose weights are stored and whose scales are numbers."""
     for node in standard_nodes(model, "MatMulInteger", "ConvInteger"):
-        weight, found = stored(node.inputs[1]), _layer(node)
-        if weight is None or weight.dtype not in BYTES or found is None:
+        weight, layer = stored(node.inputs[1]), _layer(node)
+        if weight is None or weight.dtype not in BYTES or layer is None:
             continue
-        inputs = [found.x, node.inputs[1], found.scale, _zero(node), found.bias]
+        inputs = [layer.x, node.inputs[1], layer.scale, _zero(node), layer.bias]
         while inputs[-1] is None:
             inputs.pop()
         is_matrix, sizes = node.op_type == "MatMulInteger", [_size(value) for value in inputs[2:4]]
         if is_matrix and len(weight.shape) == 2 and all(n in (None, 1, weight.shape[1]) for n in sizes):
-            replace(found.last, own("DynamicLinear", inputs), origin=node)
+            replace(layer.last, own("DynamicLinear", inputs), origin=node)
         elif not is_matrix and len(weight.shape) > 2 and all(n in (None, 1) for n in sizes) and _is_plain(node):
-            given = {name: a.value for name, a in node.attributes.items() if name not in ("auto_pad", "kernel_shape")}
-            replace(found.last, own("DynamicConv", inputs, rounded=int(found.rounded), **given), origin=node)
+            attributes = {
+                name: a.value for name, a in node.attributes.items() if name not in ("auto_pad", "kernel_shape")
+            }
+            replace(layer.last, own("DynamicConv", inputs, rounded=int(layer.rounded), **attributes), origin=node)
 
 
 def _zero(product: ir.Node) -> ir.Value | None:
@@ -87,13 +89,13 @@ def _layer(product: ir.Node) -> _Layer | None:
     scale = _weight_scale(other(scaled, cast.outputs[0]), step)
     if scale is None or rounded is not None and scale is not rounded[1]:
         return None
-    made = _Layer(product, scaled, quantised.inputs[0], scale)
+    layer = _Layer(product, scaled, quantised.inputs[0], scale)
     if rounded is not None:
-        made.bias, made.rounded = rounded[0], True
+        layer.bias, layer.rounded = rounded[0], True
     elif (last := only_user(scaled.outputs[0], "Add")) is not None:
         bias = _channels(other(last, scaled.outputs[0]), product)
-        made.bias, made.last = bias, last if bias is not None else scaled
-    return made
+        layer.bias, layer.last = bias, last if bias is not None else scaled
+    return layer
 
 
 def _weight_scale(value: ir.Value | None, step: ir.Value) -> ir.Value | None:

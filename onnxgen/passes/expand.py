@@ -24,13 +24,13 @@ from onnxgen.shapes.info import info
 
 def decide(model: ir.Model, options: Options) -> None:
     """Make a constant of every condition that has one value in all runs which return something."""
-    found = decided(model.graph, options)
+    decisions = decided(model.graph, options)
     for node in choosing(model.graph):
         condition = node.inputs[0]
-        if condition in found:
-            elements = np.full((1,) * (info(condition).rank or 0), found[condition])
+        if condition in decisions:
+            elements = np.full((1,) * (info(condition).rank or 0), decisions[condition])
             node.replace_input_with(0, constant(node, elements, f"{condition.name}.decided", ir.DataType.BOOL))
-    if found:
+    if decisions:
         propagate(model.graph, options)
 
 

@@ -94,8 +94,8 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     """
     if not options.restore_batchnorm:
         return
-    told = set(folded_layers(model))
-    leads_on = set() if told else _leading_to_layers(model.graph)
+    recorded = set(folded_layers(model))
+    leads_on = set() if recorded else _leading_to_layers(model.graph)
     groups: dict[ir.Value, list[ir.Node]] = {}
     for node in standard_nodes(model, *having_all(PRODUCT, SAMPLES)):
         if node.inputs[1] is not None:
@@ -103,12 +103,12 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     kept = {n.op_type for nodes in groups.values() for n in nodes if _is_normed(n)}
     paths, restored = _Paths(model), []
     for weight, nodes in groups.items():
-        if told and not told.intersection(nodes):
+        if recorded and not recorded.intersection(nodes):
             continue
-        if not told and not all(n.op_type not in kept and _lacks_norm(n, leads_on) for n in nodes):
+        if not recorded and not all(n.op_type not in kept and _lacks_norm(n, leads_on) for n in nodes):
             continue
         if _is_own(weight, nodes):  # a module that is called several times gets one norm
-            restored.append(_restore(model, nodes, paths, bool(told)))
+            restored.append(_restore(model, nodes, paths, bool(recorded)))
     RESTORED.set(model, restored)
 
 
@@ -127,12 +127,12 @@ def _is_own(weight: ir.Value, nodes: list[ir.Node]) -> bool:
 
 def _leading_to_layers(graph: ir.Graph) -> set[ir.Value]:
     """Return the values that a later layer with weights depends on."""
-    found: set[ir.Value] = set()
+    values: set[ir.Value] = set()
     for node in reversed(graph):
         is_layer = known(node).matrix is not None and node.op_type != "Gather"
-        if is_layer or found.intersection(node.outputs):
-            found.update(value for value in node.inputs if value is not None)
-    return found
+        if is_layer or values.intersection(node.outputs):
+            values.update(value for value in node.inputs if value is not None)
+    return values
 
 
 def _lacks_norm(node: ir.Node, leads_on: set[ir.Value]) -> bool:
@@ -157,8 +157,8 @@ def _following(node: ir.Node) -> Iterator[ir.Node]:
                     todo.append(use.node)
 
 
-def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -> Restored:
-    """Put one BatchNorm behind the calls of one convolution. `told`: True if the file shows that it had one."""
+def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, is_recorded: bool) -> Restored:
+    """Put one BatchNorm behind the calls of one convolution. `is_recorded`: True if the file shows that it had one."""
     conv = nodes[0]
     weight, bias = conv.inputs[1], conv.inputs[2]
     assert weight is not None and bias is not None
@@ -168,10 +168,10 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, told: bool) -
     dtype = tensor.dtype.numpy()
     one, zero = np.ones(tensor.size, dtype), np.zeros(tensor.size, dtype)
     # an exporter that leaves traces of the norm also keeps the name of the convolution's own bias
-    keeps = told and (param_path(bias.name or "") or ("",))[-1] == "bias"
-    made = {"weight": one, "running_mean": zero, "running_var": (one - EPSILON).astype(dtype)}
-    made |= {"bias": zero} if keeps else {}
-    values = {key: _initializer(model, f"{prefix}.{key}", array) for key, array in made.items()}
+    keeps = is_recorded and (param_path(bias.name or "") or ("",))[-1] == "bias"
+    arrays = {"weight": one, "running_mean": zero, "running_var": (one - EPSILON).astype(dtype)}
+    arrays |= {"bias": zero} if keeps else {}
+    values = {key: _initializer(model, f"{prefix}.{key}", array) for key, array in arrays.items()}
     for node in nodes:
         inputs = [node.outputs[0], values["weight"], values.get("bias", bias)]
         inputs += [values["running_mean"], values["running_var"]]
@@ -200,14 +200,14 @@ def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: ModulePath) -> N
     result = node.outputs[0]
     norm = ir.node("BatchNormalization", inputs, {"epsilon": EPSILON}, version=15, name=node.name)
     SCOPE.set(norm, scope)
-    made = norm.outputs[0]
-    made.shape, made.type = result.shape, result.type
-    set_info(made, info(result))
+    output = norm.outputs[0]
+    output.shape, output.type = result.shape, result.type
+    set_info(output, info(result))
     assert node.graph is not None
     node.graph.insert_after(node, norm)
-    ir.convenience.replace_all_uses_with(result, made, replace_graph_outputs=True)
+    ir.convenience.replace_all_uses_with(result, output, replace_graph_outputs=True)
     norm.replace_input_with(0, result)
-    made.name, result.name = result.name, f"{result.name}.folded"
+    output.name, result.name = result.name, f"{result.name}.folded"
 
 
 def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fold]:
@@ -216,18 +216,18 @@ def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fol
     for key, source in keys.items():
         for name in source.names:
             by_name.setdefault(name, []).append(key)
-    found: dict[str, Fold] = {}
-    for made in restored:
-        for variance in by_name.get(made.variance, []):
+    by_key: dict[str, Fold] = {}
+    for layer in restored:
+        for variance in by_name.get(layer.variance, []):
             norm = variance.rpartition(".")[0]
-            fold = Fold(norm, EPSILON, "weight", made.axis, made.groups)
-            for key in by_name[made.weight]:
-                found[key] = fold
-                if made.keeps_bias:
-                    found[key.removesuffix("weight") + "bias"] = replace(fold, part="bias")
-            if not made.keeps_bias:
-                found[f"{norm}.bias"] = replace(fold, part="norm bias")
-    return found
+            fold = Fold(norm, EPSILON, "weight", layer.axis, layer.groups)
+            for key in by_name[layer.weight]:
+                by_key[key] = fold
+                if layer.keeps_bias:
+                    by_key[key.removesuffix("weight") + "bias"] = replace(fold, part="bias")
+            if not layer.keeps_bias:
+                by_key[f"{norm}.bias"] = replace(fold, part="norm bias")
+    return by_key
 
 
 class _Paths:

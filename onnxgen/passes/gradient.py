@@ -55,8 +55,8 @@ class _Copy:
 
     def graph(self, inputs: Sequence[ir.Value], nodes: Iterable[ir.Node], outputs: Sequence[ir.Value]) -> ir.Graph:
         copies = [self.node(node) for node in nodes]
-        made = [self.values.get(v, v) for v in outputs]
-        return ir.Graph([self.values[v] for v in inputs], made, nodes=copies)
+        results = [self.values.get(v, v) for v in outputs]
+        return ir.Graph([self.values[v] for v in inputs], results, nodes=copies)
 
     def node(self, node: ir.Node) -> ir.Node:
         attributes = [
@@ -65,21 +65,21 @@ class _Copy:
         ]
         inputs = [v if v is None else self.values.get(v, v) for v in node.inputs]
         count = len(node.outputs)
-        made = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count, version=node.version)
-        for old, new in zip(node.outputs, made.outputs):
+        copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=count, version=node.version)
+        for old, new in zip(node.outputs, copy.outputs):
             new.name, new.type, new.shape = old.name, old.type, old.shape
             self.values[old] = new
-        return made
+        return copy
 
     def inner(self, graph: ir.Graph) -> ir.Graph:
         """Copy a subgraph with its initializers."""
         for value in (*graph.inputs, *graph.initializers.values()):
             new = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
             self.values[value] = new
-        made = self.graph(graph.inputs, graph, graph.outputs)
+        copy = self.graph(graph.inputs, graph, graph.outputs)
         for value in graph.initializers.values():
-            made.initializers.add(self.values[value])
-        return made
+            copy.initializers.add(self.values[value])
+        return copy
 
 
 def _between(node: ir.Node, y: ir.Value, variables: list[ir.Value]) -> list[ir.Node]:
@@ -92,14 +92,14 @@ def _between(node: ir.Node, y: ir.Value, variables: list[ir.Value]) -> list[ir.N
             dependent.update(one.outputs)
             leading.append(one)
     needed = {y}
-    found = []
+    between = []
     for one in reversed(leading):
         if not needed.isdisjoint(one.outputs):
-            found.append(one)
+            between.append(one)
             needed.update(_read(one))
-    if y not in variables and not found:
+    if y not in variables and not between:
         raise _error(node, f"{printable(y.name or '')} does not depend on the variables of the Gradient")
-    return found[::-1]
+    return between[::-1]
 
 
 def _read(node: ir.Node) -> list[ir.Value]:
@@ -111,8 +111,8 @@ def _read(node: ir.Node) -> list[ir.Value]:
 def _named(node: ir.Node, name: str, graphs: list[ir.Graph]) -> ir.Value:
     """Return the value of that name in the innermost graph that has one."""
     for graph in graphs:
-        made = (output for one in graph for output in one.outputs)
-        for value in (*graph.inputs, *graph.initializers.values(), *made):
+        outputs = (output for one in graph for output in one.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *outputs):
             if value.name == name:
                 return value
     raise _error(node, f"the graph has no value {printable(name)!r}")

@@ -81,8 +81,8 @@ def _moved(axis: int, before: Sequence[Dim], after: Sequence[Dim], is_expanded: 
         return axis if after[axis] == size else None
     if any(d != 1 for i, d in enumerate(before) if i != axis + len(before)):
         return None
-    found = [i - len(after) for i, d in enumerate(after) if d != 1]
-    return found[0] if len(found) == 1 and after[found[0]] == size else None
+    candidates = [i - len(after) for i, d in enumerate(after) if d != 1]
+    return candidates[0] if len(candidates) == 1 and after[candidates[0]] == size else None
 
 
 def _counted_along(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> int | None:
@@ -97,26 +97,26 @@ def _counted_along(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> 
 
 def _gathered(node: ir.Node) -> None:
     """Replace a GatherND that takes all elements, each at its place, by axes of size 1 and an Expand."""
-    data, shape, made = node.inputs[0], info(node.inputs[0]).shape, info(node.outputs[0])
+    data, shape, facts = node.inputs[0], info(node.inputs[0]).shape, info(node.outputs[0])
     axes = _axes(node.inputs[1])
-    if axes is None or shape is None or made.shape is None or node.attributes.get_int("batch_dims", 0) != 0:
+    if axes is None or shape is None or facts.shape is None or node.attributes.get_int("batch_dims", 0) != 0:
         return
-    rank = len(made.shape) - (len(shape) - len(axes))  # of the indices, without their last axis
+    rank = len(facts.shape) - (len(shape) - len(axes))  # of the indices, without their last axis
     inside: list[Dim] = [1] * rank
     last = -1
     for axis, size in zip(axes, shape):
         if size == 1:  # there is one index
             continue
-        if axis is None or axis + rank <= last or made.shape[axis + rank] != size:
+        if axis is None or axis + rank <= last or facts.shape[axis + rank] != size:
             return
         last = axis + rank
         inside[last] = size
     inside += shape[len(axes) :]
     new = ir.node("Reshape", [data, known_ints(inside)], version=13)
-    if inside == list(made.shape):
+    if inside == list(facts.shape):
         return replace(node, new)
-    placed = insert(node, new, f"{node.outputs[0].name}.placed", Info(made.dtype, tuple(inside)), node)
-    replace(node, ir.node("Expand", [placed, known_ints(made.shape)], version=13))
+    placed = insert(node, new, f"{node.outputs[0].name}.placed", Info(facts.dtype, tuple(inside)), node)
+    replace(node, ir.node("Expand", [placed, known_ints(facts.shape)], version=13))
 
 
 def _axes(value: ir.Value | None) -> list[int | None] | None:
@@ -141,10 +141,10 @@ def _axes(value: ir.Value | None) -> list[int | None] | None:
 def chosen(model: ir.Model, options: Options) -> None:
     """Replace every such node."""
     for node in standard_nodes(model, "Transpose"):
-        found = made_by(node.inputs[0], "NonZero")
+        nonzero = made_by(node.inputs[0], "NonZero")
         perm = node.attributes.get_ints("perm", [1, 0])
-        if found is not None and list(perm) == [1, 0]:
-            replace(node, own("Positions", [found.inputs[0]]))
+        if nonzero is not None and list(perm) == [1, 0]:
+            replace(node, own("Positions", [nonzero.inputs[0]]))
     for node in standard_nodes(model, "GatherND", "Gather"):
         (_of_axes if node.op_type == "GatherND" else _of_axis)(node)
 

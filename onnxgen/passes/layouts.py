@@ -95,10 +95,10 @@ def upwards(value: ir.Value) -> Iterator[ir.Value]:
 def arrangement(value: ir.Value, origin: ir.Value, sizes: Sizes) -> Positions | None:
     """Return the position in `origin` of each element of `value`; None if a chain of nodes does not show it."""
     chain: list[ir.Value] = []
-    for found in upwards(value):
-        if found is origin:
+    for view in upwards(value):
+        if view is origin:
             break
-        chain.append(found)
+        chain.append(view)
     else:
         return None
     shape = sizes.shape(origin)
@@ -106,9 +106,9 @@ def arrangement(value: ir.Value, origin: ir.Value, sizes: Sizes) -> Positions | 
     if shape is None or count > MAX_ELEMENTS:
         return None
     positions: Positions | None = np.arange(count, dtype=np.int32).reshape(shape)
-    for found in reversed(chain):
-        node = found.producer()
-        positions = None if positions is None or node is None else _arranged(found, node, positions, sizes)
+    for view in reversed(chain):
+        node = view.producer()
+        positions = None if positions is None or node is None else _arranged(view, node, positions, sizes)
     return positions
 
 
@@ -131,7 +131,7 @@ def _arranged(value: ir.Value, node: ir.Node, x: Positions, sizes: Sizes) -> Pos
     if node.op_type != "Expand":
         return x.reshape(shape) if x.size == math.prod(shape) else None
     try:
-        made: Positions = np.broadcast_to(x, shape)
+        expanded: Positions = np.broadcast_to(x, shape)
     except ValueError:
         return None
-    return made
+    return expanded

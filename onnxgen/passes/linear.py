@@ -77,17 +77,17 @@ def _is_plain_product(node: ir.Node) -> bool:
 
 def _of_rows(node: ir.Node, last: ir.Node) -> None:
     """Multiply a tensor whose rows are multiplied by a stored matrix."""
-    rows, made, columns = made_by(node.inputs[0], "Reshape", "Flatten"), last.outputs[0], _shape(node.outputs[0])[-1:]
+    rows, output, columns = made_by(node.inputs[0], "Reshape", "Flatten"), last.outputs[0], _shape(node.outputs[0])[-1:]
     x, weight = None if rows is None else rows.inputs[0], node.inputs[1]
-    sizes, before, after = _shape(node.inputs[0])[-1:], _shape(x), _shape(made)
+    sizes, before, after = _shape(node.inputs[0])[-1:], _shape(x), _shape(output)
     at = next((n for n in range(len(after) - 1, 1, -1) if columns == _size(after[n:])), 0)
     if x is None or weight is None or not at or before[:at] != after[:at] or _size(before[at:]) != sizes:
         return
     if len(before) > at + 1:
-        x = _reshaped(node, x, (*before[:at], *sizes), f"{made.name}.x")
+        x = _reshaped(node, x, (*before[:at], *sizes), f"{output.name}.x")
     if node.attributes.get_int("transB", 0):
         turned = ir.node("Transpose", [weight], {"perm": [1, 0]}, version=13)
-        weight = insert(node, turned, f"{made.name}.w", Info(info(weight).dtype, _shape(weight)[::-1]), node)
+        weight = insert(node, turned, f"{output.name}.w", Info(info(weight).dtype, _shape(weight)[::-1]), node)
     _write(node, x, weight, last, before[:at], after[at:])
 
 
@@ -122,13 +122,13 @@ def _write(node: ir.Node, x: ir.Value, weight: ir.Value, last: ir.Node, leading:
     if len(heads) == 1:
         return replace(last, product, origin=node)
     facts = Info(info(last.outputs[0]).dtype, (*leading, *_size(heads)))
-    made = insert(last, product, f"{name}.product", facts, node)
+    output = insert(last, product, f"{name}.product", facts, node)
     add = only_user(last.outputs[0], "Add")
     bias = None if add is None else other(add, last.outputs[0])
     if add is not None and bias is not None and bias.is_initializer() and _shape(bias) == heads:
-        total = ir.node("Add", [made, flattened(bias, add)], version=14)
-        made, last = insert(add, total, f"{name}.sum", facts, add), add
-    replace(last, ir.node("Reshape", [made, known_ints([*leading, *heads])], version=14))
+        total = ir.node("Add", [output, flattened(bias, add)], version=14)
+        output, last = insert(add, total, f"{name}.sum", facts, add), add
+    replace(last, ir.node("Reshape", [output, known_ints([*leading, *heads])], version=14))
 
 
 def _of_matrices(node: ir.Node, last: ir.Node) -> None:
@@ -221,15 +221,15 @@ def linear(model: ir.Model, options: Options) -> None:
             continue
         if facts.dtype is not None and not facts.dtype.is_floating_point():
             continue
-        found = added_vector(node, -1)
-        if found is not None and (views(found[1]) is None or _is_outside(found[0], node)):
-            found = None
-        last, bias = found if found is not None else (node, None)
+        added = added_vector(node, -1)
+        if added is not None and (views(added[1]) is None or _is_outside(added[0], node)):
+            added = None
+        last, bias = added if added is not None else (node, None)
         if (axes := _around(x, last)) is not None:
             x, last = axes
-            found = added_vector(last, -1) if bias is None else None
-            if found is not None and views(found[1]) is not None and not _is_outside(found[0], node):
-                last, bias = found
+            added = added_vector(last, -1) if bias is None else None
+            if added is not None and views(added[1]) is not None and not _is_outside(added[0], node):
+                last, bias = added
         # An exporter that transposes the matrix drops its name; then only the bias's name tells the scope.
         origin = max(node, last, key=lambda n: len(SCOPE.get(n)))
         replace(last, own("Linear", [x, weight] if bias is None else [x, weight, bias]), origin=origin)
@@ -249,13 +249,18 @@ def _around(rows: ir.Value, last: ir.Node) -> tuple[ir.Value, ir.Node] | None:
     before, after = rows.producer(), only_user(last.outputs[0])
     if before is None or after is None or not is_a(before, RESHAPE) or not is_a(after, RESHAPE):
         return None
-    x, facts, made = before.inputs[0], info(rows), info(after.outputs[0]).shape or ()
+    x, facts, target = before.inputs[0], info(rows), info(after.outputs[0]).shape or ()
     results = info(last.outputs[0]).shape
     if x is None or {before.graph, after.graph} != {last.graph} or facts.rank != 2 or facts.shape is None:
         return None
-    if not results or len(made) < 3 or made[-1] != results[-1] or (info(x).shape or ())[: len(made) - 1] != made[:-1]:
+    if (
+        not results
+        or len(target) < 3
+        or target[-1] != results[-1]
+        or (info(x).shape or ())[: len(target) - 1] != target[:-1]
+    ):
         return None  # other axes than x has
-    shape = (*made[:-1], facts.shape[-1])
+    shape = (*target[:-1], facts.shape[-1])
     if info(x).shape != shape:
         new = ir.node("Reshape", [x, known_ints(shape)], version=13)
         x = insert(before, new, f"{rows.name}.axes", Info(facts.dtype, shape), before)
@@ -278,7 +283,7 @@ LEAST = 2  # layers
 
 def affine(model: ir.Model, options: Options) -> None:
     """Rewrite the products and sums of single numbers that `passes/roles.py` takes for parameters."""
-    found = []
+    layers = []
     for node in standard_nodes(model, "Mul"):
         scale = next(filter(_is_learned, node.inputs), None)
         add = only_user(node.outputs[0], "Add")
@@ -289,11 +294,11 @@ def affine(model: ir.Model, options: Options) -> None:
         rank = info(x).rank or 0
         # the layer's numbers have one axis, and a number of more axes than x gives its axes to the result
         if rank and all((info(number).rank or 0) <= rank for number in (scale, bias)):
-            found.append((add, node, [x, scale, bias]))
-    if found:
+            layers.append((add, node, [x, scale, bias]))
+    if layers:
         paths = [path for value in stored_values(model.graph) if (path := param_path(value.name or "")) is not None]
-        found = [one for one in found if not any(_is_of_block(number, paths) for number in one[2][1:])]
-    for add, node, inputs in found if len(found) >= LEAST else ():
+        layers = [one for one in layers if not any(_is_of_block(number, paths) for number in one[2][1:])]
+    for add, node, inputs in layers if len(layers) >= LEAST else ():
         replace(add, own("Affine", inputs), origin=node)
 
 

@@ -62,28 +62,28 @@ def uniform(value: ir.Value | None, depth: int = 8) -> float | None:
     if not made_by(value, "Cast") and (not is_a(node, MOVES) or is_a(node, FILLS)):
         return None
     data = known(node).data
-    found = {uniform(v, depth - 1) for i, v in enumerate(node.inputs) if i in data and v is not None}
-    number = found.pop() if len(found) == 1 else None
+    candidates = {uniform(v, depth - 1) for i, v in enumerate(node.inputs) if i in data and v is not None}
+    number = candidates.pop() if len(candidates) == 1 else None
     return number if number in (0, 1) or node.op_type != "Cast" else None
 
 
 def ints(node: ir.Node, name: str, index: int) -> list[int] | None:
     """Return a list that is an attribute in old opsets and an input in new ones; None if absent or not constant."""
-    given = node.attributes.get_ints(name, None)
-    constant = info(input_at(node, index)).constant if given is None else None
-    return list(given) if given is not None else None if constant is None else [int(v) for v in constant.flat]
+    attribute = node.attributes.get_ints(name, None)
+    constant = info(input_at(node, index)).constant if attribute is None else None
+    return list(attribute) if attribute is not None else None if constant is None else [int(v) for v in constant.flat]
 
 
 def dropout_ratio(node: ir.Node) -> float | None:
     """Return the share of elements that a Dropout drops, or None if it is computed."""
-    given = input_at(node, 1)
-    return scalar(given) if given is not None else node.attributes.get_float("ratio", 0.5)
+    ratio = input_at(node, 1)
+    return scalar(ratio) if ratio is not None else node.attributes.get_float("ratio", 0.5)
 
 
-def is_close(found: float, number: float, near: ir.Value) -> bool:
+def is_close(constant: float, number: float, near: ir.Value) -> bool:
     """True if a constant is `number`, to the precision of the type of `near`, a value beside it."""
     dtype = info(near).dtype
-    return math.isclose(found, number, rel_tol=1e-5 if dtype is None else TOLERANCES.get(dtype, 1e-5))
+    return math.isclose(constant, number, rel_tol=1e-5 if dtype is None else TOLERANCES.get(dtype, 1e-5))
 
 
 def other(node: ir.Node, value: ir.Value) -> ir.Value | None:

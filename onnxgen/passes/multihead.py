@@ -51,8 +51,8 @@ def multihead(model: ir.Model, options: Options) -> None:
     order = {node: i for i, node in enumerate(model.graph)}
     for node in standard_nodes(model, "MatMul", "Einsum"):
         end = _output_projection(node, views)
-        if end is not None and (found := _Search(node, end, views, opset).found()) is not None:
-            write(found, order, finder, views)
+        if end is not None and (layer := _Search(node, end, views, opset).layer()) is not None:
+            write(layer, order, finder, views)
 
 
 def _output_projection(node: ir.Node, views: Views) -> End | None:
@@ -74,8 +74,8 @@ def _output_projection(node: ir.Node, views: Views) -> End | None:
     if any(path[-2:] != ("out_proj", "weight") for path in paths):
         return None
     if user.op_type == "MatMul":
-        found = added_vector(user, -1)
-        last, bias = found if found is not None and views(found[1]) is not None else (user, None)
+        added = added_vector(user, -1)
+        last, bias = added if added is not None and views(added[1]) is not None else (user, None)
         return End(value, user, last, weight, bias, True, module)
     plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
     if any(name in user.attributes and user.attributes[name].value != usual for name, usual in plain.items()):
@@ -89,10 +89,10 @@ def _output_projection(node: ir.Node, views: Views) -> End | None:
 def _probabilities(value: ir.Value, opset: int) -> Probabilities | None:
     node, ratio, taken = made_by(value, "Dropout"), 0.0, value
     if node is not None:
-        found = dropout_ratio(node)
-        if found is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) or node.inputs[0] is None:
+        rate = dropout_ratio(node)
+        if rate is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) or node.inputs[0] is None:
             return None
-        ratio, taken = found, node.inputs[0]
+        ratio, taken = rate, node.inputs[0]
         if only_user(taken) is not node:
             return None
     softmax, rank = made_by(taken, "Softmax"), info(taken).rank
@@ -108,16 +108,20 @@ class _Search:
     def __init__(self, node: ir.Node, end: End, views: Views, opset: int) -> None:
         self.node, self.end, self.views, self.opset = node, end, views, opset
 
-    def found(self) -> Found | None:
+    def layer(self) -> MultiheadLayer | None:
         """Return the layer, or None if anything differs from torch's."""
-        made = product(self.node, by_result=False)
-        if made is None or [*made.left.perm] != sorted(made.left.perm) or [*made.order] != sorted(made.order):
+        pv_product = product(self.node, by_result=False)
+        if (
+            pv_product is None
+            or [*pv_product.left.perm] != sorted(pv_product.left.perm)
+            or [*pv_product.order] != sorted(pv_product.order)
+        ):
             return None
-        weights = _probabilities(made.left.value, self.opset)
+        weights = _probabilities(pv_product.left.value, self.opset)
         logits = None if weights is None else logits_of(weights.softmax.inputs[0])
         if weights is None or logits is None or logits.hidden:
             return None
-        operands = [Operand(logits.q.value, logits.q.perm), Operand(logits.k.value, logits.k.perm), made.right]
+        operands = [Operand(logits.q.value, logits.q.perm), Operand(logits.k.value, logits.k.perm), pv_product.right]
         projections = [self._projection(operand) for operand in operands]
         known = [p for p in projections if p is not None]
         if len(known) < 3 or not self._is_one_module(known):
@@ -130,8 +134,8 @@ class _Search:
         ):
             return None
         for sizes in self._sizes(known, operands):
-            if (found := self._fitted(sizes, known, operands, logits, weights, size)) is not None:
-                return found
+            if (layer := self._fitted(sizes, known, operands, logits, weights, size)) is not None:
+                return layer
         return None
 
     # ---- the projections ----
@@ -139,22 +143,22 @@ class _Search:
     def _projection(self, operand: Operand) -> Projection | None:
         """Follow views from an operand back to the product with a stored matrix."""
         *_, value = upwards(operand.value)
-        bias, made = None, made_by(value, "MatMul")
+        bias, matmul = None, made_by(value, "MatMul")
         added = made_by(value, "Add")
         for index in (0, 1) if added is not None else ():
             matrix = made_by(added.inputs[index], "MatMul") if added is not None else None
             if added is not None and matrix is not None and only_user(matrix.outputs[0]) is added:
-                made, bias = matrix, other(added, matrix.outputs[0])
-        if made is None or made.inputs[0] is None or made.inputs[1] is None:
+                matmul, bias = matrix, other(added, matrix.outputs[0])
+        if matmul is None or matmul.inputs[0] is None or matmul.inputs[1] is None:
             return None
-        x, weight = made.inputs[0], made.inputs[1]
+        x, weight = matmul.inputs[0], matmul.inputs[1]
         if info(value).rank != 3 or info(weight).rank != 2 or self.views(weight) is None:
             return None
         if added is not None and (bias is None or info(bias).rank != 1 or self.views(bias) is None):
             return None
-        if SCOPE.get(made) != self.end.module or info(x).dtype not in FLOATS:
+        if SCOPE.get(matmul) != self.end.module or info(x).dtype not in FLOATS:
             return None
-        return Projection(made, value, x, weight, bias)
+        return Projection(matmul, value, x, weight, bias)
 
     def _is_one_module(self, projections: Sequence[Projection]) -> bool:
         """True if no tensor has the name of another kind of parameter, and all layers have biases or none has.
@@ -208,7 +212,7 @@ class _Search:
         logits: Logits,
         weights: Probabilities,
         size: int,
-    ) -> Found | None:
+    ) -> MultiheadLayer | None:
         shapes = [sizes.shape(p.result) for p in known]
         width = (info(self.end.taken).shape or (0,))[-1]
         if None in shapes or not isinstance(width, int) or width % size:
@@ -231,7 +235,7 @@ class _Search:
         masks = masks_of(logits.added, full, sizes, weights.softmax) if logits.added else Masks()
         if masks is None:
             return None
-        return Found(self.node, self.end, list(known), firsts, heads, width, weights, masks, sizes, full)
+        return MultiheadLayer(self.node, self.end, list(known), firsts, heads, width, weights, masks, sizes, full)
 
     def _merges(self, sizes: Sizes, full: tuple[int, int, int, int], size: int) -> bool:
         """True if the output projection takes the heads side by side, for each position and then each sample."""
@@ -246,16 +250,16 @@ class _Search:
 
 def _start(projection: Projection, operand: Operand, sizes: Sizes, heads: int, size: int) -> int | None:
     """Return the first column of a projection that an operand takes; None if its heads are not `heads` from there."""
-    shape, found = sizes.shape(projection.result), arrangement(operand.value, projection.result, sizes)
-    if shape is None or found is None or found.ndim != len(operand.perm):
+    shape, positions = sizes.shape(projection.result), arrangement(operand.value, projection.result, sizes)
+    if shape is None or positions is None or positions.ndim != len(operand.perm):
         return None
-    found = found.transpose(operand.perm)
-    start = int(found.flat[0])
+    positions = positions.transpose(operand.perm)
+    start = int(positions.flat[0])
     whole = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)[..., start : start + heads * size]
     if whole.shape[-1] != heads * size:
         return None
     wanted = whole.reshape(*shape[:2], heads, size).transpose(1, 2, 0, 3)
-    return start if found.shape[-2:] == wanted.shape[-2:] and _same(found, wanted) else None
+    return start if positions.shape[-2:] == wanted.shape[-2:] and _same(positions, wanted) else None
 
 
 def _same(a: Positions, b: Positions) -> bool:
@@ -299,7 +303,7 @@ class Probabilities:
 
 
 @dataclass
-class Found:
+class MultiheadLayer:
     """A layer.
 
     Attributes:
@@ -320,52 +324,52 @@ class Found:
     full: tuple[int, int, int, int]
 
 
-def write(found: Found, order: dict[ir.Node, int], finder: Finder, views: Views) -> None:
+def write(layer: MultiheadLayer, order: dict[ir.Node, int], finder: Finder, views: Views) -> None:
     """Replace the nodes by one. It stands before the softmax, if what it takes is computed by then.
 
     `order`: the position of each node of the graph.
     """
-    at = found.weights.softmax
-    xs = [p.x for p in found.projections]
-    taken = [*xs, *(m for m in (found.masks.attention, found.masks.padding) if m is not None)]
-    if at.graph is not found.end.last.graph or any(_position(v, order) > order.get(at, -1) for v in taken):
+    at = layer.weights.softmax
+    xs = [p.x for p in layer.projections]
+    taken = [*xs, *(m for m in (layer.masks.attention, layer.masks.padding) if m is not None)]
+    if at.graph is not layer.end.last.graph or any(_position(v, order) > order.get(at, -1) for v in taken):
         return
     sources = [_unswapped(x) for x in xs]
     swapped = [s for s in sources if s is not None]
     batch_first = len(swapped) == len(xs)
-    users = [use.node for use in found.weights.value.uses() if use.node is not found.node]
-    averaged = _averages(found, users)
-    rank4 = info(found.node.outputs[0]).rank == 4
-    wanted = bool(users) or found.weights.value.is_graph_output() or found.masks.may_empty or not rank4
+    users = [use.node for use in layer.weights.value.uses() if use.node is not layer.node]
+    averaged = _averages(layer, users)
+    rank4 = info(layer.node.outputs[0]).rank == 4
+    wanted = bool(users) or layer.weights.value.is_graph_output() or layer.masks.may_empty or not rank4
     new = own(
         "MultiheadAttention",
-        [*(swapped if batch_first else xs), *_tensors(found), found.masks.attention, found.masks.padding],
-        2 if users or found.weights.value.is_graph_output() else 1,
-        heads=found.heads, starts=found.starts, transposed=int(found.end.transposed), batch_first=int(batch_first),
-        dropout=found.weights.dropout, need_weights=int(wanted), average=int(bool(averaged) or not users),
+        [*(swapped if batch_first else xs), *_tensors(layer), layer.masks.attention, layer.masks.padding],
+        2 if users or layer.weights.value.is_graph_output() else 1,
+        heads=layer.heads, starts=layer.starts, transposed=int(layer.end.transposed), batch_first=int(batch_first),
+        dropout=layer.weights.dropout, need_weights=int(wanted), average=int(bool(averaged) or not users),
     )  # fmt: skip
-    new.name = found.end.last.name
+    new.name = layer.end.last.name
     facts = info(xs[0])
-    straight = Info(facts.dtype, (*(facts.shape or ())[:2], found.width))
-    gone = [found.weights.softmax, found.node, found.end.last]
+    straight = Info(facts.dtype, (*(facts.shape or ())[:2], layer.width))
+    gone = [layer.weights.softmax, layer.node, layer.end.last]
     y = insert(at, new, None, permuted(straight, SWAP) if batch_first else straight)
-    SCOPE.set(new, found.end.module)
-    finder.note(new, _places(found, views))
-    _put_weights(found, new, averaged)
-    _put_result(found, new, y, batch_first, straight)
+    SCOPE.set(new, layer.end.module)
+    finder.note(new, _places(layer, views))
+    _put_weights(layer, new, averaged)
+    _put_result(layer, new, y, batch_first, straight)
     STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in gone for name in names_of(node))))
 
 
-def _tensors(found: Found) -> list[ir.Value | None]:
-    weights, biases = [p.weight for p in found.projections], [p.bias for p in found.projections]
-    return [*weights, *biases, found.end.weight, found.end.bias]
+def _tensors(layer: MultiheadLayer) -> list[ir.Value | None]:
+    weights, biases = [p.weight for p in layer.projections], [p.bias for p in layer.projections]
+    return [*weights, *biases, layer.end.weight, layer.end.bias]
 
 
-def _places(found: Found, views: Views) -> Iterator[Place]:
+def _places(layer: MultiheadLayer, views: Views) -> Iterator[Place]:
     """Yield where the older nodes take the tensors (see `Finder.note`)."""
-    made = [(p.product, p.result.producer(), p.weight, p.bias) for p in found.projections]
-    made.append((found.end.product, found.end.last, found.end.weight, found.end.bias))
-    for i, (first, last, weight, bias) in enumerate(made):
+    projections = [(p.product, p.result.producer(), p.weight, p.bias) for p in layer.projections]
+    projections.append((layer.end.product, layer.end.last, layer.end.weight, layer.end.bias))
+    for i, (first, last, weight, bias) in enumerate(projections):
         at = (3 + i, 6 + i) if i < 3 else (9, 10)
         for index, node, value in zip(at, (first, last), (weight, bias)):
             source = views(value)
@@ -384,36 +388,36 @@ def _unswapped(value: ir.Value) -> ir.Value | None:
     return node.inputs[0] if node is not None and tuple(node.attributes.get_ints("perm", ())) == SWAP else None
 
 
-def _averages(found: Found, users: list[ir.Node]) -> list[ir.Node]:
+def _averages(layer: MultiheadLayer, users: list[ir.Node]) -> list[ir.Node]:
     """Return the nodes that average the probabilities over the heads, if nothing else uses these."""
     ends = []
     for node in users:
-        value = found.weights.value
+        value = layer.weights.value
         if info(value).rank == 3:
             value = node.outputs[0]
             after = only_user(value) if arranges(node) else None
             if after is None:
                 return []
             node = after
-        positions = arrangement(value, found.weights.value, found.sizes)
+        positions = arrangement(value, layer.weights.value, layer.sizes)
         if node.op_type != "ReduceMean" or ints(node, "axes", 1) not in ([1], [-3]) or positions is None:
             return []
         if (
             node.attributes.get_int("keepdims", 1)
-            or positions.shape != found.full
+            or positions.shape != layer.full
             or (np.diff(positions.flat) != 1).any()
         ):
             return []
         ends.append(node)
-    return [] if found.weights.value.is_graph_output() else ends
+    return [] if layer.weights.value.is_graph_output() else ends
 
 
-def _put_weights(found: Found, new: ir.Node, averaged: list[ir.Node]) -> None:
+def _put_weights(layer: MultiheadLayer, new: ir.Node, averaged: list[ir.Node]) -> None:
     if len(new.outputs) < 2:
         return
-    old, weights = found.weights.value, new.outputs[1]
-    (length, batch), keys = (info(found.projections[0].result).shape or ())[:2], (info(old).shape or ())[-1]
-    whole = Info(info(old).dtype, (batch, found.heads, length, keys))
+    old, weights = layer.weights.value, new.outputs[1]
+    (length, batch), keys = (info(layer.projections[0].result).shape or ())[:2], (info(old).shape or ())[-1]
+    whole = Info(info(old).dtype, (batch, layer.heads, length, keys))
     if averaged:
         weights.name = averaged[0].outputs[0].name
         set_info(weights, Info(whole.dtype, (batch, length, keys)))
@@ -425,17 +429,17 @@ def _put_weights(found: Found, new: ir.Node, averaged: list[ir.Node]) -> None:
     set_info(weights, whole)
     if info(old).rank == 3:
         shaped = ir.node("Reshape", [weights, known_ints(info(old).shape or ())], version=13)
-        weights = insert(found.weights.softmax, shaped, f"{old.name}.merged", info(old), new)
+        weights = insert(layer.weights.softmax, shaped, f"{old.name}.merged", info(old), new)
     for use in list(old.uses()):
-        if use.node is not found.node:
+        if use.node is not layer.node:
             use.node.replace_input_with(use.idx, weights)
 
 
-def _put_result(found: Found, new: ir.Node, y: ir.Value, batch_first: bool, straight: Info) -> None:
+def _put_result(layer: MultiheadLayer, new: ir.Node, y: ir.Value, batch_first: bool, straight: Info) -> None:
     """Let the users of the output projection take the new node's result, past the views that give it its shape."""
-    last, old = found.end.last, found.end.last.outputs[0]
+    last, old = layer.end.last, layer.end.last.outputs[0]
     y.name = f"{old.name}.layer"
-    target = _target(found, batch_first)
+    target = _target(layer, batch_first)
     if target is not None:
         y.name = target.name
         producer = target.producer()
@@ -449,11 +453,11 @@ def _put_result(found: Found, new: ir.Node, y: ir.Value, batch_first: bool, stra
     replace(last, ir.node("Reshape", [y, known_ints(info(old).shape or ())], version=13))
 
 
-def _target(found: Found, batch_first: bool) -> ir.Value | None:
+def _target(layer: MultiheadLayer, batch_first: bool) -> ir.Value | None:
     """Return the value after the output projection that has the shape of the layer's result, else None."""
-    old = found.end.last.outputs[0]
-    batch, _, length, _ = found.full
-    wanted = np.arange(length * batch * found.width).reshape(length, batch, found.width)
+    old = layer.end.last.outputs[0]
+    batch, _, length, _ = layer.full
+    wanted = np.arange(length * batch * layer.width).reshape(length, batch, layer.width)
     wanted = wanted.transpose(SWAP) if batch_first else wanted
     value, chain = old, [old]
     for _ in range(MAX_CHAIN):
@@ -463,8 +467,8 @@ def _target(found: Found, batch_first: bool) -> ir.Value | None:
         value = user.outputs[0]
         chain.append(value)
     for value in reversed(chain):
-        if found.sizes.shape(value) == wanted.shape:
-            positions = arrangement(value, old, found.sizes)
+        if layer.sizes.shape(value) == wanted.shape:
+            positions = arrangement(value, old, layer.sizes)
             if positions is not None and np.array_equal(positions, wanted):
                 return value
     return None

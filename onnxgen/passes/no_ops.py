@@ -198,14 +198,14 @@ def merge_equal(model: ir.Model, may: Callable[[ir.Node], bool], kept: Collectio
     """Let one node stand for all equal ones of a scope. `may`: the nodes it is about; `kept`: values that stay."""
     first: dict[tuple[object, ...], ir.Value] = {}
     for node in all_nodes(model.graph):
-        made = node.outputs[0] if len(node.outputs) == 1 else None
-        if made is None or has_subgraphs(node) or not may(node) or made in kept or made.is_graph_output():
+        output = node.outputs[0] if len(node.outputs) == 1 else None
+        if output is None or has_subgraphs(node) or not may(node) or output in kept or output.is_graph_output():
             continue
-        told = tuple(sorted((name, _said(a)) for name, a in node.attributes.items()))
+        attributes = tuple(sorted((name, _said(a)) for name, a in node.attributes.items()))
         what = (node.op_type, node.domain, node.version, node.overload)
-        key = (*what, *map(_given, node.inputs), told, node.graph, SCOPE.get(node))
-        if node.inputs and first.setdefault(key, made) is not made:
-            made.replace_all_uses_with(first[key])
+        key = (*what, *map(_given, node.inputs), attributes, node.graph, SCOPE.get(node))
+        if node.inputs and first.setdefault(key, output) is not output:
+            output.replace_all_uses_with(first[key])
             drop(node)
 
 

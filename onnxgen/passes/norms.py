@@ -191,8 +191,8 @@ def _channels_first(root: ir.Node, norm: ir.Node, x: ir.Value, perm: tuple[int, 
         OWN_NORM.set(norm, True)
         for i, value in enumerate(parameters):
             norm.replace_input_with(i + 1, value)
-    made = insert(root, norm, f"{root.outputs[0].name}.normalised", info(norm.inputs[0]), root)
-    return ir.node("Transpose", [made], {"perm": [perm.index(axis) for axis in range(len(perm))]}, version=13)
+    normalised = insert(root, norm, f"{root.outputs[0].name}.normalised", info(norm.inputs[0]), root)
+    return ir.node("Transpose", [normalised], {"perm": [perm.index(axis) for axis in range(len(perm))]}, version=13)
 
 
 def _parameter(value: ir.Value | None) -> ir.Value | None:

@@ -74,24 +74,24 @@ class Sum:
 
 def as_product(value: ir.Value) -> Product:
     """Return a value as a product; if nothing is multiplied, its only factor is the value."""
-    made = Product()
+    product = Product()
     stack = [(value, 1.0)]
     nodes = 0
     while stack:
         top, power = stack.pop()
         number = scalar(top) if top is not value else None
         if number is not None and number != 0 and power in (1.0, -1.0):
-            made.coefficient *= number**power
+            product.coefficient *= number**power
             continue
         inside = _factors(top, power) if nodes < MAX_NODES and (top is value or only_user(top) is not None) else None
         if inside is None:
-            made.times(top, power)
+            product.times(top, power)
             continue
         nodes += 1
         coefficient, parts = inside
-        made.coefficient *= coefficient
+        product.coefficient *= coefficient
         stack.extend(reversed(parts))
-    return made
+    return product
 
 
 def _factors(value: ir.Value, power: float) -> tuple[float, list[tuple[ir.Value, float]]] | None:
@@ -114,24 +114,24 @@ def _factors(value: ir.Value, power: float) -> tuple[float, list[tuple[ir.Value,
 
 def as_sum(value: ir.Value) -> Sum:
     """Return a value as a sum; if nothing is added, its only term is the value."""
-    made = Sum()
+    total = Sum()
     stack = [(value, 1)]
     nodes = 0
     while stack:
         top, sign = stack.pop()
         number = scalar(top) if top is not value else None
         if number is not None:
-            made.constant += sign * number
+            total.constant += sign * number
             continue
         node = made_by(top, "Add", "Sub", "Neg") if top is value or only_user(top) is not None else None
         if node is None or nodes >= MAX_NODES or None in node.inputs:
-            made.terms.append((top, sign))
+            total.terms.append((top, sign))
             continue
         nodes += 1
         first = -sign if node.op_type == "Neg" else sign
         signs = (first, -sign if node.op_type == "Sub" else sign)
         stack.extend(reversed([(v, s) for v, s in zip(node.inputs, signs) if v is not None]))
-    return made
+    return total
 
 
 def as_clamp(value: ir.Value) -> tuple[ir.Value, float, float]:
@@ -139,10 +139,10 @@ def as_clamp(value: ir.Value) -> tuple[ir.Value, float, float]:
     steps: list[tuple[float, float]] = []
     x = value
     while len(steps) < MAX_NODES and (x is value or only_user(x) is not None):
-        found = _bounds(x)
-        if found is None:
+        clamp = _bounds(x)
+        if clamp is None:
             break
-        x, *bounds = found
+        x, *bounds = clamp
         steps.append((bounds[0], bounds[1]))
     low, high = -math.inf, math.inf
     for least, most in reversed(steps):
@@ -177,8 +177,8 @@ def _bound(node: ir.Node, index: int, name: str, default: float) -> float | None
     number = node.attributes.get_float(name, None)
     if number is not None:  # up to opset 10, where the limits of float32 are the defaults
         return number if abs(number) < 3.4e38 else math.copysign(math.inf, number)
-    given = input_at(node, index)
-    return scalar(given) if given is not None else default
+    bound = input_at(node, index)
+    return scalar(bound) if bound is not None else default
 
 
 Bound = dict[str, "ir.Value | float | tuple[int, ...]"]
@@ -233,19 +233,19 @@ class Match:
     inside: set[ir.Node]
 
     def tensor(self, name: str) -> ir.Value:
-        found = self.bound[name]
-        assert isinstance(found, ir.Value)
-        return found
+        tensor = self.bound[name]
+        assert isinstance(tensor, ir.Value)
+        return tensor
 
     def number(self, name: str) -> float:
-        found = self.bound[name]
-        assert isinstance(found, float)
-        return found
+        number = self.bound[name]
+        assert isinstance(number, float)
+        return number
 
     def axes(self, name: str = "axes") -> tuple[int, ...]:
-        found = self.bound[name]
-        assert isinstance(found, tuple)
-        return found
+        axes = self.bound[name]
+        assert isinstance(axes, tuple)
+        return axes
 
 
 class Pattern:
@@ -275,21 +275,21 @@ class Pattern:
     def _inside(self, root: ir.Node, bound: Bound) -> set[ir.Node] | None:
         """Return the nodes between the root and the bound tensors; None if something else uses their results."""
         ends = {value for name, value in bound.items() if isinstance(value, ir.Value) and name not in self.where}
-        found: set[ir.Node] = {root}
+        inside: set[ir.Node] = {root}
         stack = [root]
         while stack:
             for value in stack.pop().inputs:
                 producer = None if value is None or value in ends or scalar(value) is not None else value.producer()
-                if producer is not None and producer not in found and stored(value) is None:  # axes may be shared
-                    found.add(producer)
+                if producer is not None and producer not in inside and stored(value) is None:  # axes may be shared
+                    inside.add(producer)
                     stack.append(producer)
-        for node in found - {root}:
+        for node in inside - {root}:
             for output in node.outputs:
                 if output not in ends and (
-                    output.is_graph_output() or any(use.node not in found for use in output.uses())
+                    output.is_graph_output() or any(use.node not in inside for use in output.uses())
                 ):
                     return None
-        return found
+        return inside
 
 
 # ---- from text to terms ----
@@ -440,11 +440,11 @@ def _match_product(value: ir.Value, sign: float, term: Term, bound: Bound) -> It
 
 
 def _match_sum(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
-    found = as_sum(value)
-    if len(found.terms) != len(term.parts):
+    total = as_sum(value)
+    if len(total.terms) != len(term.parts):
         return
-    for order in permutations(found.terms):
-        ways = _bind(term.value, found.constant, bound, value)
+    for order in permutations(total.terms):
+        ways = _bind(term.value, total.constant, bound, value)
         for (addend, sign), (part, wanted) in zip(order, term.parts):
             ways = _match_all(ways, addend, part, sign * wanted)
         yield from ways
@@ -459,12 +459,12 @@ def _match_clamp(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
 
 
 def _match_reduction(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
-    found = reduction(value, term.name)
+    reduced = reduction(value, term.name)
     (_, axes), (_, keepdims) = term.attributes
-    if found is None or not isinstance(axes, str) or bound.get(axes, found.axes) != found.axes:
+    if reduced is None or not isinstance(axes, str) or bound.get(axes, reduced.axes) != reduced.axes:
         return
-    ways = _bind(keepdims, found.keepdims, {**bound, axes: found.axes}, value)
-    yield from _match_all(ways, found.x, term.parts[0][0])
+    ways = _bind(keepdims, reduced.keepdims, {**bound, axes: reduced.axes}, value)
+    yield from _match_all(ways, reduced.x, term.parts[0][0])
 
 
 def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
@@ -475,8 +475,10 @@ def _match_call(value: ir.Value, term: Term, bound: Bound) -> Iterator[Bound]:
         return
     bounds = [bound]
     for name, number in term.attributes:
-        given = node.attributes.get(name)
-        bounds = [b for old in bounds if given is not None for b in _bind(number, float(given.value), old, value)]
+        attribute = node.attributes.get(name)
+        bounds = [
+            b for old in bounds if attribute is not None for b in _bind(number, float(attribute.value), old, value)
+        ]
     inputs = [i for i in node.inputs if i is not None]
     for order in permutations(inputs) if COMMUTES in card("", term.name).traits else [tuple(inputs)]:
         ways = iter(bounds)

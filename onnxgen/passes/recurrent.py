@@ -77,10 +77,10 @@ def layer_above(layer: RecurrentLayer, layers: dict[ir.Value, RecurrentLayer]) -
         and made_by(user.outputs[0], "Dropout")
         and (layer.module is not None or _is_within(user, layer))
     ):
-        found = dropout_ratio(user)
-        if found is None or any(o.uses() or o.is_graph_output() for o in user.outputs[1:]):
+        rate = dropout_ratio(user)
+        if rate is None or any(o.uses() or o.is_graph_output() for o in user.outputs[1:]):
             return None
-        y, ratio, user = user.outputs[0], found, only_user(user.outputs[0])
+        y, ratio, user = user.outputs[0], rate, only_user(user.outputs[0])
     above = None if user is None else layers.get(user.outputs[0])
     if above is None or above.new.inputs[0] is not y or above.new.graph is not layer.new.graph:
         return None
@@ -212,8 +212,8 @@ def write_cell(layer: RecurrentLayer) -> None:
     """Replace the node. What takes its results without the axis of the steps takes the cell's own."""
     node, kind = layer.node, layer.node.op_type
     states = [input_at(node, i) for i in range(5, 5 + len(node_states(kind)))]
-    given = [node.inputs[0], *(None if v is None or uniform(v) == 0 else v for v in states)]
-    inputs = [None if v is None else _of_one_step(node, v) for v in given]
+    operands = [node.inputs[0], *(None if v is None or uniform(v) == 0 else v for v in states)]
+    inputs = [None if v is None else _of_one_step(node, v) for v in operands]
     new = own(f"{kind}Cell", [*inputs, *_weights(layer)], len(states), **({"relu": 1} if layer.relu else {}))
     new.name = node.name
     shape = (*(info(inputs[0]).shape or ())[:1], layer.hidden)
@@ -296,19 +296,19 @@ def recurrent(model: ir.Model, options: Options) -> None:
 
 
 def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
-    given, kind = node.attributes, node.op_type
-    direction = given.get_string("direction", "forward")
+    attributes, kind = node.attributes, node.op_type
+    direction = attributes.get_string("direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
     usual = [*known(node).rules.activations] * directions
-    activations = [text.lower() for text in given.get_strings("activations", ())][: len(usual)]
+    activations = [text.lower() for text in attributes.get_strings("activations", ())][: len(usual)]
     relu = kind == "RNN" and set(activations) == {"relu"}
     if direction == "reverse" or (activations and not relu and activations != usual):
         return None
-    if "clip" in given or given.get_int("input_forget", 0) != 0:
+    if "clip" in attributes or attributes.get_int("input_forget", 0) != 0:
         return None
     if input_at(node, 4) is not None or input_at(node, 7) is not None:
         return None
-    if kind == "GRU" and not given.get_int("linear_before_reset", 0):
+    if kind == "GRU" and not attributes.get_int("linear_before_reset", 0):
         return None
     weights = [v for v in node.inputs[1:4] if v is not None]
     sources = [s for v in weights if (s := views(v)) is not None]
@@ -384,9 +384,13 @@ def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: 
         same = axes == [*goal, "h"]
         if not same and swapped is None and axes[2] == "h":
             swapped = transposed(layer.node, y, SWAP)
-        made, producer = y if same else swapped, value.producer()
-        if axes[2] == "h" and made is not None and not (value.is_graph_output() and made.is_graph_output()):
-            stand_for(value, made)
+        replacement, producer = y if same else swapped, value.producer()
+        if (
+            axes[2] == "h"
+            and replacement is not None
+            and not (value.is_graph_output() and replacement.is_graph_output())
+        ):
+            stand_for(value, replacement)
             if producer is not None:
                 drop(producer)
     if old.uses() or old.is_graph_output():

@@ -61,13 +61,13 @@ def reductions(model: ir.Model, options: Options) -> None:
 
 def _before(node: ir.Node, op_type: str | None = None) -> tuple[ir.Node, Reduction] | None:
     """Return the reduction that makes a node's input for it alone, in one scope with it."""
-    made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    if made is None or made.domain != "" or only_user(made.outputs[0]) is not node or not together((made, node)):
+    maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    if maker is None or maker.domain != "" or only_user(maker.outputs[0]) is not node or not together((maker, node)):
         return None
-    if not made.op_type.startswith("Reduce") or op_type not in (None, made.op_type):
+    if not maker.op_type.startswith("Reduce") or op_type not in (None, maker.op_type):
         return None
-    found = reduction(made.outputs[0], made.op_type)
-    return None if found is None else (made, found)
+    reduced = reduction(maker.outputs[0], maker.op_type)
+    return None if reduced is None else (maker, reduced)
 
 
 def _keep_axes(node: ir.Node) -> None:
@@ -75,26 +75,31 @@ def _keep_axes(node: ir.Node) -> None:
     before = _before(node)
     if before is None or before[1].keepdims:
         return
-    made, found = before
-    kept = tuple(1 if i in found.axes else dim for i, dim in enumerate(info(found.x).shape or ()))
+    maker, reduced = before
+    kept = tuple(1 if i in reduced.axes else dim for i, dim in enumerate(info(reduced.x).shape or ()))
     if kept == info(node.outputs[0]).shape:
-        attributes = [a for name, a in made.attributes.items() if name != "keepdims"]
-        new = ir.Node("", made.op_type, made.inputs, [*attributes, ir.AttrInt64("keepdims", 1)], version=made.version)
-        replace(node, new, made)
+        attributes = [a for name, a in maker.attributes.items() if name != "keepdims"]
+        new = ir.Node(
+            "", maker.op_type, maker.inputs, [*attributes, ir.AttrInt64("keepdims", 1)], version=maker.version
+        )
+        replace(node, new, maker)
 
 
 def _over_ones(node: ir.Node) -> None:
     """Take the axes of one element that a Reshape drops for those that the reduction keeps."""
-    found, reshape = reduction(node.outputs[0], node.op_type), None if not node.inputs[0] else node.inputs[0].producer()
-    if found is None or not found.keepdims or reshape is None or not is_a(reshape, RESHAPE):
+    reduced, reshape = (
+        reduction(node.outputs[0], node.op_type),
+        None if not node.inputs[0] else node.inputs[0].producer(),
+    )
+    if reduced is None or not reduced.keepdims or reshape is None or not is_a(reshape, RESHAPE):
         return
-    x, before, after = reshape.inputs[0], info(reshape.inputs[0]).shape or (), info(found.x).shape or ()
+    x, before, after = reshape.inputs[0], info(reshape.inputs[0]).shape or (), info(reduced.x).shape or ()
     theirs, ours = ([i for i, dim in enumerate(shape) if dim != 1] for shape in (before, after))
-    if [before[i] for i in theirs] != [after[i] for i in ours] or not {*found.axes} <= {*ours}:
+    if [before[i] for i in theirs] != [after[i] for i in ours] or not {*reduced.axes} <= {*ours}:
         return
-    axes = [theirs[ours.index(axis)] for axis in found.axes]
+    axes = [theirs[ours.index(axis)] for axis in reduced.axes]
     left = tuple(dim for i, dim in enumerate(before) if i not in axes)
-    if left == info(node.outputs[0]).shape and only_user(found.x) is node and together((reshape, node)):
+    if left == info(node.outputs[0]).shape and only_user(reduced.x) is node and together((reshape, node)):
         replace(node, ir.node(node.op_type, [x, known_ints(axes)], {"keepdims": 0}, version=max(18, node.version or 0)))
 
 
@@ -103,12 +108,12 @@ def _join(node: ir.Node) -> None:
     before, outer = _before(node, node.op_type), reduction(node.outputs[0], node.op_type)
     if before is None or outer is None or outer.keepdims != before[1].keepdims:
         return
-    made, inner = before
+    maker, inner = before
     rank = info(inner.x).rank or 0
     left = [axis for axis in range(rank) if inner.keepdims or axis not in inner.axes]
     axes = sorted({*inner.axes, *(left[axis] for axis in outer.axes)})
     keepdims = {"keepdims": int(outer.keepdims)}
-    replace(node, ir.node(node.op_type, [inner.x, known_ints(axes)], keepdims, version=20), made)
+    replace(node, ir.node(node.op_type, [inner.x, known_ints(axes)], keepdims, version=20), maker)
 
 
 def _of_truth(node: ir.Node) -> None:
@@ -119,13 +124,13 @@ def _of_truth(node: ir.Node) -> None:
     before = _before(node)
     if before is None or info(node.outputs[0]).dtype != ir.DataType.BOOL or before[0].op_type not in EXTREMES:
         return
-    made, found = before
-    cast, sizes = made_by(found.x, "Cast"), [(info(found.x).shape or ())[axis] for axis in found.axes]
+    maker, reduced = before
+    cast, sizes = made_by(reduced.x, "Cast"), [(info(reduced.x).shape or ())[axis] for axis in reduced.axes]
     if cast is None or info(cast.inputs[0]).dtype != ir.DataType.BOOL:
         return
-    if made.op_type == "ReduceMin" or all(isinstance(size, int) and size > 0 for size in sizes):
-        inputs = [cast.inputs[0], *([known_ints(given)] if (given := ints(made, "axes", 1)) else [])]
-        replace(node, ir.node(made.op_type, inputs, {"keepdims": int(found.keepdims)}, version=20), made)
+    if maker.op_type == "ReduceMin" or all(isinstance(size, int) and size > 0 for size in sizes):
+        inputs = [cast.inputs[0], *([known_ints(axes)] if (axes := ints(maker, "axes", 1)) else [])]
+        replace(node, ir.node(maker.op_type, inputs, {"keepdims": int(reduced.keepdims)}, version=20), maker)
 
 
 def _mean(match: Match) -> ir.Node | None:
@@ -141,9 +146,9 @@ def _mean(match: Match) -> ir.Node | None:
     if kind(ratio) != kind(1 / count) or info(match.root.outputs[0]).rank != (info(x).rank or 0) - summed:
         return None  # a factor of one element has a higher rank and adds axes
     (total,) = (node for node in match.inside if node.op_type == "ReduceSum")
-    given = ints(total, "axes", 1)  # as the file has them, which may be none for all
+    file_axes = ints(total, "axes", 1)  # as the file has them, which may be none for all
     keepdims = {"keepdims": int(match.number("keep"))}
-    return ir.node("ReduceMean", [x, *([known_ints(given)] if given else [])], keepdims, version=18)
+    return ir.node("ReduceMean", [x, *([known_ints(file_axes)] if file_axes else [])], keepdims, version=18)
 
 
 MEANS = Table([Idiom((Pattern("ratio * ReduceSum(x, axes, keep)"),), _mean)])

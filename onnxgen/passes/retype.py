@@ -43,14 +43,14 @@ def _cast(array: NDArray[np.generic], dtype: ir.DataType) -> NDArray[np.generic]
 
     limits: Any = ml_dtypes.finfo(dtype.numpy())  # type: ignore[no-untyped-call]
     with np.errstate(all="ignore"):
-        made = np.asarray(array.astype(dtype.numpy()))
+        converted = np.asarray(array.astype(dtype.numpy()))
         wide = array.astype(np.float64)
-        lost = np.isfinite(wide) & ~np.isfinite(made.astype(np.float64))
+        lost = np.isfinite(wide) & ~np.isfinite(converted.astype(np.float64))
         if lost.any():
-            made = np.where(lost, np.where(wide > 0, limits.max, limits.min), made)
-        if array.size == 1 and wide.any() and not made.any():
-            made = np.copysign(np.full_like(made, limits.smallest_subnormal), wide)
-    return made.astype(dtype.numpy(), copy=False)
+            converted = np.where(lost, np.where(wide > 0, limits.max, limits.min), converted)
+        if array.size == 1 and wide.any() and not converted.any():
+            converted = np.copysign(np.full_like(converted, limits.smallest_subnormal), wide)
+    return converted.astype(dtype.numpy(), copy=False)
 
 
 def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> None:
@@ -61,12 +61,12 @@ def retype(model: ir.Model, dtype: ir.DataType, *, is_file: bool = False) -> Non
     """
     if not is_file and dtype != ir.DataType.FLOAT:
         _refuse_classical(model.graph)
-    found = _Groups(model.graph)
-    for value in found.values:
-        if not found.is_size(value) and (is_file or not _is_number(value)):
+    groups = _Groups(model.graph)
+    for value in groups.values:
+        if not groups.is_size(value) and (is_file or not _is_number(value)):
             _retype_value(value, dtype)
     for node in all_nodes(model.graph):
-        if any(value in found.values and not found.is_size(value) for value in node.outputs):
+        if any(value in groups.values and not groups.is_size(value) for value in node.outputs):
             retype_node(node, dtype)
 
 
@@ -134,8 +134,8 @@ class _Groups:
         return True
 
     def _join(self, node: ir.Node) -> None:
-        given = ((i, v) for i, v in enumerate(node.inputs) if v is not None)
-        inputs = [v for i, v in given if self._note(v) and not _is_fixed(node, i)]
+        present = ((i, v) for i, v in enumerate(node.inputs) if v is not None)
+        inputs = [v for i, v in present if self._note(v) and not _is_fixed(node, i)]
         outputs = [v for v in node.outputs if self._note(v)]
         for graph in subgraphs(node):
             outputs += [v for v in (*graph.inputs, *graph.outputs) if self._note(v)]

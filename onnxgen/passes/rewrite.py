@@ -94,16 +94,16 @@ def stored_views(model: ir.Model) -> set[ir.Value]:
 
     Trained weights are written back through the nodes between, so those nodes must stay.
     """
-    found: set[ir.Value] = set()
+    views: set[ir.Value] = set()
     for graph in all_graphs(model.graph):
-        found.update(graph.initializers.values())
+        views.update(graph.initializers.values())
         for node in graph:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
             is_part = node.op_type in ("Concat", "Split") and node.domain == ""
-            is_view = (is_part or view_of(node) is not None) and bool(data) and all(v in found for v in data)
+            is_view = (is_part or view_of(node) is not None) and bool(data) and all(v in views for v in data)
             if node.op_type == "Constant" or is_view:
-                found.update(node.outputs)
-    return found
+                views.update(node.outputs)
+    return views
 
 
 def insert(

@@ -101,8 +101,8 @@ def holds_folded_norm(name: str) -> bool:
 
 def padding_row(node: ir.Node) -> int | None:
     """Return the row without a gradient in a lookup, `aten.embedding(weight, ids, row)`, if the file has the call."""
-    found = _LOOKUP.search(node.metadata_props.get(CALL, ""))
-    return int(found[1]) if found else None
+    call = _LOOKUP.search(node.metadata_props.get(CALL, ""))
+    return int(call[1]) if call else None
 
 
 def is_in_norm(node: ir.Node) -> bool:
@@ -229,14 +229,18 @@ def _is_bias_of_matrix(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> 
 def _is_bias_of_convolution(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     """True if a tensor is added to a convolution without a bias, and has one element for each channel."""
     other = node.inputs[1 - index] if operator(node) == "Add" else None
-    made = None if other is None else other.producer()
-    places = [*known(made).weights] if made is not None and is_a(made, SAMPLES) else []
-    if made is None or len(places) != 2 or known(made).matrix != places[0]:
+    convolution = None if other is None else other.producer()
+    places = [*known(convolution).weights] if convolution is not None and is_a(convolution, SAMPLES) else []
+    if convolution is None or len(places) != 2 or known(convolution).matrix != places[0]:
         return False
-    kernel = stored(made.inputs[places[0]])
-    if kernel is None or len(kernel.shape) < 3 or any(v is not None for v in made.inputs[places[1] : places[1] + 1]):
+    kernel = stored(convolution.inputs[places[0]])
+    if (
+        kernel is None
+        or len(kernel.shape) < 3
+        or any(v is not None for v in convolution.inputs[places[1] : places[1] + 1])
+    ):
         return False
-    is_forward, groups = is_a(made, CONVOLUTION), made.attributes.get("group")
+    is_forward, groups = is_a(convolution, CONVOLUTION), convolution.attributes.get("group")
     channels = kernel.shape.numpy()[0 if is_forward else 1] * (1 if is_forward or not groups else groups.as_int())
     if tensor.size != channels:
         return False

@@ -28,8 +28,8 @@ def sequences(model: ir.Model, options: Options) -> None:
 
 def _sizes(node: ir.Node, axis: int) -> list[int] | None:
     """Return the sizes of the parts along the axis, or None if they are not known."""
-    given = input_at(node, 1)
-    known = info(given).constant if given is not None else np.array(1)
+    split = input_at(node, 1)
+    known = info(split).constant if split is not None else np.array(1)
     if known is None or known.ndim > 1:
         return None
     if known.ndim == 1:

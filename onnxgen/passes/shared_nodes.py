@@ -165,40 +165,40 @@ def _is_function(node: ir.Node) -> bool:
 
 def _prepared(graph: ir.Graph) -> set[ir.Node]:
     known = set(graph.inputs)
-    found: set[ir.Node] = set()
+    prepared: set[ir.Node] = set()
     for node in graph:
         is_cheap = is_a(node, STRIDES) or _is_function(node) or not (node.inputs or is_a(node, RANDOM))
         if node.domain in ("", DOMAIN) and (_arranges(node) or is_cheap):
             if all(v is None or v in known or (v.is_initializer() and not is_trained(v)) for v in node.inputs):
                 known.update(v for v in node.outputs if not is_trained(v))
-                found.add(node)
-    return found
+                prepared.add(node)
+    return prepared
 
 
 def _entering(graph: ir.Graph) -> dict[ir.Node, ir.Value]:
     """Return the nodes that are a function, element by element, of one value from outside their scope, with it."""
-    found: dict[ir.Node, ir.Value] = {}
+    entering: dict[ir.Node, ir.Value] = {}
     for node in graph:
         values = {v for v in node.inputs if v is not None and (v.const_value is None or is_trained(v))}
-        entered = {_entered(v, SCOPE.get(node), found) for v in values}
+        entered = {_entered(v, SCOPE.get(node), entering) for v in values}
         value = entered.pop() if len(entered) == 1 else None
         if value is not None and not is_trained(value) and _is_function(node) and node.domain in ("", DOMAIN):
-            found[node] = value
-    return found
+            entering[node] = value
+    return entering
 
 
-def _entered(value: ir.Value, scope: ModulePath, found: dict[ir.Node, ir.Value]) -> ir.Value | None:
+def _entered(value: ir.Value, scope: ModulePath, entering: dict[ir.Node, ir.Value]) -> ir.Value | None:
     """Return the value from outside a scope that a value is, or is a function of; None if there is no such one."""
     maker = value.producer()
     if maker is None or SCOPE.get(maker)[: len(scope)] != scope:
         return value
-    return found.get(maker)
+    return entering.get(maker)
 
 
 def _beside(scope: ModulePath, parts: set[ModulePath]) -> ModulePath | None:
     """Return the module whose part a scope is, if it is called like a part of the layer that computes the value."""
-    found = (scope[: -len(part)] for part in parts if part and scope[-len(part) :] == part)
-    return next(found, None)
+    modules = (scope[: -len(part)] for part in parts if part and scope[-len(part) :] == part)
+    return next(modules, None)
 
 
 def _role(scope: ModulePath) -> str:

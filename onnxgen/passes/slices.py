@@ -64,7 +64,7 @@ def slices(model: ir.Model, options: Options) -> None:
 def _index(node: ir.Node) -> None:
     """Replace a Slice of one element, and the Reshape that drops its axis, by that element."""
     part = made_by(node.inputs[0], "Slice")
-    (cut,) = found if part is not None and (found := cuts(part)) is not None and len(found) == 1 else (None,)
+    (cut,) = bounds if part is not None and (bounds := cuts(part)) is not None and len(bounds) == 1 else (None,)
     if (
         part is None
         or cut is None
@@ -100,12 +100,12 @@ def cuts(node: ir.Node | None) -> list[Cut] | None:
     if starts is None or ends is None or axes is None or steps is None:
         return None
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
-    found = [
+    known = [
         Cut(axis % rank, start, end, step)
         for axis, start, end, step in zip(axes, starts, ends, steps)
         if isinstance(axis, int) and isinstance(step, int)
     ]
-    return found if len({len(found), len(starts), len(ends), len(axes), len(steps)}) == 1 else None
+    return known if len({len(known), len(starts), len(ends), len(axes), len(steps)}) == 1 else None
 
 
 def _dims(node: ir.Node, index: int, key: str) -> list[Dim] | None:
@@ -137,8 +137,8 @@ def piece(value: ir.Value | None) -> Piece | None:
     if node is None or x is None or not shape:
         return None
     if node.op_type == "Slice":
-        found = cuts(node)
-        cut = found[0] if found is not None and len(found) == 1 else None
+        bounds = cuts(node)
+        cut = bounds[0] if bounds is not None and len(bounds) == 1 else None
         size = None if cut is None else shape[cut.axis]
         if cut is None or cut.step != 1 or not isinstance(size, int):
             return None
@@ -159,11 +159,11 @@ def piece(value: ir.Value | None) -> Piece | None:
 
 def make_up_axis(pieces: Sequence[Piece | None]) -> bool:
     """True if pieces of one axis of one value, in this order, lie end to end and cover the axis."""
-    found = [p for p in pieces if p is not None]
-    if len(found) < len(pieces) or len({(p.x, p.axis) for p in found}) != 1:
+    known = [p for p in pieces if p is not None]
+    if len(known) < len(pieces) or len({(p.x, p.axis) for p in known}) != 1:
         return False
-    size = (info(found[0].x).shape or ())[found[0].axis]
-    return [0, *(p.end for p in found)] == [*(p.start for p in found), size]
+    size = (info(known[0].x).shape or ())[known[0].axis]
+    return [0, *(p.end for p in known)] == [*(p.start for p in known), size]
 
 
 MAX_PARTS = 8  # parts that are unpacked in one line

@@ -65,8 +65,8 @@ def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
     for value, code in zip(texts, codes.outputs[1:]):
         code.name = f"{value.name}.codes"
         set_info(code, replace(info(value), dtype=ir.DataType.INT64))
-        for i, given in enumerate(node.inputs):
-            if given is value:
+        for i, operand in enumerate(node.inputs):
+            if operand is value:
                 node.replace_input_with(i, code)
     for output in node.outputs:
         if _is_text(output):
@@ -76,14 +76,14 @@ def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
 def _decode(node: ir.Node, table: ir.Value, output: ir.Value) -> None:
     """Put `TextAt` behind an output, which is numbers now. The strings keep the output's name."""
     at = own("TextAt", [table, output])
-    made = at.outputs[0]
-    made.shape, made.type = output.shape, output.type
-    set_info(made, info(output))
+    strings = at.outputs[0]
+    strings.shape, strings.type = output.shape, output.type
+    set_info(strings, info(output))
     set_info(output, replace(info(output), dtype=ir.DataType.INT64))
     beside(at, node)
     assert node.graph is not None
     node.graph.insert_after(node, at)
-    made.name, output.name = output.name, f"{output.name}.codes"
-    ir.convenience.replace_all_uses_with(output, made, replace_graph_outputs=True)
+    strings.name, output.name = output.name, f"{output.name}.codes"
+    ir.convenience.replace_all_uses_with(output, strings, replace_graph_outputs=True)
     at.replace_input_with(1, output)
     output.type = ir.TensorType(ir.DataType.INT64)

@@ -167,8 +167,8 @@ def _reach(graph: ir.Graph, reached: set[ir.Value]) -> None:
         if node.op_type == "Cast" and node.domain in STANDARD and node.attributes["to"].as_int() not in FLOATS:
             continue
         blocked = BLOCKED.get(node) or known(node).still
-        given = ((i, v) for i, v in enumerate(node.inputs) if v is not None)
-        reached.update(v for i, v in given if i not in blocked and not _is_discrete(v))
+        inputs = ((i, v) for i, v in enumerate(node.inputs) if v is not None)
+        reached.update(v for i, v in inputs if i not in blocked and not _is_discrete(v))
         for subgraph in subgraphs(node):
             reached.update(subgraph.outputs)
             _reach(subgraph, reached)
@@ -205,8 +205,8 @@ def _decide(
     if not reached:
         return False, STILL.get(value) or "no gradient reaches it from an output"
     kind = value.metadata_props.get(KIND)
-    if made := _made_kernel(value, tensor, graph):
-        return False, made
+    if kernel_reason := _made_kernel(value, tensor, graph):
+        return False, kernel_reason
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)

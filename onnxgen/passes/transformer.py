@@ -38,15 +38,15 @@ def transformer(model: ir.Model, options: Options) -> None:
         return
     views, finder, classes = Views(model, options), Finder(model), CLASSES.get(model)
     first = [node for node in all_nodes(model.graph) if _begins(node)]
-    found = [layer for node in first if (layer := _layer(node, views, classes)) is not None]
-    if not found:
+    candidates = [layer for node in first if (layer := _layer(node, views, classes)) is not None]
+    if not candidates:
         return
     takers, nodes = Takers(model, views), defaultdict[ModulePath, list[ir.Node]](list)
-    for layer in found:  # a layer may be called several times
+    for layer in candidates:  # a layer may be called several times
         nodes[layer.scope] += layer.nodes
     alone = {scope for scope, own in nodes.items() if takers.are_alone(own, scope)}
     layers = []
-    for node in (layer.attentions[0] for layer in found if layer.scope in alone):
+    for node in (layer.attentions[0] for layer in candidates if layer.scope in alone):
         again = None if node.graph is None else _layer(node, views, classes)  # another one's result by now
         if again is not None:
             layers.append(_write(again, finder, views))
@@ -58,17 +58,17 @@ def _begins(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, "MultiheadAttention") and SCOPE.get(node)[1:][-1:] == ("self_attn",)
 
 
-def _layer(node: ir.Node, views: Views, classes: Mapping[ModulePath, str]) -> _Found | None:
+def _layer(node: ir.Node, views: Views, classes: Mapping[ModulePath, str]) -> _Parts | None:
     """Return the layer that begins with this attention."""
     for norm_first in (False, True):
-        found = _Reader(node, norm_first, views).layer()
-        if found is not None and classes.get(found.scope, kind := NAMES[len(found.attentions)]) == kind:
-            return found
+        parts = _Reader(node, norm_first, views).layer()
+        if parts is not None and classes.get(parts.scope, kind := NAMES[len(parts.attentions)]) == kind:
+            return parts
     return None
 
 
 @dataclass
-class _Found:
+class _Parts:
     """The nodes of a layer.
 
     Attributes:
@@ -101,41 +101,41 @@ class _Reader:
         norm = None if x is None else made_by(x, "LayerNormalization")
         start = x if not norm_first else None if norm is None else norm.inputs[0]
         assert x is not None
-        self.found = _Found(SCOPE.get(attention)[:-1], norm_first, start or x, attention.outputs[0])
+        self.parts = _Parts(SCOPE.get(attention)[:-1], norm_first, start or x, attention.outputs[0])
         self.is_started = start is not None
 
-    def layer(self) -> _Found | None:
+    def layer(self) -> _Parts | None:
         """Return the layer, or None if anything differs."""
-        found = self.found
-        y = self._attention(self.first, found.x, "self_attn") if self.is_started else None
+        parts = self.parts
+        y = self._attention(self.first, parts.x, "self_attn") if self.is_started else None
         cross = None if y is None else self._cross(y)
         if cross is None and not only_hides(input_at(self.first, 11)):
             return None
         if y is not None and cross is not None:
             y = self._attention(cross, y, "multihead_attn")
         y = None if y is None else self._feed_forward(y)
-        if y is None or len(set(found.dropout)) != 1 or not self._is_uniform():
+        if y is None or len(set(parts.dropout)) != 1 or not self._is_uniform():
             return None
-        found.last = y
-        return found
+        parts.last = y
+        return parts
 
     def _cross(self, y: ir.Value) -> ir.Node | None:
         """Return the attention to the memory that comes next, else None."""
         pending = [use.node for use in y.uses()]
         pending += [use.node for n in pending if n.op_type == "LayerNormalization" for use in n.outputs[0].uses()]
-        wanted = (*self.found.scope, "multihead_attn")
+        wanted = (*self.parts.scope, "multihead_attn")
         return next((n for n in pending if n.op_type == "MultiheadAttention" and SCOPE.get(n) == wanted), None)
 
     def _attention(self, node: ir.Node, x: ir.Value, name: str) -> ir.Value | None:
         """Return x after the block of an attention."""
         query, key, value = node.inputs[:3]
         is_masked = input_at(node, 11) is not None and node.attributes["need_weights"].as_int()
-        if SCOPE.get(node) != (*self.found.scope, name) or len(node.outputs) > 1 or key is not value or is_masked:
+        if SCOPE.get(node) != (*self.parts.scope, name) or len(node.outputs) > 1 or key is not value or is_masked:
             return None
         if input_at(node, 12) is not None or (key is query) != (name == "self_attn") or query is None:
             return None
-        self.found.attentions.append(node)
-        self.found.dropout.append(node.attributes["dropout"].as_float() or None)
+        self.parts.attentions.append(node)
+        self.parts.dropout.append(node.attributes["dropout"].as_float() or None)
         return self._residual(x, query, {node}, node.outputs[0])
 
     def _residual(self, x: ir.Value, taken: ir.Value, first: set[ir.Node], result: ir.Value) -> ir.Value | None:
@@ -144,69 +144,69 @@ class _Reader:
         add = None if end is None else only_user(end, "Add")
         if end is None or add is None or other(add, end) is not x:
             return None
-        self.found.others.append(add)
+        self.parts.others.append(add)
         total = add.outputs[0]
-        if self.found.norm_first:
+        if self.parts.norm_first:
             norm = made_by(taken, "LayerNormalization")
             if norm is None or norm.inputs[0] is not x or not _is_used_by(taken, first) or not self._norm(norm):
                 return None
-            return total if x is self.found.x or _is_used_by(x, {norm, add}) else None
+            return total if x is self.parts.x or _is_used_by(x, {norm, add}) else None
         norm = only_user(total, "LayerNormalization")
         if norm is None or taken is not x or not self._norm(norm):
             return None
-        return norm.outputs[0] if x is self.found.x or _is_used_by(x, {*first, add}) else None
+        return norm.outputs[0] if x is self.parts.x or _is_used_by(x, {*first, add}) else None
 
     def _norm(self, node: ir.Node) -> bool:
-        name = f"norm{len(self.found.norms) + 1}"
-        self.found.norms.append(node)
+        name = f"norm{len(self.parts.norms) + 1}"
+        self.parts.norms.append(node)
         axis, rank = node.attributes.get_int("axis", -1), info(node.inputs[0]).rank
         is_last = axis == -1 or (rank is not None and axis == rank - 1)
         tensors = [self.views(v) for v in node.inputs[1:3]]
-        return SCOPE.get(node) == (*self.found.scope, name) and is_last and None not in tensors
+        return SCOPE.get(node) == (*self.parts.scope, name) and is_last and None not in tensors
 
     def _dropped(self, value: ir.Value) -> ir.Value | None:
         """Return a value after the Dropout that may follow; None if that is none of torch's."""
         node = only_user(value, "Dropout")
         rate = None if node is None else dropout_ratio(node)
-        self.found.dropout.append(rate or None)
+        self.parts.dropout.append(rate or None)
         if node is None:
             return value
-        self.found.others.append(node)
+        self.parts.others.append(node)
         return (
             None if rate is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) else node.outputs[0]
         )
 
     def _feed_forward(self, x: ir.Value) -> ir.Value | None:
         taken = x
-        if self.found.norm_first:
+        if self.parts.norm_first:
             norm = next((use.node for use in x.uses() if use.node.op_type == "LayerNormalization"), None)
             taken = x if norm is None else norm.outputs[0]
         first = next((use.node for use in taken.uses() if self._is_linear(use.node, "linear1")), None)
         active = None if first is None else only_user(first.outputs[0], "Relu", "Gelu")
         if first is None or active is None or active.attributes.get_string("approximate", "none") != "none":
             return None
-        self.found.activation = active.op_type.lower()
+        self.parts.activation = active.op_type.lower()
         dropped = self._dropped(active.outputs[0])
         second = None if dropped is None else only_user(dropped)
         if second is None or not self._is_linear(second, "linear2"):
             return None
-        self.found.linears += [first, second]
-        self.found.others.append(active)
+        self.parts.linears += [first, second]
+        self.parts.others.append(active)
         return self._residual(x, taken, {first}, second.outputs[0])
 
     def _is_linear(self, node: ir.Node, name: str) -> bool:
-        is_linear = (node.domain, node.op_type) == (DOMAIN, "Linear") and SCOPE.get(node) == (*self.found.scope, name)
+        is_linear = (node.domain, node.op_type) == (DOMAIN, "Linear") and SCOPE.get(node) == (*self.parts.scope, name)
         return is_linear and all(self.views(v) is not None for v in node.inputs[1:])
 
     def _is_uniform(self) -> bool:
         """True if all attentions are alike, all parts have biases or none has, and the sizes are those of one layer."""
-        found = self.found
-        kinds = {(a.attributes["heads"].as_int(), a.attributes["batch_first"].as_int()) for a in found.attentions}
-        biased = {input_at(a, 10) is not None for a in found.attentions}
-        biased |= {input_at(n, 2) is not None for n in (*found.linears, *found.norms)}
-        width = (info(found.x).shape or (0,))[-1]
-        widths = {(info(v).shape or (0,))[-1] for a in found.attentions for v in a.inputs[:3]}
-        epsilons = {n.attributes.get_float("epsilon", 1e-5) for n in found.norms}
+        parts = self.parts
+        kinds = {(a.attributes["heads"].as_int(), a.attributes["batch_first"].as_int()) for a in parts.attentions}
+        biased = {input_at(a, 10) is not None for a in parts.attentions}
+        biased |= {input_at(n, 2) is not None for n in (*parts.linears, *parts.norms)}
+        width = (info(parts.x).shape or (0,))[-1]
+        widths = {(info(v).shape or (0,))[-1] for a in parts.attentions for v in a.inputs[:3]}
+        epsilons = {n.attributes.get_float("epsilon", 1e-5) for n in parts.norms}
         return len(kinds) == len(biased) == len(epsilons) == 1 and widths == {width} and isinstance(width, int)
 
 
@@ -214,37 +214,37 @@ def _is_used_by(value: ir.Value, nodes: set[ir.Node]) -> bool:
     return not value.is_graph_output() and {use.node for use in value.uses()} == nodes
 
 
-def _write(found: _Found, finder: Finder, views: Views) -> Layer:
+def _write(parts: _Parts, finder: Finder, views: Views) -> Layer:
     """Replace the nodes of a layer by one, `onnxgen.Transformer`."""
-    at = found.last.producer()
+    at = parts.last.producer()
     assert at is not None
-    is_decoder = len(found.attentions) == 2
+    is_decoder = len(parts.attentions) == 2
     tensors: list[ir.Value | None] = []
     places: list[Place] = []
     noted: Noted = {}
-    for node in found.attentions:
+    for node in parts.attentions:
         noted |= {FIRST + len(tensors) + i - 3: s for i, s in SITES.get(node).items()}
         tensors += [input_at(node, i) for i in ATTENTION_TENSORS]
-    for node in (*found.linears, *found.norms):
+    for node in (*parts.linears, *parts.norms):
         for i in (1, 2):
             value = input_at(node, i)
             source = views(value)
             if source is not None:
                 places.append((FIRST + len(tensors), node, i, source))
             tensors.append(value)
-    masks = [input_at(node, 11) for node in found.attentions]
-    first = found.attentions[0]
-    memory = found.attentions[-1].inputs[1] if is_decoder else None
-    inputs = [found.x, memory, *([None, *masks] if is_decoder else [*masks, None, None])]
+    masks = [input_at(node, 11) for node in parts.attentions]
+    first = parts.attentions[0]
+    memory = parts.attentions[-1].inputs[1] if is_decoder else None
+    inputs = [parts.x, memory, *([None, *masks] if is_decoder else [*masks, None, None])]
     new = own(
         "Transformer", [*inputs, *tensors], stacked=0, encoders=int(not is_decoder), decoders=int(is_decoder), norms=0,
         heads=first.attributes["heads"].as_int(), batch_first=first.attributes["batch_first"].as_int(),
-        norm_first=int(found.norm_first), dropout=found.dropout[0] or 0.0, activation=found.activation,
-        epsilon=found.norms[0].attributes.get_float("epsilon", 1e-5), norm_epsilon=0.0,
-        starts=[s for node in found.attentions for s in node.attributes["starts"].as_ints()],
-        transposed=[node.attributes["transposed"].as_int() for node in found.attentions],
+        norm_first=int(parts.norm_first), dropout=parts.dropout[0] or 0.0, activation=parts.activation,
+        epsilon=parts.norms[0].attributes.get_float("epsilon", 1e-5), norm_epsilon=0.0,
+        starts=[s for node in parts.attentions for s in node.attributes["starts"].as_ints()],
+        transposed=[node.attributes["transposed"].as_int() for node in parts.attentions],
     )  # fmt: skip
     finder.note(new, places)
     SITES.set(new, {**SITES.get(new), **noted})
-    put(new, at, found.last, found.scope, found.nodes)
-    return Layer(new, found.scope)
+    put(new, at, parts.last, parts.scope, parts.nodes)
+    return Layer(new, parts.scope)

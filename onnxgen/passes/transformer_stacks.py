@@ -99,14 +99,14 @@ def join(model: ir.Model, layers: list[Layer], views: Views, finder: Finder, cla
 
 def _all_listed(layers: Sequence[Layer]) -> Mapping[ModulePath, Set[str]]:
     """Return the items of the list `layers` of each module that has one: all of them must be of a stack."""
-    found: dict[ModulePath, set[str]] = defaultdict(set)
+    items: dict[ModulePath, set[str]] = defaultdict(set)
     graphs = dict.fromkeys(layer.node.graph for layer in layers)
     for node in (node for graph in graphs for node in graph or ()):
         scope = SCOPE.get(node) or ()
         for i, name in enumerate(scope[:-1]):
             if name == "layers":
-                found[scope[:i]].add(scope[i + 1])
-    return found
+                items[scope[:i]].add(scope[i + 1])
+    return items
 
 
 def _chain(first: Layer, by_scope: Mapping[ModulePath, Layer]) -> list[ir.Node]:

@@ -232,11 +232,11 @@ def _permutation(source: _Axes, target: _Axes) -> tuple[int, ...] | None:
     left = list(range(len(source)))
     perm: list[int] = []
     for axis in target:
-        found = next((i for i in left if source[i] == axis), None)
-        if found is None:
+        position = next((i for i in left if source[i] == axis), None)
+        if position is None:
             return None
-        left.remove(found)
-        perm.append(found)
+        left.remove(position)
+        perm.append(position)
     return tuple(perm)
 
 

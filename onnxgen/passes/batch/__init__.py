@@ -91,14 +91,14 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
             problems.add(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
     shapes = {name: info(v).shape or () for name, v in values.items() if info(v).kind == "tensor"}
     usual = None if any(shape and not isinstance(shape[0], int) for shape in shapes.values()) else 0
-    found: dict[str, int] = {}
+    axes: dict[str, int] = {}
     size = 0
     for name, shape in sorted(shapes.items(), key=lambda item: (item[0] not in options.batch_axes, -len(item[1]))):
         axis = options.batch_axes.get(name, usual)
         dim = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else None
         size = size or (dim if isinstance(dim, int) else 0)
         if axis is not None and size and dim == size:
-            found[name] = axis % len(shape)
+            axes[name] = axis % len(shape)
         elif axis is not None and name in options.batch_axes:
             what = (
                 f"has no axis {axis}"
@@ -107,23 +107,23 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
             )
             problems.add(f"--batch-axis: input {printable(name)} {what}")
     problems.raise_if_any()
-    return size, [(values[name], found[name]) for name in values if name in found]
+    return size, [(values[name], axes[name]) for name in values if name in axes]
 
 
 def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
     """Return the batch axis of each output that has one. Raises `OnnxgenError`."""
-    problems, found = Problems(), {}
+    problems, axes = Problems(), {}
     for value in graph.outputs:
         stack = batch.stacks.get(value)
         name = printable(value.name or "")
         if stack is not None and stack.outer != 1:
             problems.add(f"output {name} does not have the samples along one axis", help=WAY_OUT)
         elif stack is not None:
-            found[value.name or ""] = stack.axis
-    if not found and not problems.found:
+            axes[value.name or ""] = stack.axis
+    if not axes and not problems.found:
         problems.add("no output depends on the batch", help=WAY_OUT)
     problems.raise_if_any()
-    return found
+    return axes
 
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def _prove(n: RuleNode, used: set[ir.Value]) -> None:
     rule = _rule(node) if node.domain == "" else None
     if rule is None or has_subgraphs(node):
         raise Refusal("onnxgen does not know how the operator treats a batch")
-    found = rule(n)
-    stacks = found if isinstance(found, list) else [found] * len(n.node.outputs)
+    proven = rule(n)
+    stacks = proven if isinstance(proven, list) else [proven] * len(n.node.outputs)
     for output, stack in zip(n.node.outputs, stacks):
         shape = info(output).shape
         if stack is None or not output.name:

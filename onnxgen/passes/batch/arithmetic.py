@@ -125,7 +125,7 @@ def matmul(n: RuleNode) -> Stack:
     """The batch is a leading axis of both operands, the rows of the first, or the columns of the second."""
     ranks = [len(n.shape(i)) for i in (0, 1)]
     rank = max(ranks)
-    found: set[Stack] = set()
+    stacks: set[Stack] = set()
     for i, summed in ((0, ranks[0] - 1), (1, max(ranks[1] - 2, 0))):
         stack = n.stack(i)
         if stack is None:
@@ -134,10 +134,10 @@ def matmul(n: RuleNode) -> Stack:
             raise Refusal("the operator sums over the batch")
         if stack.axis >= ranks[i] - 2:
             return _outer(n, i, stack)
-        found.add(stack.moved(stack.axis + rank - ranks[i]))
-    if len(found) != 1:
+        stacks.add(stack.moved(stack.axis + rank - ranks[i]))
+    if len(stacks) != 1:
         raise Refusal("the inputs have the batch on different axes")
-    (stack,) = found
+    (stack,) = stacks
     if 1 in ranks:
         return stack
     for i in (0, 1):

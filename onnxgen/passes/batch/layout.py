@@ -24,24 +24,24 @@ def placed(old: Shape, stack: Stack, new: Shape, size: int) -> list[Stack]:
     """
     outer = product(old[: stack.axis]) * stack.outer
     inner = stack.inner * product(old[stack.axis + 1 :])
-    found = []
+    candidates = []
     for axis, dim in enumerate(new):
         before, after = exact_div(outer, product(new[:axis])), exact_div(inner, product(new[axis + 1 :]))
         if before is not None and after is not None and before * size * after == dim:
-            found.append(Stack(axis, before, after))
+            candidates.append(Stack(axis, before, after))
 
     def order(s: Stack) -> tuple[bool, bool, int]:
         is_last = not s.is_pure and s.axis == len(new) - 1  # merged batches are rows, and the last axis is features
         return not s.is_pure, s.axis != stack.axis or is_last, s.axis
 
-    return sorted(found, key=order)
+    return sorted(candidates, key=order)
 
 
 def _place(n: RuleNode) -> Stack:
-    found = placed(n.shape(0), n.need(0), n.result(), n.batch.size)
-    if not found:
+    candidates = placed(n.shape(0), n.need(0), n.result(), n.batch.size)
+    if not candidates:
         raise Refusal(f"the operator splits the batch axis: {_text(n.shape(0))} to {_text(n.result())}")
-    return found[0]
+    return candidates[0]
 
 
 def _text(shape: Shape) -> str:
@@ -62,8 +62,8 @@ flatten = reshape
 
 
 def _axes(n: RuleNode, rank: int) -> list[int] | None:
-    found = n.ints("axes", 1)
-    return None if found is None else [axis % rank for axis in found]
+    axes = n.ints("axes", 1)
+    return None if axes is None else [axis % rank for axis in axes]
 
 
 def squeeze(n: RuleNode) -> Stack:
@@ -88,10 +88,10 @@ def unsqueeze(n: RuleNode) -> Stack:
     moved = stack.moved(old[stack.axis])
     if stack.is_pure:
         return moved
-    found = placed(n.shape(0), stack, n.result(), n.batch.size)
-    if found and found[0].is_pure:  # the axis that a Squeeze merged away
-        n.into_reshape(found[0])
-        return found[0]
+    candidates = placed(n.shape(0), stack, n.result(), n.batch.size)
+    if candidates and candidates[0].is_pure:  # the axis that a Squeeze merged away
+        n.into_reshape(candidates[0])
+        return candidates[0]
     return moved
 
 
@@ -293,10 +293,10 @@ def _scales(n: RuleNode) -> list[float]:
     at, rank = (2 if n.opset >= 11 else 1), len(n.shape(0))
     if not n.has(at) or info(n.value(at)).shape == (0,):
         return []
-    found = [1.0] * rank
+    factors = [1.0] * rank
     for axis, scale in zip(n.attribute("axes", range(rank)), n.numbers(at).reshape(-1), strict=True):
-        found[axis % rank] = float(scale)
-    return found
+        factors[axis % rank] = float(scale)
+    return factors
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -318,8 +318,8 @@ def recurrent(n: RuleNode) -> list[Stack | None]:
             n.repeat(i, wanted)
         elif n.stack(i) != wanted:
             raise Refusal(f"{n.name(i)} does not have the batch on axis {wanted.axis}")
-    found: list[Stack | None] = [Stack(0 if first else 2), Stack(at), Stack(at)]
-    return found[: len(n.node.outputs)]
+    stacks: list[Stack | None] = [Stack(0 if first else 2), Stack(at), Stack(at)]
+    return stacks[: len(n.node.outputs)]
 
 
 def grid_sample(n: RuleNode) -> Stack:

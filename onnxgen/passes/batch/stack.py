@@ -105,10 +105,10 @@ class RuleNode:
 
     def need(self, i: int) -> Stack:
         """Return the stack of an input. Raises `Refusal` if it is not one."""
-        found = self.stack(i)
-        if found is None:
+        stack = self.stack(i)
+        if stack is None:
             raise Refusal(f"{self.name(i)} is the same for every sample, but the other inputs are not")
-        return found
+        return stack
 
     def only_stack(self) -> Stack:
         """Return the stack of input 0. Raises `Refusal` if any other input depends on the batch."""
@@ -131,8 +131,8 @@ class RuleNode:
         return f"{printable(self.value(i).name or '', 80)!r}"
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        found = self.node.attributes.get(name)
-        return default if found is None else found.value
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.value
 
     def ints(self, name: str, i: int) -> list[int] | None:
         """Return an attribute of old opsets that is an input in new ones. None if neither is given."""
@@ -148,10 +148,10 @@ class RuleNode:
 
     def numbers(self, i: int) -> np.ndarray[Any, Any]:
         """Return the elements of a constant input."""
-        found = _elements(self.value(i))
-        if found is None:
+        array = _elements(self.value(i))
+        if array is None:
             raise Refusal(f"{self.name(i)} is not a constant")
-        return found
+        return array
 
     def only(self, *allowed: int) -> None:
         """Raise `Refusal` if any other input depends on the batch."""
@@ -196,10 +196,10 @@ class RuleNode:
         node.name = self.node.name
         SCOPE.set(node, SCOPE.get(self.node))
         insert(self.node, node)
-        made = node.outputs[0]
-        made.name = f"{like.name}.{hint}"
-        set_info(made, Info(info(like).dtype, shape))
-        return made
+        output = node.outputs[0]
+        output.name = f"{like.name}.{hint}"
+        set_info(output, Info(info(like).dtype, shape))
+        return output
 
     def into_reshape(self, stack: Stack) -> None:
         """Replace this node, which only arranges elements, by a Reshape to its own shape with the symbolic batch."""
@@ -231,11 +231,11 @@ class RuleNode:
         value, shape = self.value(i), self.shape(i)
         if not 0 <= stack.axis < len(shape) or shape[stack.axis] != stack.size(self.batch.size):
             raise Refusal(f"{self.name(i)} does not have the batch's size on axis {stack.axis}")
-        made = self.batch.repeated.get((value, stack))
-        if made is None:
-            made = self.batch.repeated[value, stack] = self._repeated(i, stack)
-            self.batch.stacks[made] = stack
-        self.set_input(i, made)
+        repeated = self.batch.repeated.get((value, stack))
+        if repeated is None:
+            repeated = self.batch.repeated[value, stack] = self._repeated(i, stack)
+            self.batch.stacks[repeated] = stack
+        self.set_input(i, repeated)
 
     def _repeated(self, i: int, stack: Stack) -> ir.Value:
         shape = self.shape(i)
@@ -273,10 +273,10 @@ class RuleNode:
 
 def _elements(value: ir.Value) -> np.ndarray[Any, Any] | None:
     """Return the elements of a constant that is not trained, else None."""
-    found, tensor = info(value).constant, stored(value)
-    if found is None and tensor is not None and not is_trained(value):
-        found = tensor.numpy()
-    return found
+    constant, tensor = info(value).constant, stored(value)
+    if constant is None and tensor is not None and not is_trained(value):
+        constant = tensor.numpy()
+    return constant
 
 
 def is_uniform(value: ir.Value, axis: int) -> bool:

@@ -96,11 +96,11 @@ def _drop_unused(model: ir.Model) -> None:
 
 def _still(model: ir.Model) -> list[str]:
     """Return a note for each reason why scales are not trained though `qat-learned` asks for it."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for value in stored_values(model.graph):
         if STILL.has(value) and value.uses():
-            found.setdefault(STILL.get(value), []).append(value.name or "")
-    return [f"not trained, since {why}: {_listed(names)}" for why, names in found.items()]
+            by_reason.setdefault(STILL.get(value), []).append(value.name or "")
+    return [f"not trained, since {why}: {_listed(names)}" for why, names in by_reason.items()]
 
 
 def _left(nodes: list[ir.Node]) -> str:

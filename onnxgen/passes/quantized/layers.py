@@ -62,13 +62,13 @@ def qlinear_conv(
     data = _floats(g, x, x_scale, x_zero_point)
     rank = g.rank(x) if channels_last else 0
     bias = None if B is None else _floats(g, B, g("Mul", x_scale, w_scale))
-    made = g(
+    y = g(
         "Conv", nchw(g, data, rank) if channels_last else data, _floats(g, w, w_scale, w_zero_point), bias,
         auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
         pads=pads, strides=strides,
     )  # fmt: skip
-    made = nhwc(g, made, rank) if channels_last else made
-    return g("QuantizeLinear", made, y_scale, y_zero_point)
+    y = nhwc(g, y, rank) if channels_last else y
+    return g("QuantizeLinear", y, y_scale, y_zero_point)
 
 
 @body("QLinearMatMul", domain="", table=FLOAT_BODIES)
@@ -76,8 +76,8 @@ def qlinear_matmul(
     g: Writer, a: Value, a_scale: Value, a_zero_point: Value, b: Value, b_scale: Value, b_zero_point: Value,
     y_scale: Value, y_zero_point: Value,
 ) -> Value:  # fmt: skip
-    made = g("MatMul", _rows(g, a, a_scale, a_zero_point), _columns(g, b, b_scale, b_zero_point))
-    return g("QuantizeLinear", made, y_scale, y_zero_point)
+    y = g("MatMul", _rows(g, a, a_scale, a_zero_point), _columns(g, b, b_scale, b_zero_point))
+    return g("QuantizeLinear", y, y_scale, y_zero_point)
 
 
 def _columns(g: Writer, b: Value, scale: Value, zero: Maybe) -> Value:
@@ -104,8 +104,8 @@ def qgemm(
         raise Refused("the scale of the bias contains alpha", "generate with --quantized keep")
     bias = None if C is None else _floats(g, C, g("Mul", a_scale, b_scale), axis=g.rank(C) - 1)
     weight = _floats(g, B, b_scale, b_zero_point, 0 if transB else 1)
-    made = g("Gemm", _floats(g, A, a_scale, a_zero_point), weight, bias, alpha=alpha, transA=transA, transB=transB)
-    return made if y_scale is None else quantized_to(g, made, y_scale, y_zero_point, A)
+    y = g("Gemm", _floats(g, A, a_scale, a_zero_point), weight, bias, alpha=alpha, transA=transA, transB=transB)
+    return y if y_scale is None else quantized_to(g, y, y_scale, y_zero_point, A)
 
 
 @body("MatMulIntegerToFloat", table=FLOAT_BODIES)
@@ -113,8 +113,8 @@ def matmul_integer_to_float(
     g: Writer, A: Value, B: Value, a_scale: Value, b_scale: Value, a_zero_point: Maybe = None,
     b_zero_point: Maybe = None, bias: Maybe = None,
 ) -> Value:  # fmt: skip
-    made = g("MatMul", _rows(g, A, a_scale, a_zero_point), _columns(g, B, b_scale, b_zero_point))
-    return made if bias is None else g("Add", made, bias)
+    y = g("MatMul", _rows(g, A, a_scale, a_zero_point), _columns(g, B, b_scale, b_zero_point))
+    return y if bias is None else g("Add", y, bias)
 
 
 @body("DynamicQuantizeMatMul", table=FLOAT_BODIES)
@@ -122,8 +122,8 @@ def dynamic_quantize_matmul(
     g: Writer, A: Value, B: Value, b_scale: Value, b_zero_point: Maybe = None, bias: Maybe = None
 ) -> Value:
     quantised, scale, zero = g.several(3, "DynamicQuantizeLinear", A)
-    made = g("MatMul", _floats(g, quantised, scale, zero), _columns(g, B, b_scale, b_zero_point))
-    return made if bias is None else g("Add", made, bias)
+    y = g("MatMul", _floats(g, quantised, scale, zero), _columns(g, B, b_scale, b_zero_point))
+    return y if bias is None else g("Add", y, bias)
 
 
 # ---- matrices packed by block ----------------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ def dynamic_quantize_matmul(
 
 def _packed(g: Writer, stored: list[Maybe], rows: int, columns: int, block: int, **attributes: object) -> Value:
     """Return the matrix [columns, rows] of a product, which is stored as [rows, columns]."""
-    (made,) = g.several(1, PACKED, *stored, domain=DOMAIN, shape=[rows, columns], block=block, **attributes)
-    return g("Transpose", made, perm=[1, 0])
+    (matrix,) = g.several(1, PACKED, *stored, domain=DOMAIN, shape=[rows, columns], block=block, **attributes)
+    return g("Transpose", matrix, perm=[1, 0])
 
 
 @body("MatMulNBits", table=FLOAT_BODIES)
@@ -143,8 +143,8 @@ def matmul_nbits(
     if g_idx is not None or weight_prepacked or block_size < 1 or not 1 <= bits <= 8:
         raise Refused("the weights are reordered (g_idx) or prepacked", "generate with --quantized keep")
     weight = _packed(g, [B, scales, zero_points], N, K, block_size, form="bits", bits=bits)
-    made = g("MatMul", A, weight)
-    return made if bias is None else g("Add", made, bias)
+    y = g("MatMul", A, weight)
+    return y if bias is None else g("Add", y, bias)
 
 
 @body("MatMulBnb4", table=FLOAT_BODIES)
@@ -177,9 +177,9 @@ def qlinear_softmax(
     x, rank = _floats(g, X, X_scale, x_zero_point), g.rank(X)
     if opset < 13 and axis % rank != rank - 1:
         raise Refused("the softmax is over several axes", "generate with --quantized keep")
-    made = quantized_to(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
+    y = quantized_to(g, g("Softmax", x, axis=axis), y_scale, y_zero_point, X)
     FIXED.set(g.written[-1], True)  # onnxruntime uses the integer below 1 / y_scale instead
-    return made
+    return y
 
 
 @body("QLinearGlobalAveragePool", table=FLOAT_BODIES)
@@ -188,9 +188,9 @@ def qlinear_global_average_pool(
     channels_last: int = 0,
 ) -> Value:  # fmt: skip
     x, rank = _floats(g, X, x_scale, x_zero_point), g.rank(X) if channels_last else 0
-    made = g("GlobalAveragePool", nchw(g, x, rank) if channels_last else x)
-    made = nhwc(g, made, rank) if channels_last else made
-    return g("QuantizeLinear", made, y_scale, y_zero_point)
+    y = g("GlobalAveragePool", nchw(g, x, rank) if channels_last else x)
+    y = nhwc(g, y, rank) if channels_last else y
+    return g("QuantizeLinear", y, y_scale, y_zero_point)
 
 
 @body("QLinearAveragePool", table=FLOAT_BODIES)
@@ -201,14 +201,14 @@ def qlinear_average_pool(
 ) -> Value:  # fmt: skip
     x, rank = _floats(g, X, x_scale, x_zero_point), g.rank(X) if channels_last else 0
     counts_all = ceil_mode and count_include_pad  # also counts elements behind the padding; the standard does not
-    (made,) = g.several(
+    (y,) = g.several(
         1, "SummedPool" if counts_all else "AveragePool", nchw(g, x, rank) if channels_last else x,
         domain=DOMAIN if counts_all else "", auto_pad=auto_pad, ceil_mode=ceil_mode,
         count_include_pad=count_include_pad, kernel_shape=kernel_shape,
         pads=pads, strides=strides,
     )  # fmt: skip
-    made = nhwc(g, made, rank) if channels_last else made
-    return quantized_to(g, made, y_scale, y_zero_point, X)
+    y = nhwc(g, y, rank) if channels_last else y
+    return quantized_to(g, y, y_scale, y_zero_point, X)
 
 
 FLOAT_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
@@ -238,8 +238,8 @@ def _rewrite(node: ir.Node) -> None:
     axis = (info(b).rank or 1) - 1 if node.op_type == "MatMulInteger" else 0
     left = _dequantised(scaled, a, a_scale, input_at(node, 2), 0)
     right = _dequantised(scaled, b, others[0], input_at(node, 3), axis)
-    made = ir.Node("", FLOAT_PRODUCTS[node.op_type], [left, right], node.attributes.values(), version=22)
-    replace(scaled, made, origin=node)
+    product = ir.Node("", FLOAT_PRODUCTS[node.op_type], [left, right], node.attributes.values(), version=22)
+    replace(scaled, product, origin=node)
 
 
 def _factors(value: ir.Value) -> list[ir.Value]:

@@ -80,17 +80,17 @@ def factors(scale: ir.Value) -> list[ir.Value] | None:
     node = scale.producer()
     if node is None or node.op_type != "Mul" or node.domain != "":
         return None
-    found = [factors(v) for v in node.inputs if v is not None]
-    return [v for part in found for v in part or ()] if all(found) else None
+    parts = [factors(v) for v in node.inputs if v is not None]
+    return [v for part in parts for v in part or ()] if all(parts) else None
 
 
 def elements(scale: ir.Value) -> int | None:
     """Return the number of elements of a stored scale (for a product, of its largest factor). None if it is unknown."""
-    found = factors(scale)
-    if found is None:
+    parts = factors(scale)
+    if parts is None:
         shape = info(scale).shape
         return 1 if shape is not None and all(d == 1 for d in shape) else None
-    return max(math.prod(t.shape.numpy()) for v in found if (t := stored(v)) is not None)
+    return max(math.prod(t.shape.numpy()) for v in parts if (t := stored(v)) is not None)
 
 
 def same(a: ir.Value | None, b: ir.Value | None) -> bool:
@@ -114,7 +114,7 @@ QUANTISED_TYPES = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.Da
 
 def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
     """Make quantised outputs of the graph floats. Returns their scales and zero points."""
-    found: dict[str, tuple[float, float]] = {}
+    scales: dict[str, tuple[float, float]] = {}
     for index, output in enumerate(model.graph.outputs):
         quantise = _quantised_by(output)
         numbers = None if quantise is None else Scaled.of(quantise).numbers
@@ -125,20 +125,20 @@ def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
         producer = output.producer()
         assert producer is not None
         model.graph.insert_after(producer, node)
-        made, name = node.outputs[0], output.name
-        output.name, made.name = f"{name}.integers", name
-        model.graph.outputs[index] = made
-        found[name or ""] = numbers
-    return found
+        floats, name = node.outputs[0], output.name
+        output.name, floats.name = f"{name}.integers", name
+        model.graph.outputs[index] = floats
+        scales[name or ""] = numbers
+    return scales
 
 
 def _quantised_by(value: ir.Value) -> ir.Node | None:
     """Return the QuantizeLinear that a value's integers come from, if they were only moved since."""
-    made: ir.Value | None = value
+    moved: ir.Value | None = value
     node = value.producer()
-    while made is not None and node is not None and node.domain == "" and moves(node, made):
-        made = node.inputs[0]
-        node = None if made is None else made.producer()
+    while moved is not None and node is not None and node.domain == "" and moves(node, moved):
+        moved = node.inputs[0]
+        node = None if moved is None else moved.producer()
     is_plain = node is not None and node.op_type == "QuantizeLinear" and node.domain == ""
     return node if is_plain and node is not None and Scaled.of(node).is_single else None
 
@@ -159,11 +159,11 @@ def dequantise_rows(model: ir.Model, options: Options) -> None:
         if node.op_type == "Gather" and (table := stored(node.inputs[0])) is not None and table.dtype in QUANTISED_TYPES
     }
     for node in _dequantising(model):
-        mover, made = node.inputs[0].producer() if node.inputs[0] else None, node.inputs[0]
-        while mover is not None and mover not in lookups and mover.domain == "" and moves(mover, made):
-            made = mover.inputs[0]
-            mover = None if made is None else made.producer()
-        if mover in lookups and made is not node.inputs[0]:
+        mover, source = node.inputs[0].producer() if node.inputs[0] else None, node.inputs[0]
+        while mover is not None and mover not in lookups and mover.domain == "" and moves(mover, source):
+            source = mover.inputs[0]
+            mover = None if source is None else source.producer()
+        if mover in lookups and source is not node.inputs[0]:
             for first in _move([node], lookups):
                 SCOPE.set(first, SCOPE.get(mover))
 
@@ -189,12 +189,12 @@ def _move(pending: list[ir.Node], stops: Container[ir.Node]) -> list[ir.Node]:
         key = mover, node.inputs[1] or source, input_at(node, 2)
         if key not in moved:
             moved[key] = _on_floats(mover, node, pending)
-        made = moved[key].outputs[source.index() or 0]
-        made.name = made.name or node.outputs[0].name
-        node.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
-        if made.is_graph_output():
-            made.name = node.outputs[0].name
-        made.type, made.shape = node.outputs[0].type, node.outputs[0].shape
+        output = moved[key].outputs[source.index() or 0]
+        output.name = output.name or node.outputs[0].name
+        node.outputs[0].replace_all_uses_with(output, replace_graph_outputs=True)
+        if output.is_graph_output():
+            output.name = node.outputs[0].name
+        output.type, output.shape = node.outputs[0].type, node.outputs[0].shape
     return ended
 
 
@@ -202,13 +202,13 @@ def _is_plain(node: ir.Node) -> bool:
     return Scaled.of(node).is_single and "output_dtype" not in node.attributes
 
 
-def moves(node: ir.Node, made: ir.Value | None) -> bool:
+def moves(node: ir.Node, output: ir.Value | None) -> bool:
     """Return True if a result of a node only has elements of its data, so that one scale holds before and after."""
     if is_a(node, RESAMPLES):
         mode = node.attributes.get("mode")
         return mode is None or mode.as_string() == "nearest"
     if is_a(node, PICKS):
-        return made is node.outputs[0]
+        return output is node.outputs[0]
     computes = "reduction" in node.attributes and node.attributes["reduction"].as_string() != "none"
     return is_a(node, MOVES) and not computes and (node.op_type == "Pad" or not is_a(node, FILLS))
 
@@ -227,14 +227,14 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
             insert(mover, first)
             pending.append(first)
             inputs[index] = first.outputs[0]
-    made = ir.Node(
+    new = ir.Node(
         "", mover.op_type, inputs, mover.attributes.values(), num_outputs=len(mover.outputs), version=mover.version,
         name=mover.name,
     )  # fmt: skip
-    copy_all(mover, made)
-    made.metadata_props.update(mover.metadata_props)
-    insert(mover, made)
-    return made
+    copy_all(mover, new)
+    new.metadata_props.update(mover.metadata_props)
+    insert(mover, new)
+    return new
 
 
 def _zero(mover: ir.Node, node: ir.Node) -> ir.Value:

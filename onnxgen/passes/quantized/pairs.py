@@ -72,14 +72,14 @@ def once(model: ir.Model, options: Options) -> None:
     """Remove every fake quantisation of a value that was rounded by the same scale before, and only moved since."""
     passed: set[ir.Value] = set()
     for node in [n for n in all_nodes(model.graph) if n.op_type == FAKE and n.domain == DOMAIN]:
-        x, made = node.inputs[0], node.outputs[0]
-        if x is None or made.is_graph_output() and (x.is_graph_output() or x.producer() is None):
+        x, output = node.inputs[0], node.outputs[0]
+        if x is None or output.is_graph_output() and (x.is_graph_output() or x.producer() is None):
             continue
         if _is_rounded(x, Scaled.of(node), LEARNED if options.quantized == LEARNED else "", passed):
             passed.add(x)
-            if made.is_graph_output():
-                made.name, x.name = None, made.name
-            made.replace_all_uses_with(x, replace_graph_outputs=True)
+            if output.is_graph_output():
+                output.name, x.name = None, output.name
+            output.replace_all_uses_with(x, replace_graph_outputs=True)
             drop(node)
 
 
@@ -132,10 +132,10 @@ def _node(
     x: ir.Value, scaled: Scaled, dtype: ir.DataType, mode: str, how: Dequantised | None = None, one_scale: bool = True,
     shifted: bool = False,
 ) -> ir.Node | None:  # fmt: skip
-    given = [ir.AttrInt64("axis", scaled.axis), ir.AttrInt64("block", scaled.block)]
+    attributes = [ir.AttrInt64("axis", scaled.axis), ir.AttrInt64("block", scaled.block)]
     inputs: list[ir.Value | None] = [x, scaled.scale]
     if dtype.is_floating_point():
-        given.append(ir.AttrInt64("to", dtype))
+        attributes.append(ir.AttrInt64("to", dtype))
     elif not dtype.is_integer():
         return None
     else:
@@ -146,8 +146,8 @@ def _node(
                 low, high = low - 2 ** (how.bits - 1), high - 2 ** (how.bits - 1)
         if scaled.zero is not None and (shifted or not is_zero(scaled.zero)):
             inputs.append(scaled.zero)
-        given += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
-    node = ir.Node(DOMAIN, FAKE, inputs, given, version=1)
+        attributes += [ir.AttrInt64("low", low), ir.AttrInt64("high", high)]
+    node = ir.Node(DOMAIN, FAKE, inputs, attributes, version=1)
     if mode == LEARNED:
         _learn(node, scaled.scale, one_scale)
     return node
@@ -166,8 +166,8 @@ def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
 def _is_own(scale: ir.Value) -> bool:
     """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained."""
     nodes = [u.node for u in scale.uses() if _is_used(u.node) or stored(u.node.inputs[0]) is not None]
-    made = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
-    return len(made | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
+    integers = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
+    return len(integers | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
 
 
 def _is_used(node: ir.Node) -> bool:
@@ -178,10 +178,10 @@ def _is_used(node: ir.Node) -> bool:
 def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:
     node.name = before.name
     insert(before, node)
-    made = node.outputs[0]
-    made.name, made.type, made.shape = f"{before.outputs[0].name}:fake", like.type, like.shape
-    set_info(made, info(like))
-    return made
+    output = node.outputs[0]
+    output.name, output.type, output.shape = f"{before.outputs[0].name}:fake", like.type, like.shape
+    set_info(output, info(like))
+    return output
 
 
 def _reshaped(before: ir.Node, value: ir.Value, shape: tuple[int, int]) -> ir.Value:
@@ -231,7 +231,7 @@ def rounded(model: ir.Model, options: Options) -> None:
 
 def pairs(model: ir.Model, mode: str) -> list[str]:
     """Rewrite every DequantizeLinear of a quantised value. Returns notes for the user."""
-    made: dict[ir.Node, ir.Value] = {}
+    replacements: dict[ir.Node, ir.Value] = {}
     passed: set[ir.Value] = set()
     rounding = [n for n in all_nodes(model.graph) if n.op_type == "QuantizeLinear" and n.domain == ""]
     shifted = not is_zero(*(Scaled.of(n).zero for n in rounding))
@@ -243,10 +243,12 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
         x = quantise.inputs[0]
         if x is None or not _belongs(node, quantise) or mode == KEPT and not is_kept_pair(node):
             continue
-        if quantise not in made:
-            made[quantise] = _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode, passed, shifted)
-            rectified += mode == "float" and made[quantise] is not x
-        _take(node, made[quantise])
+        if quantise not in replacements:
+            replacements[quantise] = (
+                _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode, passed, shifted)
+            )
+            rectified += mode == "float" and replacements[quantise] is not x
+        _take(node, replacements[quantise])
     if not rectified:
         return []
     many = "1 ReLU" if rectified == 1 else f"{rectified} ReLUs"
@@ -287,18 +289,18 @@ def _take(node: ir.Node, value: ir.Value) -> None:
 def _after(node: ir.Node, new: ir.Node, like: ir.Value) -> ir.Value:
     beside(new, node)
     insert(node, new)
-    made = new.outputs[0]
-    made.name, made.type, made.shape = f"{like.name}:floats", like.type, like.shape
-    set_info(made, info(like))
-    return made
+    output = new.outputs[0]
+    output.name, output.type, output.shape = f"{like.name}:floats", like.type, like.shape
+    set_info(output, info(like))
+    return output
 
 
 def _rectified(quantise: ir.Node, x: ir.Value) -> ir.Value:
     """Return `x`, with a ReLU if the quantisation implies one: its range begins at 0, and `x` may be negative."""
-    found = limits(quantise)
-    if found is None or found[0] != 0 or not _may_be_negative(x):
+    saturation = limits(quantise)
+    if saturation is None or saturation[0] != 0 or not _may_be_negative(x):
         return x
-    is_six = abs(found[1] - SIX) < SIX / 1000
+    is_six = abs(saturation[1] - SIX) < SIX / 1000
     name = "Clip" if is_six else "Relu"
     bounds = []
     for bound in [0.0, SIX] if is_six else []:
@@ -321,27 +323,27 @@ def limits(quantise: ir.Node) -> tuple[float, float] | None:
 
 def input_ranges(model: ir.Model, roundings: list[ir.Node]) -> dict[str, tuple[float, float]]:
     """Return the ranges that quantised inputs of the graph saturate to: the narrowest, if there are several."""
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     for node in roundings:
         value, limit = _unviewed(node.inputs[0]), limits(node)
         if limit is None or value is None or value not in model.graph.inputs:
             continue
-        low, high = found.get(value.name or "", limit)
+        low, high = ranges.get(value.name or "", limit)
         if max(low, limit[0]) < min(high, limit[1]):
-            found[value.name or ""] = max(low, limit[0]), min(high, limit[1])
-    return found
+            ranges[value.name or ""] = max(low, limit[0]), min(high, limit[1])
+    return ranges
 
 
 def output_ranges(model: ir.Model) -> dict[str, tuple[float, float]]:
     """Return the ranges that outputs of the graph saturate to, if quantising is the last step besides moving."""
-    found = {}
+    ranges = {}
     for output in model.graph.outputs:
         value = _unviewed(output, "DequantizeLinear")
         node = None if value is None else value.producer()
         limit = None if node is None else limits(node)
         if limit is not None:
-            found[output.name or ""] = limit
-    return found
+            ranges[output.name or ""] = limit
+    return ranges
 
 
 def _unviewed(value: ir.Value | None, *also: str) -> ir.Value | None:

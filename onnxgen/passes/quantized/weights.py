@@ -29,15 +29,15 @@ SUFFIX = re.compile(
 def weights(model: ir.Model, mode: str) -> None:
     """Replace every DequantizeLinear of a stored tensor. The same tensor and scale make one float tensor."""
     taken = set(_taken(model))
-    made: dict[Dequantised, ir.Value] = {}
+    initializers: dict[Dequantised, ir.Value] = {}
     faked: dict[tuple[Dequantised, object], ir.Value] = {}
-    found = [(node, how) for node in all_nodes(model.graph) if (how := _how(node)) is not None]
-    for node, how in found:  # searched first, since a new tensor may take over the name of its integers
-        if how not in made:
-            made[how] = _initializer(model, node, how, taken)
+    dequantisers = [(node, how) for node in all_nodes(model.graph) if (how := _how(node)) is not None]
+    for node, how in dequantisers:  # searched first, since a new tensor may take over the name of its integers
+        if how not in initializers:
+            initializers[how] = _initializer(model, node, how, taken)
         if mode != "float" and (how, node.graph) not in faked:
-            faked[how, node.graph] = fake_weight(node, made[how], how, mode)
-        value = faked.get((how, node.graph), made[how])
+            faked[how, node.graph] = fake_weight(node, initializers[how], how, mode)
+        value = faked.get((how, node.graph), initializers[how])
         if node.outputs[0].is_graph_output() and node.graph is not model.graph:
             replace(node, ir.Node("", "Identity", [value]))  # an inner graph can't return an outer value directly
             continue
@@ -48,14 +48,14 @@ def note_products(model: ir.Model) -> None:
     """Note at each bias of integers the scales of input and weight, if its own scale is their product."""
     for node in all_nodes(model.graph):
         places = (0, known(node).matrix, known(node).bias)
-        made = [v.producer() for i in places if i is not None and (v := input_at(node, i)) is not None]
-        if len(made) < len(places) or any(p is None for p in made):
+        makers = [v.producer() for i in places if i is not None and (v := input_at(node, i)) is not None]
+        if len(makers) < len(places) or any(p is None for p in makers):
             continue
-        x, weight, bias = (p for p in made if p is not None)
+        x, weight, bias = (p for p in makers if p is not None)
         if all(p.op_type == "DequantizeLinear" for p in (x, weight, bias)) and len(bias.outputs[0].uses()) == 1:
             scales = [factors(Scaled.of(p).scale) for p in (x, weight)]
-            if all(scales) and _is_product(bias.inputs[1], [v for found in scales for v in found or ()]):
-                PRODUCT.set(bias, tuple(v.name or "" for found in scales for v in found or ()))
+            if all(scales) and _is_product(bias.inputs[1], [v for parts in scales for v in parts or ()]):
+                PRODUCT.set(bias, tuple(v.name or "" for parts in scales for v in parts or ()))
 
 
 def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:

@@ -43,17 +43,17 @@ def attention(
     is_first = bool(is_causal) and past is nonpad_kv_seqlen is attn_mask is None and left_window_size < 0
     count = _count(Q, q_num_heads), _count(K, kv_num_heads)
     is_plain = not softcap and not g.wants(3) and _fits(*count)
-    given = _given(g, attn_mask, _total(K, past_key), k, nonpad_kv_seqlen is not None, Q)
+    file_mask = _given(g, attn_mask, _total(K, past_key), k, nonpad_kv_seqlen is not None, Q)
     seen = None if is_plain and is_first else _visible(g, q, k, past, nonpad_kv_seqlen, window)
-    mask = _combined(g, given, seen, Q)
+    mask = _combined(g, file_mask, seen, Q)
     own = v if dtype_of(V) == dtype_of(Q) else g("Cast", v, to=dtype_of(Q))
     if is_plain:
-        made, scores = g("Attention", q, k, own, mask, scale=scale, is_causal=1 if is_first else None), None
+        y, scores = g("Attention", q, k, own, mask, scale=scale, is_causal=1 if is_first else None), None
     else:
-        found = _product(g, q, _repeated(g, k, q, count), scale, Q, _per_head(Q, q_num_heads), softcap)
-        found += _softmax(g, found[-1], mask, Q, softmax_precision, may_be_empty=not is_first)
-        made, scores = g("MatMul", found[-1], _repeated(g, own, q, count)), found[qk_matmul_output_mode]
-    return [made if g.rank(Q) == 4 else merged_heads(g, made), k, v, scores]
+        stages = _product(g, q, _repeated(g, k, q, count), scale, Q, _per_head(Q, q_num_heads), softcap)
+        stages += _softmax(g, stages[-1], mask, Q, softmax_precision, may_be_empty=not is_first)
+        y, scores = g("MatMul", stages[-1], _repeated(g, own, q, count)), stages[qk_matmul_output_mode]
+    return [y if g.rank(Q) == 4 else merged_heads(g, y), k, v, scores]
 
 
 def _check(past_key: Maybe, past_value: Maybe, nonpad_kv_seqlen: Maybe, mode: int) -> None:
@@ -128,7 +128,7 @@ def _visible(g: Writer, q: Value, k: Value, past: Maybe, lengths: Maybe, window:
     keys, end = g.range(None, g("Shape", k, start=2, end=3)), None
     if lengths is not None:
         end = g("Unsqueeze", lengths, g.ints(1, 2, 3))
-    found = []
+    conditions = []
     if before >= 0 or after >= 0:
         length = g("Shape", q, start=2, end=3)
         if end is None:
@@ -136,20 +136,20 @@ def _visible(g: Writer, q: Value, k: Value, past: Maybe, lengths: Maybe, window:
         else:
             places = g("Add", g("Sub", end, length), g("Unsqueeze", g.range(None, length), g.ints(1)))
         if after >= 0:
-            found.append(g("LessOrEqual", keys, g("Add", places, g.int64(after)) if after else places))
+            conditions.append(g("LessOrEqual", keys, g("Add", places, g.int64(after)) if after else places))
         if before >= 0:
-            found.append(g("GreaterOrEqual", keys, g("Sub", places, g.int64(before)) if before else places))
+            conditions.append(g("GreaterOrEqual", keys, g("Sub", places, g.int64(before)) if before else places))
     if end is not None and after != 0:  # no key after the last query's position counts anyway
-        found.append(g("Less", keys, end))
-    return reduce(lambda a, b: g("And", a, b), found) if found else None
+        conditions.append(g("Less", keys, end))
+    return reduce(lambda a, b: g("And", a, b), conditions) if conditions else None
 
 
-def _combined(g: Writer, given: Maybe, seen: Maybe, like: Value) -> Maybe:
-    if given is None or seen is None:
-        return seen if given is None else given
-    if info(given).dtype == BOOL:
-        return g.like(g("And", given, seen), given)
-    return g.like(g("Where", seen, given, g.number(-math.inf, like)), given)
+def _combined(g: Writer, file_mask: Maybe, seen: Maybe, like: Value) -> Maybe:
+    if file_mask is None or seen is None:
+        return seen if file_mask is None else file_mask
+    if info(file_mask).dtype == BOOL:
+        return g.like(g("And", file_mask, seen), file_mask)
+    return g.like(g("Where", seen, file_mask, g.number(-math.inf, like)), file_mask)
 
 
 def _repeated(g: Writer, x: Value, q: Value, count: tuple[Dim | None, Dim | None]) -> Value:
@@ -183,8 +183,8 @@ def _product(
 
 
 def _as_numbers(g: Writer, mask: Value, dtype: ir.DataType) -> Value:
-    made = g("Where", mask, g.float32(0), g.float32(-math.inf))
-    return made if dtype == ir.DataType.FLOAT else g("Cast", made, to=dtype)
+    bias = g("Where", mask, g.float32(0), g.float32(-math.inf))
+    return bias if dtype == ir.DataType.FLOAT else g("Cast", bias, to=dtype)
 
 
 def _softmax(
@@ -198,12 +198,12 @@ def _softmax(
         bias = mask if info(mask).dtype == dtype else _as_numbers(g, mask, dtype)
         scores = g("Add", scores, bias)
     wide = ir.DataType(precision or dtype)
-    made = g("Softmax", scores if wide == dtype else g("Cast", scores, to=wide), axis=-1)
-    made = made if wide == dtype else g("Cast", made, to=dtype)
+    probabilities = g("Softmax", scores if wide == dtype else g("Cast", scores, to=wide), axis=-1)
+    probabilities = probabilities if wide == dtype else g("Cast", probabilities, to=dtype)
     if bias is not None and may_be_empty:
         is_empty = g("Equal", g("ReduceMax", bias, g.ints(-1)), lowest)
-        made = g("Where", is_empty, zero, made)
-    return [scores, made]
+        probabilities = g("Where", is_empty, zero, probabilities)
+    return [scores, probabilities]
 
 
 @standard("FlexAttention", domain="ai.onnx.preview")
@@ -220,10 +220,10 @@ def flex_attention(
     scores = _product(g, Q, _repeated(g, K, Q, count), scale, Q, _size(Q, 3), 0.0)[0]
     scores = scores if wide == dtype else g("Cast", scores, to=wide)
     scores = scores if score_mod is None else g.inlined(score_mod, scores)
-    made = g("Softmax", scores, axis=-1)
-    made = made if prob_mod is None else g.inlined(prob_mod, made)
-    made = made if wide == dtype else g("Cast", made, to=dtype)
-    return g("MatMul", made, _repeated(g, V, Q, count))
+    probabilities = g("Softmax", scores, axis=-1)
+    probabilities = probabilities if prob_mod is None else g.inlined(prob_mod, probabilities)
+    probabilities = probabilities if wide == dtype else g("Cast", probabilities, to=dtype)
+    return g("MatMul", probabilities, _repeated(g, V, Q, count))
 
 
 @standard("RotaryEmbedding", infer=same, ranges=ranges.rotary_embedding)

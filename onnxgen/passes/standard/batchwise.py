@@ -26,18 +26,18 @@ def time_first(model: onnx.ModelProto) -> int:
 
 def _changed(nodes: Any, names: Namer) -> int:
     """Change the nodes of one graph, and of the graphs inside it."""
-    count, made = 0, list[onnx.NodeProto]()
+    count, new_nodes = 0, list[onnx.NodeProto]()
     for node in list(nodes):
         for attribute in node.attribute:
             count += sum(_changed(graph.node, names) for graph in graphs_of(attribute))
         # no other operator of the standard has this attribute
         if node.domain not in STANDARD or not any(a.name == "layout" and a.i == 1 for a in node.attribute):
-            made.append(node)
+            new_nodes.append(node)
             continue
         count += 1
-        made += _with_time_first(node, names)
+        new_nodes += _with_time_first(node, names)
     if count:
-        put(nodes, made)
+        put(nodes, new_nodes)
     return count
 
 

@@ -45,11 +45,11 @@ def _window(g: Writer, size: Value, to: int, periodic: int, weights: tuple[float
 
     step = g("Div", number(2 * math.pi), g("Cast", period, to=wide))
     turn = g("Mul", g("Cast", g("Range", g.int64(0), count, g.int64(1)), to=wide), step)
-    made = number(weights[0])
+    window = number(weights[0])
     for k, weight in enumerate(weights[1:], 1):
         angle = turn if k == 1 else g("Mul", turn, number(k))
-        made = g("Add", g("Mul", g("Cos", angle), number(weight)), made)
-    return made if to == wide else g("Cast", made, to=ir.DataType(to))
+        window = g("Add", g("Mul", g("Cos", angle), number(weight)), window)
+    return window if to == wide else g("Cast", window, to=ir.DataType(to))
 
 
 @standard("Shrink", infer=same)
@@ -63,8 +63,8 @@ def shrink(g: Writer, input: Value, *, bias: float = 0.0, lambd: float = 0.5) ->
         return g.constant(np.asarray(value, kind.numpy()))
 
     above = g("Where", g("Greater", x, number(lambd)), g("Sub", x, number(bias)), number(0))
-    made = g("Where", g("Less", x, number(-lambd)), g("Add", x, number(bias)), above)
-    return made if kind == dtype else g("Cast", made, to=dtype)
+    y = g("Where", g("Less", x, number(-lambd)), g("Add", x, number(bias)), above)
+    return y if kind == dtype else g("Cast", y, to=dtype)
 
 
 @standard("SwiGLU")

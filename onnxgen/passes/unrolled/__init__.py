@@ -56,8 +56,8 @@ def _note(copies: Copies) -> None:
     by_value: dict[ir.Value, list[Copied]] = {}
     for value, copied in copies:
         by_value.setdefault(value, []).append(copied)
-    for value, found in by_value.items():
-        note_copy(value, found)
+    for value, notes in by_value.items():
+        note_copy(value, notes)
 
 
 def _with_all_users(groups: Mapping[Cell, tuple[Cell, ...]]) -> set[Cell]:

@@ -128,23 +128,27 @@ class Forms:
         node = value.producer()
         if node is None or node.domain != "":
             return None
-        found: Form | None = None
+        form: Form | None = None
         if node.op_type in ("Gemm", "MatMul"):
-            found = self._product(node)
+            form = self._product(node)
         elif node.op_type == "Add":
-            found = _sum(self(node.inputs[0], depth + 1), self(node.inputs[1], depth + 1))
+            form = _sum(self(node.inputs[0], depth + 1), self(node.inputs[1], depth + 1))
         elif node.op_type in ("Slice", "Split", "Squeeze", "Gather"):
-            found = self._part(value, node, depth)
-        return None if found is None else replace(found, nodes=found.nodes | {node})
+            form = self._part(value, node, depth)
+        return None if form is None else replace(form, nodes=form.nodes | {node})
 
     def _product(self, node: ir.Node) -> Form | None:
         x, w = node.inputs[:2]
         transposed = True
         if node.op_type == "Gemm":
-            given = node.attributes
-            if given.get_int("transA", 0) or given.get_float("alpha", 1.0) != 1 or given.get_float("beta", 1.0) != 1:
+            attributes = node.attributes
+            if (
+                attributes.get_int("transA", 0)
+                or attributes.get_float("alpha", 1.0) != 1
+                or attributes.get_float("beta", 1.0) != 1
+            ):
                 return None
-            transposed = not given.get_int("transB", 0)
+            transposed = not attributes.get_int("transB", 0)
         matrix = self._rows(w, transposed, 2)
         if x is None or matrix is None:
             return None
@@ -166,30 +170,26 @@ class Forms:
         """Return the form of columns, or of one step of a sequence, or of the sequence from its end."""
         part, rank = piece(value), info(value).rank
         if part is not None and rank is not None and part.axis == rank - 1:
-            found = self(part.x, depth + 1)
-            return None if found is None else found.cut(part.start, part.end)
+            form = self(part.x, depth + 1)
+            return None if form is None else form.cut(part.start, part.end)
         step = step_of(value)
         if step.axis is not None:
-            found = self._picked(step, depth)
+            form = self._picked(step, depth)
             cutter = None if node.inputs[0] is None else node.inputs[0].producer()
             inside = {cutter} if node.op_type == "Squeeze" and cutter is not None else set[ir.Node]()
-            return None if found is None else replace(found, nodes=found.nodes | inside)
+            return None if form is None else replace(form, nodes=form.nodes | inside)
         axis = flipped_axis(node)
-        found = None if axis is None else self(node.inputs[0], depth + 1)
-        if (
-            found is None
-            or found.constants
-            or any(t.x.axis is not None or t.x.flipped is not None for t in found.terms)
-        ):
+        form = None if axis is None else self(node.inputs[0], depth + 1)
+        if form is None or form.constants or any(t.x.axis is not None or t.x.flipped is not None for t in form.terms):
             return None
-        return replace(found, terms=tuple(replace(t, x=replace(t.x, flipped=axis)) for t in found.terms))
+        return replace(form, terms=tuple(replace(t, x=replace(t.x, flipped=axis)) for t in form.terms))
 
     def _picked(self, step: Step, depth: int) -> Form | None:
-        found = self(step.value, depth + 1)
-        if found is None or found.constants or not found.terms or step.axis == (info(step.value).rank or 0) - 1:
+        form = self(step.value, depth + 1)
+        if form is None or form.constants or not form.terms or step.axis == (info(step.value).rank or 0) - 1:
             return None
         terms = []
-        for term in found.terms:
+        for term in form.terms:
             x, shape = term.x, info(term.x.value).shape
             if x.axis is not None or x.flipped not in (None, step.axis) or shape is None or step.axis is None:
                 return None
@@ -198,7 +198,7 @@ class Forms:
                 return None
             index = step.index if x.flipped is None else size - 1 - step.index
             terms.append(replace(term, x=Step(x.value, step.axis, index)))
-        return replace(found, terms=tuple(terms))
+        return replace(form, terms=tuple(terms))
 
 
 def _constant(value: ir.Value) -> Form | None:
@@ -255,10 +255,10 @@ def _squeezed(node: ir.Node) -> int | None:
 
 def flipped_axis(node: ir.Node) -> int | None:
     """Return the axis that a Slice reverses as a whole, if it does nothing else."""
-    found, shape = cuts(node), info(node.inputs[0]).shape
-    if found is None or shape is None or len(found) != 1 or found[0].step != -1:
+    bounds, shape = cuts(node), info(node.inputs[0]).shape
+    if bounds is None or shape is None or len(bounds) != 1 or bounds[0].step != -1:
         return None
-    cut, size = found[0], shape[found[0].axis]
+    cut, size = bounds[0], shape[bounds[0].axis]
     if not isinstance(size, int) or not isinstance(cut.start, int) or not isinstance(cut.end, int):
         return None
     return cut.axis if range(size)[slice(cut.start, cut.end, -1)] == range(size)[::-1] else None
@@ -405,10 +405,10 @@ def _lstm(node: ir.Node, forms: Forms) -> Cell | None:
         if o is None or memory is None:
             continue
         for kept, new in _orders(made_by(memory, "Add")):
-            found = _memory(kept, new, forms)
-            if found is None:
+            gates = _memory(kept, new, forms)
+            if gates is None:
                 continue
-            f, i, g, c, nodes = found
+            f, i, g, c, nodes = gates
             nodes |= {node, *_makers(gate, squashed, memory), *o.nodes}
             return Cell(LSTM, False, node.outputs[0], memory, [(i,), (f,), (g,), (o,)], c=c, nodes=nodes)
     return None

@@ -76,23 +76,23 @@ class Linker:
             return False
         if cell.kind == LSTM and bare(cell.c) is not bare(past.memory):
             return False
-        given = cell.h
+        previous = cell.h
         if not cell.settle(state) or any(gate.h is None for gate in cell.gates):
-            cell.gates, cell.h = [], given
+            cell.gates, cell.h = [], previous
             return False
         if past.gates or self._start(past, cell):
             if past.gates and self._alike(past, cell):
                 return True
-        cell.gates, cell.h = [], given
+        cell.gates, cell.h = [], previous
         return False
 
     def _start(self, first: Cell, cell: Cell) -> bool:
         """Settle the first cell of a chain like the second one."""
-        given = first.h
+        previous = first.h
         for state in [*first.states(), *([] if first.kind == GRU else [None])]:
             if first.settle(state) and self._alike(first, cell):
                 return True
-            first.gates, first.h = [], given
+            first.gates, first.h = [], previous
         return False
 
     def _alike(self, a: Cell, b: Cell) -> bool:
@@ -197,9 +197,9 @@ def folded_bias(past: Rows | None, of: Gate) -> Copies | None:
 
 def _has_batch(state: ir.Value, chain: Chain) -> bool:
     """True if an initial state has a row for every sample: torch's layers broadcast none."""
-    found, x = info(bare(state)).shape, chain.cells[0].x
+    shape, x = info(bare(state)).shape, chain.cells[0].x
     wanted = ((info(x.value).shape or ())[1 - (x.axis or 0)], chain.last.hidden)
-    return found in (wanted, (1, *wanted))
+    return shape in (wanted, (1, *wanted))
 
 
 def _has_both_biases(gate: Gate) -> bool:
@@ -212,8 +212,8 @@ def _covers(cells: list[Cell]) -> bool:
     x, shape = cells[0].x, info(cells[0].x.value).shape
     if x.axis not in (0, 1) or shape is None or len(shape) != 3 or not isinstance(shape[x.axis], int):
         return False
-    found = [cell.x.index for cell in cells]
-    return sorted(found) == list(range(int(shape[x.axis]))) and found in (sorted(found), sorted(found)[::-1])  # type: ignore[arg-type]
+    indices = [cell.x.index for cell in cells]
+    return sorted(indices) == list(range(int(shape[x.axis]))) and indices in (sorted(indices), sorted(indices)[::-1])  # type: ignore[arg-type]
 
 
 def is_alone(cells: Sequence[Cell]) -> bool:
@@ -258,10 +258,10 @@ class Results:
 
 def users(value: ir.Value, op_type: str) -> list[ir.Node]:
     """Return the nodes of a type that use a value, also behind nodes that only add or remove axes of size 1."""
-    found: dict[ir.Node, None] = {}
+    nodes: dict[ir.Node, None] = {}
     for view in same(value):
-        found |= {use.node: None for use in view.uses() if use.node.op_type == op_type and use.node.domain == ""}
-    return list(found)
+        nodes |= {use.node: None for use in view.uses() if use.node.op_type == op_type and use.node.domain == ""}
+    return list(nodes)
 
 
 def same(value: ir.Value) -> Iterator[ir.Value]:

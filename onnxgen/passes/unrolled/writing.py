@@ -63,14 +63,14 @@ def _first(chains: Sequence[Chain]) -> ir.Node:
 def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> ir.Node:
     chain, d = chains[0], len(chains)
     kind, x, hidden = chain.last.kind, chain.cells[0].x, chain.last.hidden
-    given = moved.get(x.value, x.value)
-    given = given if x.axis == 0 else transposed(first, given, SWAP)
+    sequence = moved.get(x.value, x.value)
+    sequence = sequence if x.axis == 0 else transposed(first, sequence, SWAP)
     w = _stacked(first, [[g.x.matrix for g in c.gates] for c in chains], kind)
     r = _stacked(first, [[g.h.matrix for g in c.gates if g.h is not None] for c in chains], kind)
     states = [_state(first, [c.h for c in chains], moved)] + (
         [_state(first, [c.c for c in chains], moved)] if kind == LSTM else []
     )
-    inputs = [given, w, r, _biases(first, chains, kind), None, *states]
+    inputs = [sequence, w, r, _biases(first, chains, kind), None, *states]
     while inputs[-1] is None:
         inputs.pop()
     attributes: dict[str, int | str | list[str]] = {"hidden_size": hidden}
@@ -96,15 +96,15 @@ def _stacked(before: ir.Node, directions: Sequence[Sequence[Rows]], kind: str) -
 
 def _biases(before: ir.Node, chains: Sequence[Chain], kind: str) -> ir.Value | None:
     """Return the biases of all directions, [directions, 2 * gates * hidden]; None if there are none."""
-    found = []
+    biases = []
     for chain in chains:
         of_x = [g.x.bias for g in chain.gates if g.x.bias is not None]
         of_h = [g.h.bias for g in chain.gates if g.h is not None and g.h.bias is not None]
         if not of_x:
             return None
         both = [_gates(before, rows, kind) for rows in (of_x, of_h)]
-        found.append(unsqueezed(before, _concat(before, both)))
-    return _concat(before, found)
+        biases.append(unsqueezed(before, _concat(before, both)))
+    return _concat(before, biases)
 
 
 def _gates(before: ir.Node, rows: Sequence[Rows], kind: str) -> ir.Value:
@@ -186,8 +186,8 @@ def _replace_sequences(before: ir.Node, node: ir.Node, directions: Sequence[Resu
     """Replace the sequences of states, and single states that something else uses."""
     y, hidden = node.outputs[0], directions[0].chain.last.hidden
     sequence = squeezed(before, y, 1) if len(directions) == 1 else _merged(before, y, hidden)
-    if len(directions) == 2 and (found := joined(*directions)) is not None:
-        axis, concat = found
+    if len(directions) == 2 and (joint := joined(*directions)) is not None:
+        axis, concat = joint
         _become(concat.outputs[0], sequence if axis == 0 else transposed(before, sequence, SWAP), moved)
     facts = Info(info(sequence).dtype, (*(info(sequence).shape or ())[:2], hidden))
     for i, results in enumerate(directions):
@@ -323,13 +323,13 @@ class Layers:
 
     def write(self, chains: Iterable[Chain], moved: Moved) -> list[Chain]:
         """Write these chains. `moved`: see `writing.write`. Returns those that were written."""
-        found = [Results(chain) for chain in chains]
+        candidates = [Results(chain) for chain in chains]
         reverse: dict[ir.Value, list[Results]] = {}
-        for results in found:
+        for results in candidates:
             if results.chain.is_reverse:
                 reverse.setdefault(results.chain.cells[0].x.value, []).append(results)
         written: list[Chain] = []
-        for results in found:
+        for results in candidates:
             if results.chain.is_reverse:
                 continue
             others = reverse.get(results.chain.cells[0].x.value, [])
@@ -368,12 +368,12 @@ def _places(chain: Chain, views: Views) -> set[Place] | None:
             source = None if weight is None else views(weight.value)
             names = () if source is None else (*source.names, source.label)
             for path in map(param_path, names):
-                found = None if path is None else RECURRENT.match(path[-1])
+                parsed = None if path is None else RECURRENT.match(path[-1])
                 if path is None:
                     continue
-                if found is None or not path[-1].startswith(key):
+                if parsed is None or not path[-1].startswith(key):
                     return None
-                places.add((path[:-1], found[1], path[-1].endswith("_reverse")))
+                places.add((path[:-1], parsed[1], path[-1].endswith("_reverse")))
     return places
 
 
@@ -390,12 +390,12 @@ def single_cells(cells: Iterable[Cell], views: Views) -> dict[Cell, Copies]:
     """Return the cells that torch's module computes, each with the stored tensors that are copies of its biases."""
     settled = _settled(list(cells), views)
     whole = {_of_input(cell): cell for cell in settled if all(gate.h is not None for gate in cell.gates)}
-    found: dict[Cell, Copies] = {}
+    singles: dict[Cell, Copies] = {}
     for cell in settled:
         copies = _unfold(cell, whole.get(_of_input(cell)))
         if copies is not None and _is_cell(cell) and is_alone([cell]) and _is_named(cell, views):
-            found[cell] = copies
-    return found
+            singles[cell] = copies
+    return singles
 
 
 def _of_input(cell: Cell) -> tuple[tuple[Rows, Rows | None], ...]:
@@ -405,8 +405,8 @@ def _of_input(cell: Cell) -> tuple[tuple[Rows, Rows | None], ...]:
 def _settled(cells: list[Cell], views: Views) -> list[Cell]:
     """Tell the products of the state from those of the input. Returns the cells where that is known."""
     by_state = {bare(cell.out): cell for cell in cells}
-    found = [cell for cell in cells if _is_settled(cell, views, by_state, set())]
-    known = {gate.h.matrix for cell in found for gate in cell.gates if gate.h is not None}
+    settled = [cell for cell in cells if _is_settled(cell, views, by_state, set())]
+    known = {gate.h.matrix for cell in settled for gate in cell.gates if gate.h is not None}
     return [cell for cell in cells if cell.gates or _is_settled(cell, views, by_state, known)]
 
 
@@ -453,8 +453,8 @@ def _weights(cell: Cell) -> list[list[Rows]]:
     """Return the rows of the matrices and biases, in the order of `KEYS`. Biases may be missing."""
     of_h = [gate.h for gate in cell.gates if gate.h is not None]
     terms: list[tuple[Sequence[Term], bool]] = [([gate.x for gate in cell.gates], False), (of_h, False)]
-    found = [[term.matrix for term in each] for each, _ in terms]
-    return found + [[term.bias for term in each if term.bias is not None] for each, _ in terms]
+    matrices = [[term.matrix for term in each] for each, _ in terms]
+    return matrices + [[term.bias for term in each if term.bias is not None] for each, _ in terms]
 
 
 def _is_named(cell: Cell, views: Views) -> bool:
@@ -511,8 +511,8 @@ def write_cell(cell: Cell, moved: Moved) -> None:
     while weights[-1] is None:
         weights.pop()
     relu = {"relu": 1} if cell.relu else {}
-    given = [None if v is None else moved.get(v, v) for v in (cell.gates[0].x.x.value, *states)]
-    node = own(f"{cell.kind}Cell", [*given, *weights], 1 + (cell.memory is not None), **relu)
+    operands = [None if v is None else moved.get(v, v) for v in (cell.gates[0].x.x.value, *states)]
+    node = own(f"{cell.kind}Cell", [*operands, *weights], 1 + (cell.memory is not None), **relu)
     node.name = last.name
     insert(place, node, cell.out.name, info(cell.out), last)
     if cell.memory is not None:
