@@ -21,6 +21,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import onnx_ir as ir
 
@@ -30,12 +31,17 @@ from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.attention_masks import Causal, causal
-from onnxgen.passes.match import dropout_ratio, scalar, standard_nodes, uniform
+from onnxgen.passes.match import dropout_ratio, scalar, shape_of, source_of, standard_nodes, uniform
 from onnxgen.passes.rewrite import beside, insert, known_ints, only_user, own, permuted, replace
 from onnxgen.shapes.dims import Call, Dim, atoms, dim_min
 from onnxgen.shapes.info import Info, Shape, info, set_info
 
 Perm = tuple[int, ...]
+
+
+def is_identity(perm: Sequence[int]) -> bool:
+    """True for a permutation that leaves all axes where they are."""
+    return list(perm) == sorted(perm)
 
 
 @dataclass
@@ -72,27 +78,26 @@ def product(node: ir.Node | None, by_result: bool) -> Product | None:
         return None
     if node.op_type == "MatMul":
         return Product(left, right, left.perm)
-    equation = node.attributes["equation"].as_string().replace(" ", "")
-    terms, arrow, result = equation.partition("->")
+    terms, arrow, result = node.attributes["equation"].as_string().replace(" ", "").partition("->")
     parts = terms.split(",")
-    if not arrow or "." in equation or any(len(set(p)) != len(p) for p in (*parts, result)):
+    if not arrow or "." in terms + result or any(len(set(p)) != len(p) for p in (*parts, result)):
         return None
     return _einsum(left, right, parts, result, by_result)
 
 
 def _einsum(left: Operand, right: Operand, parts: list[str], result: str, by_result: bool) -> Product | None:
     a, b = parts
-    summed = [c for c in a if c in b and c not in result]
-    rows, columns = ([c for c in p if c not in q] for p, q in ((a, b), (b, a)))
-    if len(summed) != 1 or len(rows) != 1 or len(columns) != 1 or len(result) != len(a) or len(a) != len(b):
+    shared = set(a) & set(b)
+    summed = [c for c in a if c in shared - set(result)]
+    rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
+    if {len(summed), len(rows), len(columns)} != {1} or not len(result) == len(a) == len(b):
         return None
     if by_result and result[-2:] == columns[0] + rows[0]:
         return _einsum(right, left, [b, a], result, by_result)
-    leading = [c for c in (result if by_result else a) if c in a and c in b and c != summed[0]]
-    natural = [*leading, *rows, *columns]
-    first = Operand(left.value, tuple(a.index(c) for c in [*leading, *rows, *summed]))
-    second = Operand(right.value, tuple(b.index(c) for c in [*leading, *summed, *columns]))
-    return Product(first, second, tuple(natural.index(c) for c in result))
+    leading = [c for c in (result if by_result else a) if c in shared and c != summed[0]]
+    first = Operand(left.value, tuple(map(a.index, [*leading, *rows, *summed])))
+    second = Operand(right.value, tuple(map(b.index, [*leading, *summed, *columns])))
+    return Product(first, second, tuple(map([*leading, *rows, *columns].index, result)))
 
 
 def unscaled(operand: Operand) -> Operand:
@@ -129,12 +134,9 @@ def is_no_number(value: ir.Value) -> bool:
 
 def lifted(operand: Operand) -> Operand | None:
     """Return an operand before its batch and heads were merged into one leading axis, else None."""
-    node = made_by(operand.value, "Reshape")
-    source = None if node is None else node.inputs[0]
-    before, after = info(source).shape, info(operand.value).shape
-    if source is None or before is None or after is None or operand.perm[0] != 0:
-        return None
-    if len(before) != 4 or len(after) != 3 or before[2:] != after[1:]:
+    source = source_of(operand.value, "Reshape")
+    before, after = shape_of(source), shape_of(operand.value)
+    if source is None or operand.perm[0] != 0 or (len(before), len(after)) != (4, 3) or before[2:] != after[1:]:
         return None
     return unscaled(Operand(source, (0, *(p + 1 for p in (0, *operand.perm[1:]))), operand.scale))
 
@@ -149,7 +151,7 @@ def as_value(operand: Operand, before: ir.Node) -> ir.Value:
     """Return an operand without its scale. If a Transpose is needed, it is inserted after the operand's producer."""
     value, graph, producer = operand.value, before.graph, operand.value.producer()
     assert graph is not None
-    if operand.perm == tuple(range(len(operand.perm))):
+    if is_identity(operand.perm):
         return value
     transpose = ir.node("Transpose", [value], {"perm": operand.perm}, version=13)
     beside(transpose, before)
@@ -164,7 +166,7 @@ def as_value(operand: Operand, before: ir.Node) -> ir.Value:
 
 def replace_permuted(node: ir.Node, new: ir.Node, order: Perm) -> None:
     """Replace `node` by `new` and the permutation of its result."""
-    if order == tuple(range(len(order))):
+    if is_identity(order):
         replace(node, new)
         return
     straight = permuted(info(node.outputs[0]), [order.index(i) for i in range(len(order))])
@@ -176,7 +178,7 @@ def merge_heads(node: ir.Node, new: ir.Node, operands: list[Operand]) -> None:
     """Replace `node` by `new`, which has batch and heads as two axes, and a Reshape that merges them."""
     shape, values = operands[0].shape or (), operands[2].shape or ()
     output = _insert_result(node, new, "heads", (*shape[:-1], values[-1]))
-    replace(node, ir.node("Reshape", [output, known_ints(info(node.outputs[0]).shape or ())], version=13))
+    replace(node, ir.node("Reshape", [output, known_ints(shape_of(node.outputs[0]))], version=13))
 
 
 def _insert_result(node: ir.Node, new: ir.Node, suffix: str, shape: Shape | None) -> ir.Value:
@@ -203,6 +205,16 @@ class Logits:
     hidden: list[tuple[ir.Value, bool, float]] = field(default_factory=list)
     leading: Shape = ()
 
+    @property
+    def shape(self) -> Shape:
+        """The shape of the scores where masks are added."""
+        q, k = self.q.shape or (), self.k.shape or ()
+        return (*(self.leading or q[:-2]), q[-2], k[-2])
+
+    @property
+    def masks(self) -> list[ir.Value]:
+        return [*self.added, *(condition for condition, _, _ in self.hidden)]
+
 
 @dataclass
 class _Weights:
@@ -223,16 +235,20 @@ def attention(model: ir.Model, options: Options) -> None:
 
 def _rewrite(node: ir.Node, opset: int) -> None:
     pv_product = product(node, by_result=False)
-    if pv_product is None or list(pv_product.left.perm) != sorted(pv_product.left.perm):
+    if pv_product is None or not is_identity(pv_product.left.perm):
         return
     weights = _weights(pv_product.left.value, opset)
     logits = None if weights is None else logits_of(weights.softmax.inputs[0])
     if weights is None or logits is None or not _fits(logits, pv_product.right):
         return
     logits.added = [mask for mask in logits.added if uniform(mask) != 0]
-    masked = _mask(logits, weights, node)
-    if masked is None:
-        return
+    mask = _mask(logits, weights, node)
+    if mask is not None:
+        _write(node, pv_product, logits, weights, mask)
+
+
+def _write(node: ir.Node, pv_product: Product, logits: Logits, weights: _Weights, masked: _Mask) -> None:
+    """Replace the product with v, unless a mask has other batch and heads than the operands."""
     mask, is_causal = masked
     operands = [logits.q, logits.k, pv_product.right]
     if mask is None or logits.leading:
@@ -251,10 +267,9 @@ def _rewrite(node: ir.Node, opset: int) -> None:
 
 def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
     """Return q, k and v before batch and heads were merged into one axis; unchanged unless that is true of all."""
-    above = [lifted(operand) for operand in operands]
-    kept = [o for o in above if o is not None and o.shape is not None]
+    kept = [o for o in map(lifted, operands) if o is not None and o.shape is not None]
     shapes = {(o.shape or ())[:2] for o in kept}
-    together = len(kept) == 3 and len(shapes) == 1 and kept[2].scale == 1 and list(order) == sorted(order)
+    together = len(kept) == 3 and len(shapes) == 1 and kept[2].scale == 1 and is_identity(order)
     return kept if together else operands
 
 
@@ -262,29 +277,42 @@ def _with_heads(operands: list[Operand], order: Sequence[int]) -> list[Operand]:
 
 
 def _weights(value: ir.Value, opset: int) -> _Weights | None:
-    """Return the softmax over the last axis that makes a value which only one product uses, else None."""
-    dropout, guarded, scope = 0.0, False, tuple[str, ...]()
-    node = made_by(value, "Dropout")
-    if node is not None and only_user(value) is not None:
-        ratio = dropout_ratio(node)
-        if ratio is None or node.inputs[0] is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+    """Return the softmax that makes a value which only one product uses, else None."""
+    rate, scope, is_guarded = 0.0, tuple[str, ...](), False
+    dropout = made_by(value, "Dropout")
+    if dropout is not None and only_user(value) is not None:
+        ratio, source = dropout_ratio(dropout), dropout.inputs[0]
+        if ratio is None or source is None:
             return None
-        dropout, value, scope = ratio, node.inputs[0], SCOPE.get(node)
-    node = made_by(value, "Where")
-    if node is not None and only_user(value) is not None:
-        softmaxed, test = node.inputs[2], made_by(node.inputs[0], "IsNaN")
-        if test is None or test.inputs[0] is not softmaxed or scalar(node.inputs[1]) != 0 or softmaxed is None:
+        rate, scope, value = ratio, SCOPE.get(dropout), source
+    where = made_by(value, "Where")
+    if where is not None and only_user(value) is not None:
+        is_guarded, source = True, _unguarded(where)
+        if source is None:
             return None
-        users = {use.node for use in softmaxed.uses()}
-        if users != {node, test} or softmaxed.is_graph_output() or only_user(test.outputs[0]) is not node:
-            return None
-        guarded, value = True, softmaxed
-    softmax = made_by(value, "Softmax")
-    if softmax is None or not (guarded or only_user(value) is not None):
+        value = source
+    softmax = softmax_of_rows(value, opset)
+    if softmax is None or not (is_guarded or only_user(value) is not None):
+        return None
+    return _Weights(softmax, is_guarded, rate, scope)
+
+
+def _unguarded(where: ir.Node) -> ir.Value | None:
+    """Return the probabilities of which a Where makes zeros if they are NaN, and that nothing else takes."""
+    probabilities, test = where.inputs[2], made_by(where.inputs[0], "IsNaN")
+    if probabilities is None or test is None or test.inputs[0] is not probabilities or scalar(where.inputs[1]) != 0:
+        return None
+    is_alone = {use.node for use in probabilities.uses()} == {where, test} and not probabilities.is_graph_output()
+    return probabilities if is_alone and only_user(test.outputs[0]) is where else None
+
+
+def softmax_of_rows(value: ir.Value, opset: int) -> ir.Node | None:
+    """Return the softmax over the last axis that makes a value, else None."""
+    softmax, rank = made_by(value, "Softmax"), info(value).rank
+    if softmax is None or rank is None:
         return None
     axis = softmax.attributes.get_int("axis", -1 if (softmax.version or opset) >= 13 else 1)
-    rank = info(value).rank
-    return _Weights(softmax, guarded, dropout, scope) if rank is not None and axis in (-1, rank - 1) else None
+    return softmax if axis in (-1, rank - 1) else None
 
 
 # ---- from the softmax to q and k ----
@@ -298,20 +326,25 @@ def logits_of(value: ir.Value | None, depth: int = 6) -> Logits | None:
     if node is None:
         merged = _before_reshape(value, 4, 3)
         return _scores(value) if merged is None else logits_of(merged, depth - 1)
-    if node.op_type == "Add":
-        for index in (0, 1):
-            logits, added = logits_of(node.inputs[index], depth - 1), node.inputs[1 - index]
-            if logits is not None and added is not None:
-                logits.added.append(added)
-                return logits
-        return None
-    condition = node.inputs[0]
-    for index in (1, 2):
-        instead = scalar(node.inputs[3 - index])
+    if node.op_type == "Where":
+        return _hidden_logits(node, depth - 1)
+    for scores, added in (node.inputs, node.inputs[::-1]):
+        logits = logits_of(scores, depth - 1)
+        if logits is not None and added is not None:
+            logits.added.append(added)
+            return logits
+    return None
+
+
+def _hidden_logits(where: ir.Node, depth: int) -> Logits | None:
+    """Return the scores of which a Where hides some, if no mask is added to them before."""
+    condition, first, second = where.inputs
+    for shows, scores, number in ((True, first, second), (False, second, first)):
+        instead = scalar(number)
         if instead is not None and instead <= HIDING and condition is not None:
-            logits = logits_of(node.inputs[index], depth - 1)
+            logits = logits_of(scores, depth)
             if logits is not None and not logits.added:
-                logits.hidden.append((condition, index == 1, instead))
+                logits.hidden.append((condition, shows, instead))
                 return logits
     return None
 
@@ -320,22 +353,18 @@ def _before_reshape(value: ir.Value, rank: int, after: int) -> ir.Value | None:
     """Return what a reshape makes a value of that merges or splits the leading axes of scores, else None."""
     node = value.producer()
     source = node.inputs[0] if node is not None and is_a(node, RESHAPE) else None
-    if source is None:
-        return None
-    shape, target = info(source).shape, info(value).shape
-    if shape is None or target is None or (len(shape), len(target)) != (rank, after):
-        return None
-    return source if shape[-2:] == target[-2:] else None
+    shape, target = shape_of(source), shape_of(value)
+    return source if (len(shape), len(target)) == (rank, after) and shape[-2:] == target[-2:] else None
 
 
 def _scores(value: ir.Value) -> Logits | None:
     merged = _before_reshape(value, 3, 4)
     if merged is not None:
         inner = _scores(merged) if only_user(merged) is not None else None
-        return None if inner is None else dataclasses.replace(inner, leading=(info(value).shape or ())[:2])
+        return None if inner is None else dataclasses.replace(inner, leading=shape_of(value)[:2])
     scores, scale = without_number(value)
     qk_product = product(made_by(scores, "MatMul", "Einsum"), by_result=True)
-    if qk_product is None or only_user(scores) is None or list(qk_product.order) != sorted(qk_product.order):
+    if qk_product is None or only_user(scores) is None or not is_identity(qk_product.order):
         return None
     value, factor = without_number(qk_product.left.value)
     q = Operand(value, qk_product.left.perm, factor) if factor != 1 else unscaled(qk_product.left)
@@ -363,24 +392,19 @@ _Mask = tuple[ir.Value | None, bool]  # attn_mask, is_causal
 
 def _mask(logits: Logits, weights: _Weights, node: ir.Node) -> _Mask | None:
     """Return the arguments of torch's function that mask the same scores; None if there are none."""
-    q, k = logits.q.shape or (), logits.k.shape or ()
-    full = (*(logits.leading or q[:-2]), q[-2], k[-2])
-    if any(not _broadcasts(mask, full) for mask in (*logits.added, *(h[0] for h in logits.hidden))):
+    full, masks = logits.shape, logits.masks
+    if not all(_broadcasts(mask, full) for mask in masks):
         return None
-    if not logits.added and not logits.hidden:
-        return None, False
-    triangle = _triangle(logits, full) if len(logits.added) + len(logits.hidden) == 1 else None
-    if triangle is not None and not triangle.kept:
-        return None, True
-    if logits.hidden:
+    triangle = _triangle(logits, full) if len(masks) == 1 else None
+    if not masks or triangle is not None and not triangle.kept:
+        return None, triangle is not None
+    if len(masks) == 1 and logits.hidden:
         condition, shows, instead = logits.hidden[0]
-        whole_rows = triangle is None and (not weights.guarded or instead != -math.inf)
-        if logits.added or len(logits.hidden) > 1 or whole_rows:
-            return None
-        return (condition if shows else _not(condition, node)), False
+        keeps_rows = triangle is not None or weights.guarded and instead == -math.inf
+        return (condition if shows else _not(condition, node), False) if keeps_rows else None
     if triangle is not None:
         return logits.added[0], False
-    return _added(logits.added, weights, node, info(logits.q.value).dtype)
+    return None if logits.hidden else _added(logits.added, weights, node, info(logits.q.value).dtype)
 
 
 def _broadcasts(mask: ir.Value, full: Shape) -> bool:
@@ -436,17 +460,13 @@ def _hidden_by(mask: ir.Value) -> tuple[ir.Value, bool] | None:
 
 
 def _not(condition: ir.Value, node: ir.Node) -> ir.Value:
-    before = made_by(condition, "Not")
-    if before is not None and before.inputs[0] is not None:
-        return before.inputs[0]
-    return _insert_mask(node, ir.node("Not", [condition], version=1), info(condition))
+    negated = source_of(condition, "Not")
+    return negated or _insert_mask(node, ir.node("Not", [condition], version=1), info(condition))
 
 
 def _sum(a: ir.Value, b: ir.Value, node: ir.Node) -> ir.Value:
-    first, second = info(a).shape or (), info(b).shape or ()
-    rank = max(len(first), len(second))
-    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second)
-    shape = tuple(y if x == 1 else x for x, y in pairs)
+    pairs = zip_longest(reversed(shape_of(a)), reversed(shape_of(b)), fillvalue=1)
+    shape = tuple(y if x == 1 else x for x, y in pairs)[::-1]
     return _insert_mask(node, ir.node("Add", [a, b], version=14), Info(info(a).dtype, shape))
 
 

@@ -34,11 +34,11 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import KEPT
 from onnxgen.graph.nodes import made_by
-from onnxgen.graph.operators import card, is_a
+from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ADDS, COMPARISON, RESHAPE, SCALES
 from onnxgen.options import Options
 from onnxgen.passes.layouts import Positions, Sizes, arrangement, upwards
-from onnxgen.passes.match import elements, scalar, standard_nodes, uniform
+from onnxgen.passes.match import elements, scalar, shape_of, standard_nodes, uniform
 from onnxgen.passes.rewrite import constant, filled, insert, only_user, replace
 from onnxgen.passes.slices import cuts
 from onnxgen.shapes.dims import Dim, product
@@ -64,15 +64,15 @@ class Causal:
 
 def causal(value: ir.Value | None, depth: int = MAX_DEPTH) -> Causal | None:
     """Return a value as a causal mask; None if it is not known to be one."""
-    shape = info(value).shape
-    if value is None or shape is None or len(shape) < 2 or depth == 0:
+    shape = shape_of(value)
+    if value is None or len(shape) < 2 or depth == 0:
         return None
     array = elements(value)
     if array is not None:
-        stored_mask = _of_array(array)
-        return None if stored_mask is None else dataclasses.replace(stored_mask, kept=KEPT.get(value))
+        mask = _of_array(array)
+        return None if mask is None else dataclasses.replace(mask, kept=KEPT.get(value))
     node = value.producer()
-    mask = None if node is None or node.domain != "" else _made(node, depth - 1)
+    mask = None if node is None or node.domain != "" else _of_node(node, depth - 1)
     return None if mask is None else dataclasses.replace(mask, rows=shape[-2], columns=shape[-1])
 
 
@@ -91,30 +91,39 @@ def _arranges(node: ir.Node) -> bool:
     return is_a(node, RESHAPE) or node.op_type in ("Expand", "Identity")
 
 
-def _made(node: ir.Node, depth: int) -> Causal | None:
+def _of_node(node: ir.Node, depth: int) -> Causal | None:
     """Return the mask that a node makes; its rows and columns are not set."""
-    name = node.op_type
-    if name == "Trilu":
-        return _of_trilu(node)
-    if _arranges(node) or name == "Slice":
+    match node.op_type:
+        case "Trilu":
+            return _of_trilu(node)
+        case "Where":
+            return _of_where(node, depth)
+        case "Not":
+            return _mapped(causal(node.inputs[0], depth), operator.not_)
+        case "Cast":
+            return _of_cast(node, depth)
+        case "Slice":
+            return _of_slice(node, depth)
+    if _arranges(node):
         return _arranged(node, depth)
-    if name == "Where":
-        choice, (first, second) = causal(node.inputs[0], depth), (uniform(i) for i in node.inputs[1:3])
-        sizes = [(info(v).shape or ())[-2:] for v in (node.inputs[0], node.outputs[0])]
-        if choice is None or first is None or second is None or sizes[0] != sizes[1]:
-            return None
-        return _mapped(choice, lambda x: first if x else second)
-    if name == "Not":
-        return _mapped(causal(node.inputs[0], depth), operator.not_)
-    if name == "Cast":
-        mask, to = causal(node.inputs[0], depth), ir.DataType(node.attributes["to"].as_int())
-        if to == ir.DataType.BOOL:
-            return _mapped(mask, bool)
-        exact = to.is_floating_point() or mask is None or {mask.inside, mask.outside} <= {0.0, 1.0}
-        return mask if exact else None
     is_computed = is_a(node, COMPARISON, ADDS, SCALES) and len(node.inputs) == 2
-    function = card("", name).rules.numbers if is_computed else None
+    function = known(node).rules.numbers if is_computed else None
     return None if function is None else _computed(node, function, depth)
+
+
+def _of_where(node: ir.Node, depth: int) -> Causal | None:
+    choice, (first, second) = causal(node.inputs[0], depth), (uniform(i) for i in node.inputs[1:3])
+    if first is None or second is None or shape_of(node.inputs[0])[-2:] != shape_of(node.outputs[0])[-2:]:
+        return None
+    return _mapped(choice, lambda x: first if x else second)
+
+
+def _of_cast(node: ir.Node, depth: int) -> Causal | None:
+    mask, to = causal(node.inputs[0], depth), ir.DataType(node.attributes["to"].as_int())
+    if to == ir.DataType.BOOL:
+        return _mapped(mask, bool)
+    is_exact = to.is_floating_point() or mask is None or {mask.inside, mask.outside} <= {0.0, 1.0}
+    return mask if is_exact else None
 
 
 def _computed(node: ir.Node, function: Callable[[Any, Any], Any], depth: int) -> Causal | None:
@@ -151,18 +160,18 @@ def _of_trilu(node: ir.Node) -> Causal | None:
     return Causal(0, 0, 0.0, number) if upper else Causal(0, 0, number, 0.0)
 
 
+def _of_slice(node: ir.Node, depth: int) -> Causal | None:
+    """Return the mask of which a Slice takes the top left corner."""
+    cut, leading = cuts(node), len(shape_of(node.inputs[0])) - 2
+    is_corner = cut is not None and all(c.axis < leading or (c.start, c.step) == (0, 1) for c in cut)
+    return causal(node.inputs[0], depth) if is_corner else None
+
+
 def _arranged(node: ir.Node, depth: int) -> Causal | None:
-    """Return the mask behind a view that only changes its leading axes, or a Slice that takes the top left corner."""
-    mask = causal(node.inputs[0], depth)
-    before, after = info(node.inputs[0]).shape, info(node.outputs[0]).shape
-    if mask is None or before is None or after is None:
-        return None
-    if node.op_type == "Slice":
-        taken = cuts(node)
-        corner = taken is not None and all(c.axis < len(before) - 2 or (c.start, c.step) == (0, 1) for c in taken)
-        return mask if corner else None
-    same = after[-2:] == before[-2:] and (node.op_type != "Reshape" or product(before[:-2]) == 1)
-    return mask if same else None
+    """Return the mask behind a view that only changes its leading axes."""
+    before, after = shape_of(node.inputs[0]), shape_of(node.outputs[0])
+    is_same = after[-2:] == before[-2:] and (node.op_type != "Reshape" or product(before[:-2]) == 1)
+    return causal(node.inputs[0], depth) if is_same else None
 
 
 def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
@@ -170,39 +179,47 @@ def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
 
     It must be the same along all other axes.
     """
-    shape = info(value).shape
-    if value is None or not shape or depth == 0:
+    if value is None or not shape_of(value) or depth == 0:
         return None
-    array = elements(value)
+    array, node = elements(value), value.producer()
     if array is not None:
-        counts = array.ndim == 1 and array.dtype.kind in "iuf" and len(array) > 1
-        first = int(array[0]) if counts else 0
-        return (-1, first) if counts and np.array_equal(array, np.arange(first, first + len(array))) else None
-    node = value.producer()
+        return _positions_in(array)
     if node is None or node.domain != "":
         return None
     if node.op_type == "Range":
         start, step = scalar(node.inputs[0]), scalar(node.inputs[2])
         return (-1, int(start)) if start is not None and step == 1 and start == int(start) else None
-    if node.op_type not in ("Cast", "Add") and not _arranges(node):
-        return None
-    source, offset = node.inputs[0], 0.0
+    if node.op_type == "Cast":
+        return _positions(node.inputs[0], depth - 1)
     if node.op_type == "Add":
-        numbers = [scalar(i) for i in node.inputs]
-        index = 0 if numbers[0] is None else 1
-        source, number = node.inputs[index], numbers[1 - index]
-        if number is None:
-            return None
-        offset = number
-    counted, before = _positions(source, depth - 1), info(source).shape
-    if counted is None or not before or offset != int(offset):
+        return _shifted(node, depth - 1)
+    counted = _positions(node.inputs[0], depth - 1) if _arranges(node) else None
+    return None if counted is None else _rearranged(node, *counted)
+
+
+def _positions_in(array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+    if array.ndim != 1 or array.dtype.kind not in "iuf" or len(array) < 2:
         return None
-    axis, length = counted[0], before[counted[0]]
-    if _arranges(node):
-        axis = next((a for a in (-1, -2) if len(shape) >= -a and shape[a] == length and length != 1), 0)
-        others = product(shape) == length or node.op_type == "Expand"
-        axis = axis if others and (node.op_type != "Expand" or axis == counted[0]) else 0
-    return (axis, counted[1] + int(offset)) if axis else None
+    first = int(array[0])
+    return (-1, first) if np.array_equal(array, np.arange(first, first + len(array))) else None
+
+
+def _shifted(add: ir.Node, depth: int) -> tuple[int, int] | None:
+    """Return positions to which a whole number is added."""
+    numbers = [scalar(i) for i in add.inputs]
+    index = 0 if numbers[0] is None else 1
+    counted, offset = _positions(add.inputs[index], depth), numbers[1 - index]
+    if counted is None or offset is None or offset != int(offset):
+        return None
+    return counted[0], counted[1] + int(offset)
+
+
+def _rearranged(node: ir.Node, axis: int, first: int) -> tuple[int, int] | None:
+    """Return positions after a node that repeats them along other axes, or adds or drops axes of size 1."""
+    length, shape = shape_of(node.inputs[0])[axis], shape_of(node.outputs[0])
+    place = next((a for a in (-1, -2) if len(shape) >= -a and shape[a] == length != 1), None)
+    is_kept = place == axis if node.op_type == "Expand" else product(shape) == length
+    return (place, first) if place is not None and is_kept else None
 
 
 HIDES = -1e4  # a number as low hides a score as -inf does: BERT's
@@ -240,10 +257,8 @@ def masks_of(added: Sequence[ir.Value], full: Full, sizes: Sizes, before: ir.Nod
         setattr(masks, kind, mask)
     tensors = [m for m in (masks.attention, masks.padding) if m is not None]
     masks.may_empty = not (len(tensors) == 1 and _keeps_a_key(tensors[0]))
-    conditions = [_condition(m) for m in tensors]
-    if all(c is not None for c in conditions):  # torch takes masks of one type
-        masks.attention = None if masks.attention is None else _condition(masks.attention)
-        masks.padding = None if masks.padding is None else _condition(masks.padding)
+    if all(_condition(m) is not None for m in tensors):  # torch takes masks of one type
+        masks.attention, masks.padding = _condition(masks.attention), _condition(masks.padding)
     return masks
 
 
@@ -305,10 +320,10 @@ def _covers(positions: Positions, full: Full, wanted: Positions) -> bool:
         return False
 
 
-def _condition(mask: ir.Value) -> ir.Value | None:
+def _condition(mask: ir.Value | None) -> ir.Value | None:
     """Return the condition of a mask that is -inf where it is true and 0 elsewhere."""
     node = made_by(mask, "Where")
-    if node is None or node.inputs[0] is None or info(node.inputs[0]).shape != info(mask).shape:
+    if node is None or info(node.inputs[0]).shape != info(mask).shape:
         return None
     return node.inputs[0] if (uniform(node.inputs[1]), uniform(node.inputs[2])) == (-math.inf, 0.0) else None
 

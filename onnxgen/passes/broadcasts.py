@@ -23,7 +23,7 @@ from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import BROADCASTS
 from onnxgen.options import Options
-from onnxgen.passes.match import scalar, standard_nodes, uniform
+from onnxgen.passes.match import scalar, shape_of, source_of, standard_nodes, uniform
 from onnxgen.passes.rewrite import drop, only_user, own, replace, stored_views
 from onnxgen.shapes.elements import evaluate
 from onnxgen.shapes.info import Info, NodeFacts, Symbols, info, set_info
@@ -41,14 +41,7 @@ def filled(model: ir.Model, options: Options) -> None:
 def _number(fill: ir.Node, user: ir.Node) -> NDArray[np.generic] | None:
     """Return the one number of a node that takes a tensor of one number, and otherwise constants; None if unknown."""
     tensor, output = info(fill.outputs[0]), info(user.outputs[0])
-    is_float = output.dtype is not None and output.dtype.is_floating_point()
-    if (
-        user.domain
-        or not is_a(user, BROADCASTS)
-        or not is_float
-        or tensor.shape is None
-        or tensor.shape != output.shape
-    ):
+    if user.domain or not is_a(user, BROADCASTS) or tensor.shape is None or tensor.shape != output.shape:
         return None
     inputs: list[Info | None] = []
     for value in user.inputs:
@@ -58,7 +51,8 @@ def _number(fill: ir.Node, user: ir.Node) -> NDArray[np.generic] | None:
         inputs.append(Info(dtype, (1,), np.asarray([number], dtype.numpy())))
     facts = NodeFacts(user, user.version or 1, inputs, Symbols({}))
     facts.inferred = [Info(output.dtype, (1,))]
-    return evaluate(facts, 1)[0].constant
+    is_float = output.dtype is not None and output.dtype.is_floating_point()
+    return evaluate(facts, 1)[0].constant if is_float else None
 
 
 def broadcasts(model: ir.Model, options: Options) -> None:
@@ -82,22 +76,27 @@ def _broadcasts_later(user: ir.Node, expanded: ir.Value, source: ir.Value, betwe
     if broadcasts_itself(user, expanded, source):
         return True
     full, small, result = info(expanded).shape, info(source).shape, user.outputs[0]
-    if not is_a(user, BROADCASTS) or None in (full, small) or info(result).shape != full or result.is_graph_output():
+    if full is None or small is None or not is_a(user, BROADCASTS):
         return False
-    rank, others = info(source).rank or 0, [v for v in user.inputs if v is not None and v is not expanded]
-    if not all(scalar(v) is not None and (info(v).rank or 0) <= rank for v in others) or not result.uses():
+    others = [v for v in user.inputs if v is not None and v is not expanded]
+    if not all(_is_number(v, len(small)) for v in others) or info(result).shape != full:
+        return False
+    if result.is_graph_output() or not result.uses():
         return False
     between.append(result)
     return all(_broadcasts_later(use.node, result, source, between) for use in result.uses())
 
 
+def _is_number(value: ir.Value, rank: int) -> bool:
+    return scalar(value) is not None and len(shape_of(value)) <= rank
+
+
 def broadcasts_itself(node: ir.Node, expanded: ir.Value, source: ir.Value | None = None) -> bool:
     """True if a node's result has the same shape without the Expand of `source`, or of anything that broadcasts."""
-    shape, target = info(source).shape or (), info(node.outputs[0]).shape
+    target = info(node.outputs[0]).shape
     if not is_a(node, BROADCASTS) or info(expanded).shape is None or target is None:
         return False
-    others = [info(i).shape for i in node.inputs if i is not None and i is not expanded]
-    known = [shape, *(other for other in others if other is not None)]
+    known = [shape_of(source), *(shape_of(i) for i in node.inputs if i is not None and i is not expanded)]
     return all(any(at <= len(dims) and dims[-at] == target[-at] for dims in known) for at in range(1, len(target) + 1))
 
 
@@ -106,8 +105,8 @@ def repeats(model: ir.Model, options: Options) -> None:
     weights = stored_views(model)
     for node in standard_nodes(model, "Reshape"):
         repeated = made_by(node.inputs[0], "Expand", "Tile")
-        lengthened = None if repeated is None else made_by(repeated.inputs[0], "Unsqueeze", "Reshape")
-        x = None if lengthened is None else lengthened.inputs[0]
+        lengthened = None if repeated is None else repeated.inputs[0]
+        x = source_of(lengthened, "Unsqueeze", "Reshape")
         if repeated is None or x is None or x in weights or info(x).data is not None:
             continue
         if only_user(repeated.outputs[0]) is node:
@@ -115,8 +114,7 @@ def repeats(model: ir.Model, options: Options) -> None:
 
 
 def _rewrite(node: ir.Node, x: ir.Value, repeated: ir.Node) -> None:
-    values = x, repeated.inputs[0], repeated.outputs[0], node.outputs[0]
-    before, one, many, after = (info(v).shape or () for v in values)
+    before, one, many, after = map(shape_of, (x, repeated.inputs[0], repeated.outputs[0], node.outputs[0]))
     for axis, size in enumerate(before):
         head, tail, count = before[:axis], before[axis + 1 :], many[axis + 1] if axis + 1 < len(many) else 1
         wanted = (*head, size, 1, *tail), (*head, size, count, *tail), (*head, size * count, *tail)

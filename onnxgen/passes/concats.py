@@ -23,6 +23,8 @@ as many are copied. Gradients are the same sums in another order.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from onnxgen.common.names import common_scope
@@ -30,11 +32,10 @@ from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_graphs, made_by
 from onnxgen.options import Options
-from onnxgen.passes.match import ints, standard_nodes
+from onnxgen.passes.match import ints, shape_of, source_of, standard_nodes
 from onnxgen.passes.rewrite import known_ints, only_user, own, replace, stored_views, together
-from onnxgen.passes.slices import cuts, make_up_axis, piece
+from onnxgen.passes.slices import make_up_axis, only_cut, piece
 from onnxgen.shapes.dims import Dim, nonnegative
-from onnxgen.shapes.infer_layout import OPEN_END
 from onnxgen.shapes.info import info
 
 
@@ -76,17 +77,17 @@ def _roll(node: ir.Node, axis: int) -> None:
 def _wrap(node: ir.Node, axis: int, rank: int) -> None:
     """Write a Pad that continues an axis with its other end; of the axes that `F.pad` knows, and of a known size."""
     before, x, after = node.inputs
-    bounds = [cuts(made_by(value, "Slice")) for value in (before, after)]
-    sources = {part.inputs[0] for value in (before, after) if (part := made_by(value, "Slice")) is not None}
-    if sources != {x} or None in bounds or any([cut.axis for cut in c or []] != [axis] for c in bounds):
+    last, first = (only_cut(made_by(value, "Slice")) for value in (before, after))
+    is_of_x = source_of(before, "Slice") is x is source_of(after, "Slice")
+    if last is None or first is None or not is_of_x or {last.axis, first.axis} != {axis}:
         return
-    (last,), (first,) = bounds[0] or [], bounds[1] or []
-    size = (info(x).shape or ())[axis]
-    sizes = [(info(value).shape or ())[axis] for value in (before, after)]
-    is_known = all(isinstance(d, int) and d > 0 for d in (size, *sizes)) and (last.step, first.step) == (1, 1)
-    if is_known and last.start in (-sizes[0], size - sizes[0]) and first.start == 0 and 1 <= rank - axis < min(rank, 4):
+    sizes = [size for value in node.inputs if isinstance(size := shape_of(value)[axis], int) and size > 0]
+    if len(sizes) < 3 or (last.step, first.step, first.start) != (1, 1, 0) or not 1 <= rank - axis < min(rank, 4):
+        return
+    ahead, size, behind = sizes
+    if last.start in (-ahead, size - ahead):
         pads = [0] * rank * 2
-        pads[axis], pads[axis + rank] = (d for d in sizes if isinstance(d, int))
+        pads[axis], pads[axis + rank] = ahead, behind
         replace(node, ir.node("Pad", [x, known_ints(pads)], {"mode": "wrap"}, version=19))
 
 
@@ -94,18 +95,21 @@ def _shift(node: ir.Node, axis: int, size: Dim) -> int | None:
     """Return the number of elements by which a Concat rolls an axis of this size, else None."""
     last, first = map(piece, node.inputs)
     if first is not None and last is not None:
-        if first.axis != axis or not make_up_axis([first, last]):
-            return None
-        return last.end - first.end if 2 * first.end > last.end else -first.end
-    bounds = [cuts(made_by(value, "Slice")) for value in node.inputs]
-    after, before = (c[0] if c is not None and [cut.axis for cut in c] == [axis] else None for c in bounds)
-    if after is None or before is None or (after.step, before.step, before.start) != (1, 1, 0):
+        is_whole = first.axis == axis and make_up_axis([first, last])
+        return _shift_of(first.end, last.end) if is_whole else None
+    after, before = (only_cut(made_by(value, "Slice")) for value in node.inputs)
+    if after is None or before is None or {after.axis, before.axis} != {axis}:
         return None
     k = after.start
-    to_end = after.end == size or (isinstance(after.end, int) and after.end >= OPEN_END)
-    if not isinstance(k, int) or k == 0 or not to_end or before.end not in (k, size + k):
+    if (after.step, before.step, before.start) != (1, 1, 0) or not isinstance(k, int) or k == 0:
         return None
-    return -k if nonnegative(size - abs(k)) else None
+    is_whole = (after.end == size or after.is_open) and before.end in (k, size + k)
+    return -k if is_whole and nonnegative(size - abs(k)) else None
+
+
+def _shift_of(start: int, size: int) -> int:
+    """Return the shorter way to roll what is at `start` to the front."""
+    return size - start if 2 * start > size else -start
 
 
 def _rotate_half(node: ir.Node, negated: ir.Value | None, axis: int) -> None:
@@ -116,14 +120,14 @@ def _rotate_half(node: ir.Node, negated: ir.Value | None, axis: int) -> None:
 
 
 def _rotate_pairs(node: ir.Node, odd: ir.Value | None, axis: int) -> None:
-    negated, second = made_by(odd, "Neg"), made_by(node.inputs[1], "Unsqueeze")
-    last, even = only_user(node.outputs[0], "Reshape"), None if second is None else second.inputs[0]
+    negated, even = made_by(odd, "Neg"), source_of(node.inputs[1], "Unsqueeze")
+    last = only_user(node.outputs[0], "Reshape")
     if negated is None or last is None:
         return
-    if any(info(v).shape != (*(info(part).shape or ()), 1) for v, part in zip(node.inputs, (odd, even))):
+    if any(info(v).shape != (*shape_of(part), 1) for v, part in zip(node.inputs, (odd, even))):
         return
     slices = made_by(even, "Slice"), made_by(negated.inputs[0], "Slice")
-    x = None if slices[0] is None else slices[0].inputs[0]
+    x = source_of(even, "Slice")
     if x is not None and info(last.outputs[0]).shape == info(x).shape:
         if all(_takes_every_second(s, x, first, axis - 1) for first, s in enumerate(slices)):
             replace(last, own("RotatePairs", [x]), origin=node)
@@ -131,10 +135,10 @@ def _rotate_pairs(node: ir.Node, odd: ir.Value | None, axis: int) -> None:
 
 def _takes_every_second(node: ir.Node | None, x: ir.Value, first: int, axis: int) -> bool:
     """True if a Slice takes `x[..., first::2]` of a last axis of even size."""
-    bounds, shape = cuts(node), info(x).shape or ()
-    if node is None or node.inputs[0] is not x or bounds is None or len(bounds) != 1 or len(shape) != axis + 1:
+    cut, shape = only_cut(node), shape_of(x)
+    if node is None or node.inputs[0] is not x or cut is None or len(shape) != axis + 1:
         return False
-    cut, size = bounds[0], shape[axis]
+    size = shape[axis]
     if (cut.axis, cut.start, cut.step) != (axis, first, 2) or not isinstance(cut.end, int) or not isinstance(size, int):
         return False
     return size % 2 == 0 and range(size)[first : cut.end : 2] == range(first, size, 2)
@@ -142,48 +146,42 @@ def _takes_every_second(node: ir.Node | None, x: ir.Value, first: int, axis: int
 
 def stack(model: ir.Model, options: Options) -> None:
     """Rewrite every Concat of several tensors that were given the axis along which they are joined."""
-    weights = stored_views(model)
-    for node in standard_nodes(model, "Concat"):
-        facts = info(node.outputs[0])
-        if len(node.inputs) < 2 or node.outputs[0] in weights or facts.rank is None or facts.data is not None:
-            continue
-        axis = node.attributes["axis"].as_int() % facts.rank
+    for node, axis in _of_data(model):
+        axes = [axis], [axis - (info(node.outputs[0]).rank or 1)]
         makers = [made_by(value, "Unsqueeze") for value in node.inputs]
-        parts = [m.inputs[0] for m in makers if m is not None and _axes(m, facts.rank) == [axis]]
+        parts = [m.inputs[0] for m in makers if m is not None and ints(m, "axes", 1) in axes]
         shapes = {info(part).shape for part in parts}
-        if len(parts) == len(makers) and len(shapes) == 1 and None not in shapes:
+        if 1 < len(parts) == len(makers) and len(shapes) == 1 and None not in shapes:
             replace(node, own("Stack", parts, axis=axis))
 
 
-def _axes(unsqueeze: ir.Node, rank: int) -> list[int]:
-    return [a % rank for a in ints(unsqueeze, "axes", 1) or ()]
+def _of_data(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
+    """Yield every Concat whose result is neither stored nor known, and its axis from the front."""
+    weights = stored_views(model)
+    for node in standard_nodes(model, "Concat"):
+        if node.outputs[0] not in weights and _joins(node):
+            yield node, _axis(node)
 
 
 def concats(model: ir.Model, options: Options) -> None:
     """Rewrite every Concat that takes the results of others, in its own module, which nothing else takes."""
-    weights = stored_views(model)
-    for node in standard_nodes(model, "Concat"):  # the outer one of two comes later, and takes what was merged
-        facts = info(node.outputs[0])
-        if node.outputs[0] in weights or facts.rank is None or facts.data is not None:
-            continue
-        inner = [_inner(value, node, facts.rank) for value in node.inputs]
+    for node, axis in _of_data(model):  # the outer one of two comes later, and takes what was merged
+        inner = [_inner(value, node) for value in node.inputs]
         if any(inner):
-            parts = [
-                part for concat, value in zip(inner, node.inputs) for part in (concat.inputs if concat else [value])
-            ]
-            replace(node, ir.node("Concat", parts, {"axis": _axis(node, facts.rank)}, version=node.version))
+            parts = [part for concat, v in zip(inner, node.inputs) for part in (concat.inputs if concat else [v])]
+            replace(node, ir.node("Concat", parts, {"axis": axis}, version=node.version))
 
 
-def _inner(value: ir.Value | None, outer: ir.Node, rank: int) -> ir.Node | None:
+def _inner(value: ir.Value | None, outer: ir.Node) -> ir.Node | None:
     """Return the Concat that makes an operand, if it joins along the same axis and only for the outer one."""
     concat = made_by(value, "Concat")
     if concat is None or value is None or only_user(value) is not outer or not together((concat, outer)):
         return None
-    return concat if _axis(concat, rank) == _axis(outer, rank) else None
+    return concat if _axis(concat) == _axis(outer) else None
 
 
-def _axis(node: ir.Node, rank: int) -> int:
-    return node.attributes["axis"].as_int() % rank
+def _axis(node: ir.Node) -> int:
+    return node.attributes["axis"].as_int() % (info(node.outputs[0]).rank or 1)
 
 
 MIN_CHAIN = 3  # two Concats may begin alike by chance
@@ -211,7 +209,7 @@ def _chains(nodes: list[ir.Node]) -> list[list[ir.Node]]:
     tree: dict[tuple[int, ir.Value | None], int] = {}  # (number of a sequence, next input) to the longer sequence
     chains: dict[int, list[ir.Node]] = {}  # by the sequence that the last node of the chain joins
     for node in nodes:
-        sequence = ~(node.attributes["axis"].as_int() % (info(node.outputs[0]).rank or 1))  # the root, below zero
+        sequence = ~_axis(node)  # the root, below zero
         longest = None
         for value in node.inputs:
             longest = sequence if sequence in chains else longest

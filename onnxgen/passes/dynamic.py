@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from onnxgen.graph.nodes import made_by
 from onnxgen.options import Options
-from onnxgen.passes.match import other, standard_nodes
-from onnxgen.passes.rewrite import only_user, own, replace
+from onnxgen.passes.match import other, source_of, standard_nodes
+from onnxgen.passes.rewrite import input_at, only_user, own, replace, without_last
 from onnxgen.weights.stored import stored
 
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
@@ -39,22 +39,24 @@ def dynamic(model: ir.Model, options: Options) -> None:
         weight, layer = stored(node.inputs[1]), _layer(node)
         if weight is None or weight.dtype not in BYTES or layer is None:
             continue
-        inputs = [layer.x, node.inputs[1], layer.scale, _zero(node), layer.bias]
-        while inputs[-1] is None:
-            inputs.pop()
-        is_matrix, sizes = node.op_type == "MatMulInteger", [_size(value) for value in inputs[2:4]]
-        if is_matrix and len(weight.shape) == 2 and all(n in (None, 1, weight.shape[1]) for n in sizes):
+        inputs = without_last([layer.x, node.inputs[1], layer.scale, _zero(node), layer.bias])
+        is_matrix, sizes = node.op_type == "MatMulInteger", {_size(value) for value in inputs[2:4]}
+        if is_matrix and len(weight.shape) == 2 and sizes <= {None, 1, weight.shape[1]}:
             replace(layer.last, own("DynamicLinear", inputs), origin=node)
-        elif not is_matrix and len(weight.shape) > 2 and all(n in (None, 1) for n in sizes) and _is_plain(node):
-            attributes = {
-                name: a.value for name, a in node.attributes.items() if name not in ("auto_pad", "kernel_shape")
-            }
+        elif not is_matrix and len(weight.shape) > 2 and sizes <= {None, 1} and _is_plain(node):
+            attributes = {key: a.value for key, a in node.attributes.items() if key not in ("auto_pad", "kernel_shape")}
             replace(layer.last, own("DynamicConv", inputs, rounded=int(layer.rounded), **attributes), origin=node)
+
+
+def _quantised_input(product: ir.Node) -> ir.Node | None:
+    node = made_by(product.inputs[0], "DynamicQuantizeLinear")
+    is_whole = node is not None and [product.inputs[0], input_at(product, 2)] == [node.outputs[0], node.outputs[2]]
+    return node if is_whole else None
 
 
 def _zero(product: ir.Node) -> ir.Value | None:
     """Return the zero point of a product's weight, unless it is 0."""
-    zero = product.inputs[3] if len(product.inputs) > 3 else None
+    zero = input_at(product, 3)
     tensor = stored(zero)
     return None if tensor is not None and not tensor.numpy().any() else zero
 
@@ -73,9 +75,8 @@ def _is_plain(node: ir.Node) -> bool:
 
 def _layer(product: ir.Node) -> _Layer | None:
     """Return the layer that a product of a quantised input belongs to."""
-    quantised = made_by(product.inputs[0], "DynamicQuantizeLinear")
-    zero = product.inputs[2] if len(product.inputs) > 2 else None
-    if quantised is None or product.inputs[0] is not quantised.outputs[0] or zero is not quantised.outputs[2]:
+    quantised = _quantised_input(product)
+    if quantised is None:
         return None
     step, total, rounded = quantised.outputs[1], product.outputs[0], None
     if (added := only_user(total, "Add")) is not None:
@@ -89,13 +90,11 @@ def _layer(product: ir.Node) -> _Layer | None:
     scale = _weight_scale(other(scaled, cast.outputs[0]), step)
     if scale is None or rounded is not None and scale is not rounded[1]:
         return None
-    layer = _Layer(product, scaled, quantised.inputs[0], scale)
     if rounded is not None:
-        layer.bias, layer.rounded = rounded[0], True
-    elif (last := only_user(scaled.outputs[0], "Add")) is not None:
-        bias = _channels(other(last, scaled.outputs[0]), product)
-        layer.bias, layer.last = bias, last if bias is not None else scaled
-    return layer
+        return _Layer(product, scaled, quantised.inputs[0], scale, rounded[0], rounded=True)
+    last = only_user(scaled.outputs[0], "Add")
+    bias = None if last is None else _channels(other(last, scaled.outputs[0]), product)
+    return _Layer(product, scaled if bias is None or last is None else last, quantised.inputs[0], scale, bias)
 
 
 def _weight_scale(value: ir.Value | None, step: ir.Value) -> ir.Value | None:
@@ -110,15 +109,12 @@ def _rounded_bias(value: ir.Value | None, step: ir.Value) -> tuple[ir.Value, ir.
     """Return a stored bias that is divided by both scales and rounded down, and the scale of the weight."""
     reshaped = made_by(value, "Reshape")
     cast = made_by(value if reshaped is None else reshaped.inputs[0], "Cast")
-    floor = None if cast is None else made_by(cast.inputs[0], "Floor")
-    quotient = None if floor is None else made_by(floor.inputs[0], "Div")
+    quotient = None if cast is None else made_by(source_of(cast.inputs[0], "Floor"), "Div")
     if cast is None or quotient is None or cast.attributes.get_int("to", 0) != ir.DataType.INT32:
         return None
     bias, scale = quotient.inputs[0], _weight_scale(quotient.inputs[1], step)
     tensor = stored(bias)
-    if bias is None or scale is None or tensor is None or len(tensor.shape) != 1:
-        return None
-    return bias, scale
+    return (bias, scale) if bias and scale and tensor is not None and len(tensor.shape) == 1 else None
 
 
 def _channels(value: ir.Value | None, product: ir.Node) -> ir.Value | None:

@@ -94,22 +94,24 @@ def restore_batchnorm(model: ir.Model, options: Options) -> None:
     """
     if not options.restore_batchnorm:
         return
-    recorded = set(folded_layers(model))
-    leads_on = set() if recorded else _leading_to_layers(model.graph)
     groups: dict[ir.Value, list[ir.Node]] = {}
     for node in standard_nodes(model, *having_all(PRODUCT, SAMPLES)):
         if node.inputs[1] is not None:
             groups.setdefault(node.inputs[1], []).append(node)
-    kept = {n.op_type for nodes in groups.values() for n in nodes if _is_normed(n)}
-    paths, restored = _Paths(model), []
-    for weight, nodes in groups.items():
-        if recorded and not recorded.intersection(nodes):
-            continue
-        if not recorded and not all(n.op_type not in kept and _lacks_norm(n, leads_on) for n in nodes):
-            continue
-        if _is_own(weight, nodes):  # a module that is called several times gets one norm
+    recorded, paths = set(folded_layers(model)), _Paths(model)
+    lacking = set() if recorded else _lacking_norms(model.graph, [n for nodes in groups.values() for n in nodes])
+    restored = []
+    for weight, nodes in groups.items():  # a module that is called several times gets one norm
+        if (not recorded.isdisjoint(nodes) or lacking.issuperset(nodes)) and _is_own(weight, nodes):
             restored.append(_restore(model, nodes, paths, bool(recorded)))
     RESTORED.set(model, restored)
+
+
+def _lacking_norms(graph: ir.Graph, layers: list[ir.Node]) -> set[ir.Node]:
+    """Return the layers that may have had a norm, in a file that does not tell."""
+    leads_on = _leading_to_layers(graph)
+    kept = {node.op_type for node in layers if _is_normed(node)}
+    return {node for node in layers if node.op_type not in kept and _lacks_norm(node, leads_on)}
 
 
 def _is_normed(node: ir.Node) -> bool:
@@ -173,16 +175,14 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, is_recorded: 
     arrays |= {"bias": zero} if keeps else {}
     values = {key: _initializer(model, f"{prefix}.{key}", array) for key, array in arrays.items()}
     for node in nodes:
-        inputs = [node.outputs[0], values["weight"], values.get("bias", bias)]
-        inputs += [values["running_mean"], values["running_var"]]
-        _insert_after(node, inputs, scope)
+        inputs = [values["weight"], values.get("bias", bias), values["running_mean"], values["running_var"]]
+        _insert_after(node, [node.outputs[0], *inputs], scope)
         if not keeps:
             node.resize_inputs(2)
     axis = 1 if conv.op_type == "ConvTranspose" else 0
     group = conv.attributes.get_int("group", 1) if axis else 1
-    names = frozenset(value.name or "" for value in values.values())
-    variance = values["running_var"].name or ""
-    return Restored(weight.name or "", bias.name or "", variance, names, keeps, axis, group)
+    new, variance = frozenset(map(_stored_name, values.values())), _stored_name(values["running_var"])
+    return Restored(_stored_name(weight), _stored_name(bias), variance, new, keeps, axis, group)
 
 
 def _initializer(model: ir.Model, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> ir.Value:

@@ -42,15 +42,12 @@ from onnxgen.graph.operators import having, is_a
 from onnxgen.graph.traits import RESHAPE, WEIGHT
 from onnxgen.options import Options
 from onnxgen.passes.convolutions import added_vector
-from onnxgen.passes.match import other, standard_nodes
-from onnxgen.passes.rewrite import flattened, input_at, insert, known_ints, only_user, own, replace
+from onnxgen.passes.match import is_plain_gemm, other, shape_of, source_of, standard_nodes
+from onnxgen.passes.rewrite import flattened, input_at, insert, known_ints, only_user, own, permuted, replace, reshaped
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import param_path
-from onnxgen.shapes.dims import Dim
-from onnxgen.shapes.info import Info, info
+from onnxgen.shapes.info import Info, Shape, info
 from onnxgen.weights.stored import Views
-
-Shape = tuple[Dim, ...]
 
 
 def tensordot(model: ir.Model, options: Options) -> None:
@@ -61,11 +58,9 @@ def tensordot(model: ir.Model, options: Options) -> None:
             _of_letters(node)
     for node in standard_nodes(model, "MatMul", "Gemm"):
         last = only_user(node.outputs[0], "Reshape")
-        if last is None:
-            continue
-        if views(node.inputs[1]) is not None and _is_plain_product(node):
+        if last is not None and views(node.inputs[1]) is not None and _is_plain_product(node):
             _of_rows(node, last)
-        elif node.op_type == "MatMul":
+        elif last is not None and node.op_type == "MatMul":
             _of_matrices(node, last)
 
 
@@ -77,43 +72,44 @@ def _is_plain_product(node: ir.Node) -> bool:
 
 def _of_rows(node: ir.Node, last: ir.Node) -> None:
     """Multiply a tensor whose rows are multiplied by a stored matrix."""
-    rows, output, columns = made_by(node.inputs[0], "Reshape", "Flatten"), last.outputs[0], _shape(node.outputs[0])[-1:]
-    x, weight = None if rows is None else rows.inputs[0], node.inputs[1]
-    sizes, before, after = _shape(node.inputs[0])[-1:], _shape(x), _shape(output)
+    x, weight, name = source_of(node.inputs[0], "Reshape", "Flatten"), node.inputs[1], last.outputs[0].name
+    columns, sizes = shape_of(node.outputs[0])[-1:], shape_of(node.inputs[0])[-1:]
+    before, after = shape_of(x), shape_of(last.outputs[0])
     at = next((n for n in range(len(after) - 1, 1, -1) if columns == _size(after[n:])), 0)
     if x is None or weight is None or not at or before[:at] != after[:at] or _size(before[at:]) != sizes:
         return
     if len(before) > at + 1:
-        x = _reshaped(node, x, (*before[:at], *sizes), f"{output.name}.x")
+        x = reshaped(node, x, (*before[:at], *sizes), f"{name}.x")
     if node.attributes.get_int("transB", 0):
         turned = ir.node("Transpose", [weight], {"perm": [1, 0]}, version=13)
-        weight = insert(node, turned, f"{output.name}.w", Info(info(weight).dtype, _shape(weight)[::-1]), node)
+        weight = insert(node, turned, f"{name}.w", Info(info(weight).dtype, shape_of(weight)[::-1]), node)
     _write(node, x, weight, last, before[:at], after[at:])
 
 
 def _of_letters(node: ir.Node) -> None:
     """Multiply by a stored tensor as by a matrix, whose first axes are the last ones of the other operand."""
-    terms = re.fullmatch(r"(\w+),(\w+)->(\w+)", node.attributes.get_string("equation", "").replace(" ", ""))
-    x, weight = node.inputs
-    if terms is None or x is None or weight is None or any(len({*term}) < len(term) for term in terms.groups()):
+    (x, weight), (left, right, result) = node.inputs, _letters(node)
+    if x is None or weight is None or not left:
         return
-    count = next((n for n in range(1, len(terms[1])) if terms[2].startswith(terms[1][-n:])), 0)
-    at, sizes, heads = len(terms[1]) - count, _size(_shape(weight)[:count]), _shape(weight)[count:]
-    if not count or not sizes or not heads or not _size(heads) or terms[3] != terms[1][:at] + terms[2][count:]:
+    count = next((n for n in range(1, len(left)) if right.startswith(left[-n:])), 0)
+    at, sizes, heads = len(left) - count, _size(shape_of(weight)[:count]), shape_of(weight)[count:]
+    if not count or not sizes or not heads or not _size(heads) or result != left[:at] + right[count:]:
         return
-    leading, name = _shape(x)[:at], node.outputs[0].name
-    if len(_shape(x)) != at + count or len({*terms[1], *terms[2]}) != at + len(terms[2]):
+    leading, name = shape_of(x)[:at], node.outputs[0].name
+    if len(shape_of(x)) != at + count or len({*left, *right}) != at + len(right):
         return
     if count > 1:
-        x = _reshaped(node, x, (*leading, *sizes), f"{name}.x")
-    if len(_shape(weight)) != 2:
-        weight = _reshaped(node, weight, (*sizes, *_size(heads)), f"{name}.w")
+        x = reshaped(node, x, (*leading, *sizes), f"{name}.x")
+    if len(shape_of(weight)) != 2:
+        weight = reshaped(node, weight, (*sizes, *_size(heads)), f"{name}.w")
     _write(node, x, weight, node, leading, heads)
 
 
-def _reshaped(node: ir.Node, value: ir.Value, shape: Shape, name: str) -> ir.Value:
-    new = ir.node("Reshape", [value, known_ints(shape)], version=14)
-    return insert(node, new, name, Info(info(value).dtype, shape), node)
+def _letters(node: ir.Node) -> tuple[str, ...]:
+    """Return the letters of both operands and of the result; "" if one stands twice or the axes have other names."""
+    match = re.fullmatch(r"(\w+),(\w+)->(\w+)", node.attributes.get_string("equation", "").replace(" ", ""))
+    terms = ("", "", "") if match is None else match.groups()
+    return terms if all(len({*term}) == len(term) for term in terms) else ("", "", "")
 
 
 def _write(node: ir.Node, x: ir.Value, weight: ir.Value, last: ir.Node, leading: Shape, heads: Shape) -> None:
@@ -125,7 +121,7 @@ def _write(node: ir.Node, x: ir.Value, weight: ir.Value, last: ir.Node, leading:
     output = insert(last, product, f"{name}.product", facts, node)
     add = only_user(last.outputs[0], "Add")
     bias = None if add is None else other(add, last.outputs[0])
-    if add is not None and bias is not None and bias.is_initializer() and _shape(bias) == heads:
+    if add is not None and bias is not None and bias.is_initializer() and shape_of(bias) == heads:
         total = ir.node("Add", [output, flattened(bias, add)], version=14)
         output, last = insert(add, total, f"{name}.sum", facts, add), add
     replace(last, ir.node("Reshape", [output, known_ints([*leading, *heads])], version=14))
@@ -133,18 +129,16 @@ def _write(node: ir.Node, x: ir.Value, weight: ir.Value, last: ir.Node, leading:
 
 def _of_matrices(node: ir.Node, last: ir.Node) -> None:
     """Multiply two tensors whose matrices are multiplied in a row."""
-    a, b = (_unmerged(value) for value in node.inputs)
-    if a is None or b is None or _shape(a)[:-2] != _shape(b)[:-2]:
-        return
-    if _shape(last.outputs[0]) == (*_shape(a)[:-1], _shape(b)[-1]):
-        replace(last, ir.node("MatMul", [a, b], version=13), origin=node)
+    a, b = map(_unmerged, node.inputs)
+    if a is not None and b is not None and shape_of(a)[:-2] == shape_of(b)[:-2]:
+        if shape_of(last.outputs[0]) == (*shape_of(a)[:-1], shape_of(b)[-1]):
+            replace(last, ir.node("MatMul", [a, b], version=13), origin=node)
 
 
 def _unmerged(value: ir.Value | None) -> ir.Value | None:
     """Return what a value was before all axes but the last two of at least four became one; None if none did."""
-    node, after = made_by(value, "Reshape", "Flatten"), _shape(value)
-    x = None if node is None else node.inputs[0]
-    if x is None or len(after) != 3 or len(_shape(x)) < 4 or _shape(x)[-2:] != after[-2:]:
+    x, after = source_of(value, "Reshape", "Flatten"), shape_of(value)
+    if x is None or len(after) != 3 or len(shape_of(x)) < 4 or shape_of(x)[-2:] != after[-2:]:
         return None
     return x if all(isinstance(d, int) and d > 0 for d in after[-2:]) else None
 
@@ -155,10 +149,6 @@ def _size(shape: Shape) -> Shape:
     return (math.prod(numbers),) if len(numbers) == len(shape) and all(numbers) else ()
 
 
-def _shape(value: ir.Value | None) -> Shape:
-    return info(value).shape or ()
-
-
 def turned(model: ir.Model, options: Options) -> None:
     """Rewrite every such product, if it takes fewer transposes."""
     views = Views(model, options)
@@ -167,43 +157,45 @@ def turned(model: ir.Model, options: Options) -> None:
         softmax = made_by(node.inputs[0], "Softmax")
         source = node.inputs[0] if softmax is None else softmax.inputs[0]
         product = made_by(source, "MatMul")
-        if product is None or source is None or rank < 3 or list(node.attributes.get_ints("perm", [])) != _swap(rank):
+        if product is None or rank < 3 or list(node.attributes.get_ints("perm", [])) != _swapped([*range(rank)]):
             continue
-        if softmax is not None and softmax.attributes.get_int("axis", -1) % rank != rank - 2:
-            continue
-        is_alone = all(only_user(v) is not None for v in (source, node.inputs[0]) if v is not None)
-        if not is_alone or any(views(v) is not None or info(v).rank != rank for v in product.inputs):
-            continue
-        perms = [_perm(value, rank) for value in reversed(product.inputs)]
-        if 1 + sum(made_by(v, "Transpose") is not None for v in product.inputs) > sum(
-            p != [*range(rank)] for p in perms
-        ):
-            sides = [_turned(node, v, p) for v, p in zip(reversed(product.inputs), perms) if v is not None]
-            new = ir.node("MatMul", sides, version=13)
-            if softmax is not None:
-                scores = insert(node, new, f"{source.name}.turned", info(node.outputs[0]), product)
-                new = ir.node("Softmax", [scores], {"axis": -1}, version=13)
-            replace(node, new, origin=softmax or product)
+        is_along_rows = softmax is None or softmax.attributes.get_int("axis", -1) % rank == rank - 2
+        is_alone = all(v is not None and only_user(v) is not None for v in (source, node.inputs[0]))
+        if is_along_rows and is_alone and all(views(v) is None and info(v).rank == rank for v in product.inputs):
+            _turn(node, softmax, product)
 
 
-def _swap(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]
+def _turn(node: ir.Node, softmax: ir.Node | None, product: ir.Node) -> None:
+    """Swap the operands of a product in the place of a Transpose behind it, if both need fewer Transposes then."""
+    sides = [(v, *_swapped_axes(v)) for v in reversed(product.inputs) if v is not None]
+    needed = sum(perm != sorted(perm) for _, _, perm in sides)
+    if needed > sum(source is not value for value, source, _ in sides):
+        return
+    new = ir.node("MatMul", [_transposed(node, *side) for side in sides], version=13)
+    if softmax is not None:
+        scores = insert(node, new, f"{product.outputs[0].name}.turned", info(node.outputs[0]), product)
+        new = ir.node("Softmax", [scores], {"axis": -1}, version=13)
+    replace(node, new, origin=softmax or product)
 
 
-def _perm(value: ir.Value | None, rank: int) -> list[int]:
-    """Return how the axes of a value are permuted from before its own Transpose, if the last two are swapped."""
-    before = made_by(value, "Transpose")
-    perm = [*range(rank)] if before is None else list(before.attributes.get_ints("perm", [*range(rank)][::-1]))
-    return [*perm[:-2], perm[-1], perm[-2]]
+def _swapped(axes: list[int]) -> list[int]:
+    return [*axes[:-2], axes[-1], axes[-2]]
 
 
-def _turned(node: ir.Node, value: ir.Value, perm: list[int]) -> ir.Value:
-    before = made_by(value, "Transpose")
-    source = value if before is None or before.inputs[0] is None else before.inputs[0]
-    if perm == [*range(len(perm))]:
+def _swapped_axes(value: ir.Value) -> tuple[ir.Value, list[int]]:
+    """Return what a value's own Transpose takes, and how its axes are permuted if the last two are swapped then."""
+    before, axes = made_by(value, "Transpose"), [*range(info(value).rank or 0)]
+    source = None if before is None else before.inputs[0]
+    if before is None or source is None:
+        return value, _swapped(axes)
+    return source, _swapped(list(before.attributes.get_ints("perm", axes[::-1])))
+
+
+def _transposed(node: ir.Node, value: ir.Value, source: ir.Value, perm: list[int]) -> ir.Value:
+    """Return a value with its last two axes swapped."""
+    if perm == sorted(perm):
         return source
-    shape = info(value).shape
-    facts = Info(info(value).dtype, None if shape is None else (*shape[:-2], shape[-1], shape[-2]))
+    facts = permuted(info(value), _swapped([*range(len(perm))]))
     return insert(node, ir.node("Transpose", [source], {"perm": perm}, version=13), f"{value.name}.turned", facts, node)
 
 
@@ -216,32 +208,35 @@ def linear(model: ir.Model, options: Options) -> None:
             replace(axes[1], own("Linear", [axes[0], *node.inputs[1:]]), origin=node)
     for node in standard_nodes(model, "MatMul"):
         x, weight = node.inputs
-        facts = info(weight)
-        if x is None or (info(x).rank or 0) < 2 or facts.rank != 2 or views(weight) is None:
-            continue
-        if facts.dtype is not None and not facts.dtype.is_floating_point():
-            continue
-        added = added_vector(node, -1)
-        if added is not None and (views(added[1]) is None or _is_outside(added[0], node)):
-            added = None
-        last, bias = added if added is not None else (node, None)
-        if (axes := _around(x, last)) is not None:
-            x, last = axes
-            added = added_vector(last, -1) if bias is None else None
-            if added is not None and views(added[1]) is not None and not _is_outside(added[0], node):
-                last, bias = added
-        # An exporter that transposes the matrix drops its name; then only the bias's name tells the scope.
-        origin = max(node, last, key=lambda n: len(SCOPE.get(n)))
-        replace(last, own("Linear", [x, weight] if bias is None else [x, weight, bias]), origin=origin)
+        dtype = info(weight).dtype
+        if x is not None and (info(x).rank or 0) >= 2 and info(weight).rank == 2 and views(weight) is not None:
+            if dtype is None or dtype.is_floating_point():
+                _linear_of(node, x, views)
+
+
+def _linear_of(node: ir.Node, x: ir.Value, views: Views) -> None:
+    """Replace a product with a matrix, the bias that is added, and the Reshapes around both."""
+    last, bias = _with_bias(node, node, views)
+    if (axes := _around(x, last)) is not None:
+        x, last = axes
+        last, bias = (last, bias) if bias is not None else _with_bias(last, node, views)
+    # An exporter that transposes the matrix drops its name; then only the bias's name tells the scope.
+    origin = max(node, last, key=lambda n: len(SCOPE.get(n)))
+    replace(last, own("Linear", [x, node.inputs[1]] if bias is None else [x, node.inputs[1], bias]), origin=origin)
+
+
+def _with_bias(last: ir.Node, product: ir.Node, views: Views) -> tuple[ir.Node, ir.Value | None]:
+    """Return the Add of a stored bias behind a node, with the bias; else the node, and no bias."""
+    added = added_vector(last, -1)
+    return (last, None) if added is None or views(added[1]) is None or _is_outside(added[0], product) else added
 
 
 def _is_plain(node: ir.Node, views: Views) -> bool:
     """True for a Gemm of a matrix that is stored as [in, out], and of a vector, without factors."""
-    factors = {a.name: a.value for a in node.attributes.values()}
-    if factors.get("transA") or factors.get("transB") or {factors.get(f, 1.0) for f in ("alpha", "beta")} != {1.0}:
-        return False
     _, matrix, vector = (*node.inputs, None)[:3]
-    return views(matrix) is not None and (vector is None or views(vector) is not None and info(vector).rank == 1)
+    if not is_plain_gemm(node) or node.attributes.get_int("transB", 0) != 0 or views(matrix) is None:
+        return False
+    return vector is None or views(vector) is not None and info(vector).rank == 1
 
 
 def _around(rows: ir.Value, last: ir.Node) -> tuple[ir.Value, ir.Node] | None:
@@ -249,22 +244,13 @@ def _around(rows: ir.Value, last: ir.Node) -> tuple[ir.Value, ir.Node] | None:
     before, after = rows.producer(), only_user(last.outputs[0])
     if before is None or after is None or not is_a(before, RESHAPE) or not is_a(after, RESHAPE):
         return None
-    x, facts, target = before.inputs[0], info(rows), info(after.outputs[0]).shape or ()
-    results = info(last.outputs[0]).shape
-    if x is None or {before.graph, after.graph} != {last.graph} or facts.rank != 2 or facts.shape is None:
+    x, target = before.inputs[0], shape_of(after.outputs[0])
+    if x is None or {before.graph, after.graph} != {last.graph} or info(rows).rank != 2 or len(target) < 3:
         return None
-    if (
-        not results
-        or len(target) < 3
-        or target[-1] != results[-1]
-        or (info(x).shape or ())[: len(target) - 1] != target[:-1]
-    ):
+    if target[-1:] != shape_of(last.outputs[0])[-1:] or shape_of(x)[: len(target) - 1] != target[:-1]:
         return None  # other axes than x has
-    shape = (*target[:-1], facts.shape[-1])
-    if info(x).shape != shape:
-        new = ir.node("Reshape", [x, known_ints(shape)], version=13)
-        x = insert(before, new, f"{rows.name}.axes", Info(facts.dtype, shape), before)
-    return x, after
+    shape = (*target[:-1], shape_of(rows)[-1])
+    return x if info(x).shape == shape else reshaped(before, x, shape, f"{rows.name}.axes"), after
 
 
 def _is_outside(add: ir.Node, product: ir.Node) -> bool:
@@ -283,23 +269,26 @@ LEAST = 2  # layers
 
 def affine(model: ir.Model, options: Options) -> None:
     """Rewrite the products and sums of single numbers that `passes/roles.py` takes for parameters."""
-    layers = []
-    for node in standard_nodes(model, "Mul"):
-        scale = next(filter(_is_learned, node.inputs), None)
-        add = only_user(node.outputs[0], "Add")
-        bias = None if add is None else other(add, node.outputs[0])
-        x = None if scale is None else other(node, scale)
-        if add is None or scale is None or x is None or bias is None or scale is bias or not _is_learned(bias):
-            continue
-        rank = info(x).rank or 0
-        # the layer's numbers have one axis, and a number of more axes than x gives its axes to the result
-        if rank and all((info(number).rank or 0) <= rank for number in (scale, bias)):
-            layers.append((add, node, [x, scale, bias]))
+    layers = [layer for node in standard_nodes(model, "Mul") if (layer := _affine_of(node)) is not None]
     if layers:
         paths = [path for value in stored_values(model.graph) if (path := param_path(value.name or "")) is not None]
-        layers = [one for one in layers if not any(_is_of_block(number, paths) for number in one[2][1:])]
+        layers = [layer for layer in layers if not any(_is_of_block(number, paths) for number in layer[2][1:])]
     for add, node, inputs in layers if len(layers) >= LEAST else ():
         replace(add, own("Affine", inputs), origin=node)
+
+
+def _affine_of(node: ir.Node) -> tuple[ir.Node, ir.Node, list[ir.Value]] | None:
+    """Return the Add behind a Mul, the Mul, and (x, scale, bias), if scale and bias are learned numbers."""
+    scale, add = next(filter(_is_learned, node.inputs), None), only_user(node.outputs[0], "Add")
+    if add is None or scale is None:
+        return None
+    x, bias = other(node, scale), other(add, node.outputs[0])
+    if x is None or bias is None or scale is bias or not _is_learned(bias):
+        return None
+    # the layer's numbers have one axis, and a number of more axes than x gives its axes to the result
+    rank = info(x).rank or 0
+    is_layer = rank > 0 and all((info(number).rank or 0) <= rank for number in (scale, bias))
+    return (add, node, [x, scale, bias]) if is_layer else None
 
 
 def _is_learned(value: ir.Value | None) -> bool:

@@ -14,8 +14,8 @@ from onnxgen.graph.annotations import is_trained
 from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import FILLS, MOVES
-from onnxgen.passes.rewrite import input_at
-from onnxgen.shapes.info import info
+from onnxgen.passes.rewrite import input_at, is_used
+from onnxgen.shapes.info import Shape, info
 from onnxgen.weights.stored import stored
 
 # Relative distance within which a constant counts as the number that it stands for, by the precision of the file.
@@ -28,6 +28,22 @@ def standard_nodes(model: ir.Model, *op_types: str) -> Iterator[ir.Node]:
     for node in all_nodes(model.graph):
         if node.op_type in op_types and node.domain == "" and node.graph is not None:
             yield node
+
+
+def maker(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that makes a value; None for what is stored or an input of the graph."""
+    return None if value is None else value.producer()
+
+
+def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
+    """Return the first input of the node that makes a value, if it is a standard operator of one of these types."""
+    node = made_by(value, *op_types)
+    return None if node is None else node.inputs[0]
+
+
+def shape_of(value: ir.Value | None) -> Shape:
+    """Return the shape of a value, () if its rank is not known."""
+    return info(value).shape or ()
 
 
 def elements(value: ir.Value | None, most: int = MAX_ELEMENTS) -> NDArray[np.generic] | None:
@@ -47,11 +63,10 @@ def scalar(value: ir.Value | None) -> float | None:
 
 def uniform(value: ir.Value | None, depth: int = 8) -> float | None:
     """Return the number that every element of a value is known to be, else None. True is 1."""
-    array = elements(value)
+    array, node = elements(value), maker(value)
     if array is not None:
         numbers = array.size and array.dtype.kind in "biuf" and bool((array == array.flat[0]).all())
         return float(array.flat[0]) if numbers else None
-    node = None if value is None else value.producer()
     if node is None or depth == 0:
         return None
     if made_by(value, "ConstantOfShape"):
@@ -59,12 +74,18 @@ def uniform(value: ir.Value | None, depth: int = 8) -> float | None:
         return 0.0 if tensor is None else float(tensor.numpy().reshape(-1)[0])
     if made_by(value, "Mul") and any(scalar(v) == 0 for v in node.inputs):  # no integer is NaN
         return 0.0 if (dtype := info(value).dtype) is not None and dtype.is_integer() else None
-    if not made_by(value, "Cast") and (not is_a(node, MOVES) or is_a(node, FILLS)):
+    return _moved_number(node, depth)
+
+
+def _moved_number(node: ir.Node, depth: int) -> float | None:
+    """Return the number that a node only moves; of a Cast only 0 and 1, which every type has."""
+    is_cast = (node.domain, node.op_type) == ("", "Cast")
+    if not is_cast and (not is_a(node, MOVES) or is_a(node, FILLS)):
         return None
     data = known(node).data
-    candidates = {uniform(v, depth - 1) for i, v in enumerate(node.inputs) if i in data and v is not None}
-    number = candidates.pop() if len(candidates) == 1 else None
-    return number if number in (0, 1) or node.op_type != "Cast" else None
+    numbers = {uniform(v, depth - 1) for i, v in enumerate(node.inputs) if i in data and v is not None}
+    number = numbers.pop() if len(numbers) == 1 else None
+    return number if number in (0, 1) or not is_cast else None
 
 
 def ints(node: ir.Node, name: str, index: int) -> list[int] | None:
@@ -75,9 +96,17 @@ def ints(node: ir.Node, name: str, index: int) -> list[int] | None:
 
 
 def dropout_ratio(node: ir.Node) -> float | None:
-    """Return the share of elements that a Dropout drops, or None if it is computed."""
+    """Return the share of elements that a Dropout drops; None if it is computed, or if the Dropout's mask is used."""
+    if any(map(is_used, node.outputs[1:])):
+        return None
     ratio = input_at(node, 1)
     return scalar(ratio) if ratio is not None else node.attributes.get_float("ratio", 0.5)
+
+
+def is_plain_gemm(node: ir.Node) -> bool:
+    """True for a Gemm without factors that does not transpose its first operand."""
+    factor = node.attributes.get_float
+    return factor("alpha", 1.0) == factor("beta", 1.0) == 1 and not node.attributes.get_int("transA", 0)
 
 
 def is_close(constant: float, number: float, near: ir.Value) -> bool:

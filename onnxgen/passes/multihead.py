@@ -18,7 +18,7 @@ whole row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as combinations
 
@@ -26,15 +26,25 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
-from onnxgen.graph.annotations import SCOPE, STANDS_FOR
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.nodes import FLOATS, made_by
 from onnxgen.options import Options
-from onnxgen.passes.attention import Logits, Operand, logits_of, product
+from onnxgen.passes.attention import Operand, is_identity, logits_of, product, softmax_of_rows
 from onnxgen.passes.attention_masks import Masks, masks_of
 from onnxgen.passes.convolutions import added_vector
 from onnxgen.passes.layouts import MAX_CHAIN, Positions, Sizes, arrangement, upwards
-from onnxgen.passes.match import dropout_ratio, ints, other, standard_nodes
-from onnxgen.passes.rewrite import drop, insert, known_ints, names_of, only_user, own, permuted, replace, replace_uses
+from onnxgen.passes.match import dropout_ratio, ints, is_plain_gemm, maker, shape_of, standard_nodes
+from onnxgen.passes.rewrite import (
+    input_at,
+    insert,
+    known_ints,
+    note_replaced,
+    only_user,
+    own,
+    permuted,
+    replace,
+    take_over,
+)
 from onnxgen.passes.views import arranges
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import Info, info, set_info
@@ -55,51 +65,52 @@ def multihead(model: ir.Model, options: Options) -> None:
             write(layer, order, finder, views)
 
 
-def _output_projection(node: ir.Node, views: Views) -> End | None:
-    """Return the layer `out_proj` that alone takes the result of a product, perhaps through views."""
-    value = node.outputs[0]
-    for _ in range(MAX_CHAIN):
+def _downwards(value: ir.Value) -> Iterator[ir.Value]:
+    """Yield a value, and then the values that views make of it for its only users."""
+    for _ in range(MAX_CHAIN + 1):
+        yield value
         user = only_user(value)
         if user is None or not arranges(user):
-            break
+            return
         value = user.outputs[0]
-    if user is None or user.op_type not in ("Gemm", "MatMul") or user.domain != "" or user.inputs[0] is not value:
-        return None
-    scope, weight = SCOPE.get(user), user.inputs[1]
-    stored = views(weight)
-    paths = [] if stored is None else [path for path in map(param_path, stored.names) if path is not None]
-    module = scope[:-1] if scope[-1:] == ("out_proj",) else scope if not paths else ()
-    if not module or weight is None or stored is None or info(weight).rank != 2:
-        return None
-    if any(path[-2:] != ("out_proj", "weight") for path in paths):
+
+
+def _output_projection(node: ir.Node, views: Views) -> End | None:
+    """Return the layer `out_proj` that alone takes the result of a product, perhaps through views."""
+    *_, value = _downwards(node.outputs[0])
+    user = only_user(value, "Gemm", "MatMul")
+    weight = None if user is None or user.inputs[0] is not value else user.inputs[1]
+    module = () if user is None or weight is None else _module_of_weight(user, weight, views)
+    if user is None or weight is None or not module:
         return None
     if user.op_type == "MatMul":
         added = added_vector(user, -1)
         last, bias = added if added is not None and views(added[1]) is not None else (user, None)
         return End(value, user, last, weight, bias, True, module)
-    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-    if any(name in user.attributes and user.attributes[name].value != usual for name, usual in plain.items()):
-        return None
-    bias = user.inputs[2] if len(user.inputs) > 2 else None
-    if bias is not None and (views(bias) is None or info(bias).rank != 1):
+    bias = input_at(user, 2)
+    if not is_plain_gemm(user) or bias is not None and (views(bias) is None or info(bias).rank != 1):
         return None
     return End(value, user, user, weight, bias, not user.attributes.get_int("transB", 0), module)
 
 
+def _module_of_weight(node: ir.Node, weight: ir.Value, views: Views) -> ModulePath:
+    """Return the module that has a product as its `out_proj`, by the scope and the weight's names; () if none has."""
+    scope, stored = SCOPE.get(node), views(weight)
+    paths = [path for path in map(param_path, () if stored is None else stored.names) if path is not None]
+    if stored is None or info(weight).rank != 2 or any(path[-2:] != ("out_proj", "weight") for path in paths):
+        return ()
+    return scope[:-1] if scope[-1:] == ("out_proj",) else () if paths else scope
+
+
 def _probabilities(value: ir.Value, opset: int) -> Probabilities | None:
-    node, ratio, taken = made_by(value, "Dropout"), 0.0, value
-    if node is not None:
-        rate = dropout_ratio(node)
-        if rate is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) or node.inputs[0] is None:
+    dropout, rate, source = made_by(value, "Dropout"), 0.0, value
+    if dropout is not None:
+        ratio, x = dropout_ratio(dropout), dropout.inputs[0]
+        if ratio is None or x is None or only_user(x) is not dropout:
             return None
-        ratio, taken = rate, node.inputs[0]
-        if only_user(taken) is not node:
-            return None
-    softmax, rank = made_by(taken, "Softmax"), info(taken).rank
-    if softmax is None or rank is None:
-        return None
-    axis = softmax.attributes.get_int("axis", -1 if (softmax.version or opset) >= 13 else 1)
-    return Probabilities(value, softmax, ratio) if axis in (-1, rank - 1) else None
+        rate, source = ratio, x
+    softmax = softmax_of_rows(source, opset)
+    return None if softmax is None else Probabilities(value, softmax, rate)
 
 
 class _Search:
@@ -111,141 +122,127 @@ class _Search:
     def layer(self) -> MultiheadLayer | None:
         """Return the layer, or None if anything differs from torch's."""
         pv_product = product(self.node, by_result=False)
-        if (
-            pv_product is None
-            or [*pv_product.left.perm] != sorted(pv_product.left.perm)
-            or [*pv_product.order] != sorted(pv_product.order)
-        ):
+        if pv_product is None or not is_identity(pv_product.left.perm) or not is_identity(pv_product.order):
             return None
         weights = _probabilities(pv_product.left.value, self.opset)
         logits = None if weights is None else logits_of(weights.softmax.inputs[0])
         if weights is None or logits is None or logits.hidden:
             return None
-        operands = [Operand(logits.q.value, logits.q.perm), Operand(logits.k.value, logits.k.perm), pv_product.right]
-        projections = [self._projection(operand) for operand in operands]
-        known = [p for p in projections if p is not None]
-        if len(known) < 3 or not self._is_one_module(known):
+        self.weights, self.logits = weights, logits
+        self.operands = [logits.q, logits.k, pv_product.right]
+        self.projections = [p for p in map(self._projection, self.operands) if p is not None]
+        size = self._head_size()
+        if len(self.projections) < 3 or not self._is_one_module() or not size:
             return None
-        size = (operands[2].shape or (0,))[-1]
-        if (
-            not isinstance(size, int)
-            or not size
-            or not math.isclose(logits.scale * math.sqrt(size), 1, rel_tol=SCALE_ERROR)
-        ):
-            return None
-        for sizes in self._sizes(known, operands):
-            if (layer := self._fitted(sizes, known, operands, logits, weights, size)) is not None:
-                return layer
-        return None
+        return next((layer for sizes in self._sizes() if (layer := self._fitted(sizes, size)) is not None), None)
+
+    def _head_size(self) -> int:
+        """Return the size of a head, if the scores are divided by its root; else 0."""
+        size = (self.operands[2].shape or (0,))[-1]
+        if not isinstance(size, int) or not math.isclose(self.logits.scale * math.sqrt(size), 1, rel_tol=SCALE_ERROR):
+            return 0
+        return size
 
     # ---- the projections ----
 
     def _projection(self, operand: Operand) -> Projection | None:
         """Follow views from an operand back to the product with a stored matrix."""
         *_, value = upwards(operand.value)
-        bias, matmul = None, made_by(value, "MatMul")
-        added = made_by(value, "Add")
-        for index in (0, 1) if added is not None else ():
-            matrix = made_by(added.inputs[index], "MatMul") if added is not None else None
-            if added is not None and matrix is not None and only_user(matrix.outputs[0]) is added:
-                matmul, bias = matrix, other(added, matrix.outputs[0])
-        if matmul is None or matmul.inputs[0] is None or matmul.inputs[1] is None:
+        result, bias = _without_bias(value)
+        matmul = made_by(result, "MatMul")
+        x, weight = (None, None) if matmul is None else matmul.inputs
+        if matmul is None or x is None or weight is None or info(value).rank != 3 or not self._is_stored(weight, 2):
             return None
-        x, weight = matmul.inputs[0], matmul.inputs[1]
-        if info(value).rank != 3 or info(weight).rank != 2 or self.views(weight) is None:
-            return None
-        if added is not None and (bias is None or info(bias).rank != 1 or self.views(bias) is None):
+        if result is not value and not self._is_stored(bias, 1):
             return None
         if SCOPE.get(matmul) != self.end.module or info(x).dtype not in FLOATS:
             return None
         return Projection(matmul, value, x, weight, bias)
 
-    def _is_one_module(self, projections: Sequence[Projection]) -> bool:
+    def _is_stored(self, value: ir.Value | None, rank: int) -> bool:
+        return info(value).rank == rank and self.views(value) is not None
+
+    def _is_one_module(self) -> bool:
         """True if no tensor has the name of another kind of parameter, and all layers have biases or none has.
 
         Exporters store equal biases of untrained layers once, so the name of one may be another layer's. They drop the
         output's bias of an untrained layer, which is zeros.
         """
-        tensors = [t for p in projections for t in (p.weight, p.bias) if t is not None]
+        tensors = [t for p in self.projections for t in (p.weight, p.bias) if t is not None]
         pieces = [piece for source in map(self.views, tensors) if source is not None for piece in source.pieces]
         names = {piece.name for piece in pieces if not is_uniform(piece.tensor)}
         paths = [path for path in map(param_path, names) if path is not None]
-        biased = {p.bias is not None for p in projections}
+        biased = {p.bias is not None for p in self.projections}
         return all(path[-1] in KEYS for path in paths) and biased in ({self.end.bias is not None}, {True})
 
     # ---- where each element lies ----
 
-    def _sizes(self, known: Sequence[Projection], operands: Sequence[Operand]) -> list[Sizes]:
-        """Return numbers for the named dims, the likeliest first.
+    def _sizes(self) -> Iterator[Sizes]:
+        """Yield numbers for the named dims, the likeliest first.
 
         An exporter may write a length as a number: then the name stands for that.
         """
-        (length, batch, _), *others = (info(p.result).shape or (0, 0, 0) for p in known)
-        source = others[0][0]
-        values = [v for o in operands for v in upwards(o.value)] + [self.end.taken]
-        numbers = {d for v in values for d in info(v).shape or () if isinstance(d, int)}
-        tries = []
-        for a, b in combinations([None, *sorted(numbers)], repeat=2):
-            sizes = Sizes()
-            if a is not None and (isinstance(length, int) or not sizes.equate(length, a)):
-                continue
-            if b is not None and (isinstance(source, int) or not sizes.equate(source, b)):
-                continue
-            sizes.name((length, batch, source))
-            for projection in known:  # a matrix that is split unfolded has columns without a name
-                columns = self.views(projection.weight)
-                if columns is not None:
-                    sizes.equate((info(projection.result).shape or (0,))[-1], columns.shape[1])
-            number = sizes.of(batch)
-            keys = sizes.of(source)
-            if number is None or keys is None:
-                continue
-            if all(sizes.equate(rows, keys) and sizes.equate(samples, number) for rows, samples, _ in others):
-                tries.append(sizes)
-        return tries
+        (length, *_), (source, *_), _ = (info(p.result).shape or (0, 0, 0) for p in self.projections)
+        values = [v for o in self.operands for v in upwards(o.value)] + [self.end.taken]
+        numbers = {d for v in values for d in shape_of(v) if isinstance(d, int)}
+        for choice in combinations([None, *sorted(numbers)], repeat=2):
+            sizes, lengths = Sizes(), [*zip((length, source), choice)]
+            if all(n is None or not isinstance(dim, int) and sizes.equate(dim, n) for dim, n in lengths):
+                if self._fit_each_other(sizes):
+                    yield sizes
 
-    def _fitted(
-        self,
-        sizes: Sizes,
-        known: Sequence[Projection],
-        operands: Sequence[Operand],
-        logits: Logits,
-        weights: Probabilities,
-        size: int,
-    ) -> MultiheadLayer | None:
-        shapes = [sizes.shape(p.result) for p in known]
+    def _fit_each_other(self, sizes: Sizes) -> bool:
+        """True if keys and values have one length, and all have one batch. Names without a number get one."""
+        (length, batch, _), *others = (info(p.result).shape or (0, 0, 0) for p in self.projections)
+        sizes.name((length, batch, others[0][0]))
+        for projection in self.projections:  # a matrix that is split unfolded has columns without a name
+            columns = self.views(projection.weight)
+            if columns is not None:
+                sizes.equate((info(projection.result).shape or (0,))[-1], columns.shape[1])
+        samples, keys = sizes.of(batch), sizes.of(others[0][0])
+        if samples is None or keys is None:
+            return False
+        return all(sizes.equate(rows, keys) and sizes.equate(size, samples) for rows, size, _ in others)
+
+    def _fitted(self, sizes: Sizes, size: int) -> MultiheadLayer | None:
+        """Return the layer if all elements lie as in torch's with these sizes. `size`: of a head."""
+        shapes = [shape for p in self.projections if (shape := sizes.shape(p.result)) is not None]
         width = (info(self.end.taken).shape or (0,))[-1]
-        if None in shapes or not isinstance(width, int) or width % size:
+        if len(shapes) < 3 or not isinstance(width, int) or width % size:
             return None
-        (length, batch, _), (source, *_), _ = ((s or (0, 0, 0)) for s in shapes)
+        (length, batch, _), (source, *_), _ = shapes
         heads = width // size
         full = (batch, heads, length, source)
-        starts = [_start(p, o, sizes, heads, size) for p, o in zip(known, operands)]
-        firsts = [start for start in starts if start is not None]
-        inputs = (info(known[0].weight).shape or (0,))[0]
-        if (
-            len(firsts) < 3
-            or inputs != width
-            or info(self.end.weight).shape != (width, width)
-            or not self._merges(sizes, full, size)
-        ):
+        pairs = zip(self.projections, self.operands)
+        starts = [start for p, o in pairs if (start := _start(p, o, sizes, heads, size)) is not None]
+        if len(starts) < 3 or shape_of(self.projections[0].weight)[:1] != (width,):
             return None
-        if not sizes.fit_heads(weights.value, full):
+        if not self._merges(sizes, full, size) or not sizes.fit_heads(self.weights.value, full):
             return None
-        masks = masks_of(logits.added, full, sizes, weights.softmax) if logits.added else Masks()
+        added, softmax = self.logits.added, self.weights.softmax
+        masks = masks_of(added, full, sizes, softmax) if added else Masks()
         if masks is None:
             return None
-        return MultiheadLayer(self.node, self.end, list(known), firsts, heads, width, weights, masks, sizes, full)
+        return MultiheadLayer(self.node, self.end, self.projections, starts, width, self.weights, masks, sizes, full)
 
     def _merges(self, sizes: Sizes, full: tuple[int, int, int, int], size: int) -> bool:
         """True if the output projection takes the heads side by side, for each position and then each sample."""
         y, (batch, heads, length, _) = self.node.outputs[0], full
-        if not sizes.fit_heads(y, (*full[:-1], size)):
+        width = heads * size
+        if info(self.end.weight).shape != (width, width) or not sizes.fit_heads(y, (*full[:-1], size)):
             return False
         taken = arrangement(self.end.taken, y, sizes)
-        positions = np.arange(batch * heads * length * size, dtype=np.int32).reshape(batch, heads, length, size)
-        width = None if taken is None else taken.shape[-1]
-        return taken is not None and width == heads * size and _same(taken, positions.transpose(2, 0, 1, 3))
+        positions = np.arange(batch * length * width, dtype=np.int32).reshape(batch, heads, length, size)
+        return taken is not None and taken.shape[-1] == width and _same(taken, positions.transpose(2, 0, 1, 3))
+
+
+def _without_bias(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """Return the product and the bias that a value is the sum of; else the value, and no bias."""
+    add = made_by(value, "Add")
+    for result, bias in () if add is None else (add.inputs, add.inputs[::-1]):
+        if result is not None and made_by(result, "MatMul") is not None and only_user(result) is add:
+            return result, bias
+    return value, None
 
 
 def _start(projection: Projection, operand: Operand, sizes: Sizes, heads: int, size: int) -> int | None:
@@ -316,12 +313,20 @@ class MultiheadLayer:
     end: End
     projections: list[Projection]
     starts: list[int]
-    heads: int
     width: int
     weights: Probabilities
     masks: Masks
     sizes: Sizes
     full: tuple[int, int, int, int]
+
+    @property
+    def users(self) -> list[ir.Node]:
+        """The nodes that take the probabilities beside the product with v."""
+        return [use.node for use in self.weights.value.uses() if use.node is not self.node]
+
+    @property
+    def returns_weights(self) -> bool:
+        return bool(self.users) or self.weights.value.is_graph_output()
 
 
 def write(layer: MultiheadLayer, order: dict[ir.Node, int], finder: Finder, views: Views) -> None:
@@ -329,35 +334,30 @@ def write(layer: MultiheadLayer, order: dict[ir.Node, int], finder: Finder, view
 
     `order`: the position of each node of the graph.
     """
-    at = layer.weights.softmax
+    at, end, masks = layer.weights.softmax, layer.end, (layer.masks.attention, layer.masks.padding)
     xs = [p.x for p in layer.projections]
-    taken = [*xs, *(m for m in (layer.masks.attention, layer.masks.padding) if m is not None)]
-    if at.graph is not layer.end.last.graph or any(_position(v, order) > order.get(at, -1) for v in taken):
+    if at.graph is not end.last.graph or any(_position(v, order) > order.get(at, -1) for v in (*xs, *masks)):
         return
-    sources = [_unswapped(x) for x in xs]
-    swapped = [s for s in sources if s is not None]
+    swapped = [s for s in map(_unswapped, xs) if s is not None]
     batch_first = len(swapped) == len(xs)
-    users = [use.node for use in layer.weights.value.uses() if use.node is not layer.node]
-    averaged = _averages(layer, users)
-    rank4 = info(layer.node.outputs[0]).rank == 4
-    wanted = bool(users) or layer.weights.value.is_graph_output() or layer.masks.may_empty or not rank4
+    averaged = _averages(layer)
+    need_weights = layer.returns_weights or layer.masks.may_empty or info(layer.node.outputs[0]).rank != 4
     new = own(
         "MultiheadAttention",
-        [*(swapped if batch_first else xs), *_tensors(layer), layer.masks.attention, layer.masks.padding],
-        2 if users or layer.weights.value.is_graph_output() else 1,
-        heads=layer.heads, starts=layer.starts, transposed=int(layer.end.transposed), batch_first=int(batch_first),
-        dropout=layer.weights.dropout, need_weights=int(wanted), average=int(bool(averaged) or not users),
+        [*(swapped if batch_first else xs), *_tensors(layer), *masks],
+        2 if layer.returns_weights else 1,
+        heads=layer.full[1], starts=layer.starts, transposed=int(end.transposed), batch_first=int(batch_first),
+        dropout=layer.weights.dropout, need_weights=int(need_weights), average=int(bool(averaged) or not layer.users),
     )  # fmt: skip
-    new.name = layer.end.last.name
-    facts = info(xs[0])
-    straight = Info(facts.dtype, (*(facts.shape or ())[:2], layer.width))
-    gone = [layer.weights.softmax, layer.node, layer.end.last]
+    new.name = end.last.name
+    straight = Info(info(xs[0]).dtype, (*shape_of(xs[0])[:2], layer.width))
     y = insert(at, new, None, permuted(straight, SWAP) if batch_first else straight)
-    SCOPE.set(new, layer.end.module)
+    SCOPE.set(new, end.module)
     finder.note(new, _places(layer, views))
+    gone = [at, layer.node, end.last]
     _put_weights(layer, new, averaged)
     _put_result(layer, new, y, batch_first, straight)
-    STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in gone for name in names_of(node))))
+    note_replaced(new, gone)
 
 
 def _tensors(layer: MultiheadLayer) -> list[ir.Value | None]:
@@ -367,9 +367,9 @@ def _tensors(layer: MultiheadLayer) -> list[ir.Value | None]:
 
 def _places(layer: MultiheadLayer, views: Views) -> Iterator[Place]:
     """Yield where the older nodes take the tensors (see `Finder.note`)."""
-    projections = [(p.product, p.result.producer(), p.weight, p.bias) for p in layer.projections]
-    projections.append((layer.end.product, layer.end.last, layer.end.weight, layer.end.bias))
-    for i, (first, last, weight, bias) in enumerate(projections):
+    takers = [(p.product, p.result.producer(), p.weight, p.bias) for p in layer.projections]
+    takers.append((layer.end.product, layer.end.last, layer.end.weight, layer.end.bias))
+    for i, (first, last, weight, bias) in enumerate(takers):
         at = (3 + i, 6 + i) if i < 3 else (9, 10)
         for index, node, value in zip(at, (first, last), (weight, bias)):
             source = views(value)
@@ -377,8 +377,8 @@ def _places(layer: MultiheadLayer, views: Views) -> Iterator[Place]:
                 yield index, node, node.inputs.index(value), source
 
 
-def _position(value: ir.Value, order: dict[ir.Node, int]) -> int:
-    node = value.producer()
+def _position(value: ir.Value | None, order: dict[ir.Node, int]) -> int:
+    node = maker(value)
     return -1 if node is None else order.get(node, -1)
 
 
@@ -388,10 +388,10 @@ def _unswapped(value: ir.Value) -> ir.Value | None:
     return node.inputs[0] if node is not None and tuple(node.attributes.get_ints("perm", ())) == SWAP else None
 
 
-def _averages(layer: MultiheadLayer, users: list[ir.Node]) -> list[ir.Node]:
+def _averages(layer: MultiheadLayer) -> list[ir.Node]:
     """Return the nodes that average the probabilities over the heads, if nothing else uses these."""
     ends = []
-    for node in users:
+    for node in layer.users:
         value = layer.weights.value
         if info(value).rank == 3:
             value = node.outputs[0]
@@ -402,11 +402,8 @@ def _averages(layer: MultiheadLayer, users: list[ir.Node]) -> list[ir.Node]:
         positions = arrangement(value, layer.weights.value, layer.sizes)
         if node.op_type != "ReduceMean" or ints(node, "axes", 1) not in ([1], [-3]) or positions is None:
             return []
-        if (
-            node.attributes.get_int("keepdims", 1)
-            or positions.shape != layer.full
-            or (np.diff(positions.flat) != 1).any()
-        ):
+        is_whole = positions.shape == layer.full and bool((np.diff(positions.flat) == 1).all())
+        if node.attributes.get_int("keepdims", 1) or not is_whole:
             return []
         ends.append(node)
     return [] if layer.weights.value.is_graph_output() else ends
@@ -416,19 +413,17 @@ def _put_weights(layer: MultiheadLayer, new: ir.Node, averaged: list[ir.Node]) -
     if len(new.outputs) < 2:
         return
     old, weights = layer.weights.value, new.outputs[1]
-    (length, batch), keys = (info(layer.projections[0].result).shape or ())[:2], (info(old).shape or ())[-1]
-    whole = Info(info(old).dtype, (batch, layer.heads, length, keys))
+    (length, batch), keys = shape_of(layer.projections[0].result)[:2], shape_of(old)[-1]
     if averaged:
         weights.name = averaged[0].outputs[0].name
-        set_info(weights, Info(whole.dtype, (batch, length, keys)))
+        set_info(weights, Info(info(old).dtype, (batch, length, keys)))
         for node in averaged:
-            replace_uses(node.outputs[0], weights)
-            drop(node)
+            take_over(node.outputs[0], weights)
         return
     weights.name = f"{old.name}.heads"
-    set_info(weights, whole)
+    set_info(weights, Info(info(old).dtype, (batch, layer.full[1], length, keys)))
     if info(old).rank == 3:
-        shaped = ir.node("Reshape", [weights, known_ints(info(old).shape or ())], version=13)
+        shaped = ir.node("Reshape", [weights, known_ints(shape_of(old))], version=13)
         weights = insert(layer.weights.softmax, shaped, f"{old.name}.merged", info(old), new)
     for use in list(old.uses()):
         if use.node is not layer.node:
@@ -438,19 +433,15 @@ def _put_weights(layer: MultiheadLayer, new: ir.Node, averaged: list[ir.Node]) -
 def _put_result(layer: MultiheadLayer, new: ir.Node, y: ir.Value, batch_first: bool, straight: Info) -> None:
     """Let the users of the output projection take the new node's result, past the views that give it its shape."""
     last, old = layer.end.last, layer.end.last.outputs[0]
-    y.name = f"{old.name}.layer"
     target = _target(layer, batch_first)
     if target is not None:
         y.name = target.name
-        producer = target.producer()
-        replace_uses(target, y)
-        if producer is not None:
-            drop(producer)
-        return
+        return take_over(target, y)
+    y.name = f"{old.name}.layer"
     if batch_first:
         turned = ir.node("Transpose", [y], {"perm": SWAP}, version=13)
         y = insert(last, turned, f"{old.name}.turned", straight, new)
-    replace(last, ir.node("Reshape", [y, known_ints(info(old).shape or ())], version=13))
+    replace(last, ir.node("Reshape", [y, known_ints(shape_of(old))], version=13))
 
 
 def _target(layer: MultiheadLayer, batch_first: bool) -> ir.Value | None:
@@ -459,14 +450,7 @@ def _target(layer: MultiheadLayer, batch_first: bool) -> ir.Value | None:
     batch, _, length, _ = layer.full
     wanted = np.arange(length * batch * layer.width).reshape(length, batch, layer.width)
     wanted = wanted.transpose(SWAP) if batch_first else wanted
-    value, chain = old, [old]
-    for _ in range(MAX_CHAIN):
-        user = only_user(value)
-        if user is None or not arranges(user):
-            break
-        value = user.outputs[0]
-        chain.append(value)
-    for value in reversed(chain):
+    for value in reversed(list(_downwards(old))):
         if layer.sizes.shape(value) == wanted.shape:
             positions = arrangement(value, old, layer.sizes)
             if positions is not None and np.array_equal(positions, wanted):

@@ -31,13 +31,13 @@ from collections.abc import Callable, Collection
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import KEPT, ROOT, SCOPE, is_trained
-from onnxgen.graph.nodes import ALIAS, all_nodes, has_subgraphs, made_by, passed_on
+from onnxgen.graph.nodes import ALIAS, all_nodes, has_subgraphs, passed_on
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.operators import known as known_card
 from onnxgen.graph.traits import COMMUTES, RANDOM, RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.match import elements, scalar, uniform
-from onnxgen.passes.rewrite import beside, drop, replace
+from onnxgen.passes.match import elements, maker, scalar, source_of, uniform
+from onnxgen.passes.rewrite import beside, drop, replace, take_facts
 from onnxgen.passes.slices import Cut, cuts
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info, set_info, shown_dims
@@ -82,8 +82,8 @@ def _name_results(graph: ir.Graph) -> None:
         if node is not None and not _is_alias(node) and isinstance(value.type, ir.TensorType):
             same = passed_on(value)
             (new,) = same.outputs
-            new.name, new.shape, new.type = f"{value.name}_returned", value.shape, value.type
-            set_info(new, info(value))
+            take_facts(new, value)
+            new.name = f"{value.name}_returned"
             beside(same, node)
             graph.outputs[i] = new
             graph.append(same)
@@ -107,41 +107,58 @@ def _without_like(node: ir.Node) -> ir.Node:
 def _passed_on(node: ir.Node) -> ir.Value | None:
     """Return the input that a node passes on unchanged, else None."""
     output, source = node.outputs[0], node.inputs[0] if node.inputs else None
-    if _is_alias(node):
-        kept = stored(source) is not None and (param_path(output.name or "") is not None or ROOT.has(output))
-        return None if kept else source
-    if node.op_type == "Cast":
-        dtype, before = ir.DataType(node.attributes["to"].as_int()), made_by(source, "Cast")
-        if dtype == ir.DataType.BOOL and before is not None and info(before.inputs[0]).dtype == dtype:
-            return before.inputs[0]  # a truth value that was a number in between
-        return source if info(source).dtype == dtype else None
-    if node.op_type == "Where":
-        condition = info(node.inputs[0]).constant
-        if condition is None or not condition.size or condition.all() != condition.any():
-            return None
-        chosen = node.inputs[1 if condition.all() else 2]
-        return chosen if _same(chosen, output) else None
-    if node.op_type == "Slice":
-        return source if _same(source, output) and all(cut.step == 1 for cut in cuts(node) or (NO_CUT,)) else None
-    if node.op_type == "Reshape":
-        return source if stored(source) is None and _same(source, output) else None
-    if node.op_type == "Gather":
-        return _of_one(node)
+    match node.op_type:
+        case "Identity":
+            return None if stored(source) is not None and _is_named(output) else source
+        case "Cast":
+            return _of_cast(node)
+        case "Where":
+            return _of_where(node)
+        case "Gather":
+            return _of_one(node)
+        case "Slice":
+            is_whole = all(cut.step == 1 for cut in cuts(node) or (NO_CUT,))
+        case "Reshape":
+            is_whole = stored(source) is None
+        case _:
+            return _beside_neutral(node)
+    return source if is_whole and _same(source, output) else None
+
+
+def _is_named(value: ir.Value) -> bool:
+    return param_path(value.name or "") is not None or ROOT.has(value)
+
+
+def _of_cast(node: ir.Node) -> ir.Value | None:
+    dtype, before = ir.DataType(node.attributes["to"].as_int()), source_of(node.inputs[0], "Cast")
+    if dtype == ir.DataType.BOOL and info(before).dtype == dtype:
+        return before  # a truth value that was a number in between
+    return node.inputs[0] if info(node.inputs[0]).dtype == dtype else None
+
+
+def _of_where(node: ir.Node) -> ir.Value | None:
+    condition = info(node.inputs[0]).constant
+    if condition is None or not condition.size or condition.all() != condition.any():
+        return None
+    chosen = node.inputs[1 if condition.all() else 2]
+    return chosen if _same(chosen, node.outputs[0]) else None
+
+
+def _beside_neutral(node: ir.Node) -> ir.Value | None:
+    """Return the operand beside a number that changes nothing."""
     neutral = known_card(node).rules.neutral
-    if neutral is not None and len(node.inputs) == 2:
-        first, second = node.inputs
-        if _is(second, neutral) and _same(first, output):
-            return first
-        if is_a(node, COMMUTES) and _is(first, neutral) and _same(second, output):
-            return second
-    return None
+    if neutral is None or len(node.inputs) != 2:
+        return None
+    first, second = node.inputs
+    if _is(second, neutral) and _same(first, node.outputs[0]):
+        return first
+    return second if is_a(node, COMMUTES) and _is(first, neutral) and _same(second, node.outputs[0]) else None
 
 
 def _of_one(node: ir.Node) -> ir.Value | None:
     """Return the value that a Gather takes the only element of, along an axis that a Reshape has just added to it."""
     data, axis = info(node.inputs[0]).shape, node.attributes.get_int("axis", 0)
-    index = elements(node.inputs[1], 1)
-    before = None if node.inputs[0] is None else node.inputs[0].producer()
+    index, before = elements(node.inputs[1], 1), maker(node.inputs[0])
     if not data or data[axis] != 1 or index is None or index.shape != () or before is None or not is_a(before, RESHAPE):
         return None
     return before.inputs[0] if _same(before.inputs[0], node.outputs[0]) else None

@@ -41,7 +41,7 @@ from onnxgen.options import Options
 from onnxgen.passes.match import other, standard_nodes, trimmed, uniform
 from onnxgen.passes.pattern import Idiom, Match, Pattern, Table, same_as
 from onnxgen.passes.reparametrised import IDIOMS
-from onnxgen.passes.rewrite import filled, flattened, insert, only_user, own, replace, transposed
+from onnxgen.passes.rewrite import filled, flattened, insert, is_used, only_user, own, replace, transposed
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import Shape, info
 from onnxgen.weights.stored import folded_from, stored
@@ -58,7 +58,7 @@ def standardised(model: ir.Model, options: Options) -> None:
         computed = stored(mean) is None and stored(variance) is None
         if not computed or not (is_training or _is_of(mean, OWN_MEAN, x) and _is_of(variance, OWN_VARIANCE, x)):
             continue
-        if any(o.uses() or o.is_graph_output() for o in node.outputs[1:]):
+        if any(map(is_used, node.outputs[1:])):
             continue
         last, weight, shape = _reshaped(node, x)
         attributes: dict[str, Any] = {"epsilon": node.attributes.get_float("epsilon", 1e-5)}
@@ -155,30 +155,34 @@ def _build(layer: str, match: Match) -> ir.Node | None:
     for form in _forms(match, layer):
         if all(v is None or trimmed(v, len(form.shape)) == form.shape for v in (scale, bias)):
             if scale is not None or not form.perm:
-                return _made(match.root, form, x, scale, bias, eps)
+                return _norm(match.root, form, x, scale, bias, eps)
     return None
 
 
-def _made(
+def _norm(
     root: ir.Node, form: _Form, x: ir.Value, scale: ir.Value | None, bias: ir.Value | None, eps: float
 ) -> ir.Node | None:
     """Return the node. A scale or bias that the operator needs and the match lacks is filled in as ones or zeros."""
     is_instance = form.op_type == "InstanceNormalization"
     plain = (form.shape[0],) if is_instance or form.perm else form.shape
-    size = [d for d in plain if isinstance(d, int)]
-    if len(size) < len(plain) and (scale is None or is_instance and bias is None):
+    vectors = [(scale, 1), (bias, 0)] if bias is not None or is_instance else [(scale, 1)]
+    shapes = {None if v is None else info(v).shape for v, _ in vectors}
+    is_open = not all(isinstance(d, int) for d in plain)
+    if is_open and None in shapes or len(plain) > 1 and not shapes <= {None, plain}:
         return None
-    if any(v is not None and info(v).shape != plain and len(plain) > 1 for v in (scale, bias)):
-        return None
-    inputs = [x]
-    for value, number in ((scale, 1), (bias, 0)) if bias is not None or is_instance else ((scale, 1),):
-        if value is None:
-            inputs.append(filled(root, size, number, info(x).dtype or ir.DataType.FLOAT))
-        else:
-            inputs.append(value if info(value).shape == plain else flattened(value, root))
+    inputs = [x, *(_vector(root, value, number, plain, info(x).dtype) for value, number in vectors)]
     axis = {} if is_instance else {"axis": -len(plain)}
     norm = ir.node(form.op_type, inputs, {"epsilon": eps, **axis}, version=first_since(form.op_type, VERSION))
     return _channels_first(root, norm, x, form.perm) if form.perm else norm
+
+
+def _vector(
+    root: ir.Node, value: ir.Value | None, number: int, shape: tuple[object, ...], dtype: ir.DataType | None
+) -> ir.Value:
+    """Return a scale or bias in the shape that the operator takes, filled with a number if there is none."""
+    if value is None:
+        return filled(root, [d for d in shape if isinstance(d, int)], number, dtype or ir.DataType.FLOAT)
+    return value if info(value).shape == shape else flattened(value, root)
 
 
 def _channels_first(root: ir.Node, norm: ir.Node, x: ir.Value, perm: tuple[int, ...]) -> ir.Node:

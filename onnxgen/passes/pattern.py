@@ -40,8 +40,8 @@ from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import FLOATS, all_nodes, made_by
 from onnxgen.graph.operators import card
 from onnxgen.graph.traits import COMMUTES
-from onnxgen.passes.match import is_close, reduction, scalar
-from onnxgen.passes.rewrite import input_at, only_user, replace
+from onnxgen.passes.match import is_close, maker, reduction, scalar
+from onnxgen.passes.rewrite import input_at, is_used_outside, only_user, replace
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
 
@@ -74,9 +74,8 @@ class Sum:
 
 def as_product(value: ir.Value) -> Product:
     """Return a value as a product; if nothing is multiplied, its only factor is the value."""
-    product = Product()
+    product, nodes = Product(), 0
     stack = [(value, 1.0)]
-    nodes = 0
     while stack:
         top, power = stack.pop()
         number = scalar(top) if top is not value else None
@@ -182,6 +181,7 @@ def _bound(node: ir.Node, index: int, name: str, default: float) -> float | None
 
 
 Bound = dict[str, "ir.Value | float | tuple[int, ...]"]
+
 OWN = f"{DOMAIN}_"
 ROOTS = {
     "product": ("Mul", "Div", "Neg", "Reciprocal", "Sqrt", "Pow"),
@@ -279,17 +279,12 @@ class Pattern:
         stack = [root]
         while stack:
             for value in stack.pop().inputs:
-                producer = None if value is None or value in ends or scalar(value) is not None else value.producer()
+                producer = None if value in ends or scalar(value) is not None else maker(value)
                 if producer is not None and producer not in inside and stored(value) is None:  # axes may be shared
                     inside.add(producer)
                     stack.append(producer)
-        for node in inside - {root}:
-            for output in node.outputs:
-                if output not in ends and (
-                    output.is_graph_output() or any(use.node not in inside for use in output.uses())
-                ):
-                    return None
-        return inside
+        outputs = {output for node in inside - {root} for output in node.outputs} - ends
+        return None if any(is_used_outside(output, inside) for output in outputs) else inside
 
 
 # ---- from text to terms ----

@@ -25,8 +25,20 @@ from onnxgen.graph.nodes import made_by
 from onnxgen.graph.operators import having, known
 from onnxgen.graph.traits import Trait
 from onnxgen.options import Options
-from onnxgen.passes.match import dropout_ratio, ints, standard_nodes, uniform
-from onnxgen.passes.rewrite import constant, drop, input_at, insert, only_user, own, permuted, replace_uses, transposed
+from onnxgen.passes.match import dropout_ratio, ints, maker, shape_of, standard_nodes, uniform
+from onnxgen.passes.rewrite import (
+    constant,
+    drop,
+    input_at,
+    insert,
+    is_used,
+    only_user,
+    own,
+    permuted,
+    replace_uses,
+    take_over,
+    transposed,
+)
 from onnxgen.passes.roles import CELL, RECURRENT
 from onnxgen.passes.slices import make_up_axis, piece
 from onnxgen.passes.unrolled.cells import Rows, bare
@@ -70,17 +82,14 @@ def layer_above(layer: RecurrentLayer, layers: dict[ir.Value, RecurrentLayer]) -
     exporter may have folded some names away. A Dropout may be between them, as in training exports, if the names show
     that they are one module, or its scope.
     """
-    y = layer.new.outputs[0]
-    user, ratio = only_user(y), 0.0
-    if (
-        user is not None
-        and made_by(user.outputs[0], "Dropout")
-        and (layer.module is not None or _is_within(user, layer))
-    ):
-        rate = dropout_ratio(user)
-        if rate is None or any(o.uses() or o.is_graph_output() for o in user.outputs[1:]):
+    y, ratio = layer.new.outputs[0], 0.0
+    dropout = only_user(y, "Dropout")
+    if dropout is not None and (layer.module is not None or _is_within(dropout, layer)):
+        rate = dropout_ratio(dropout)
+        if rate is None:
             return None
-        y, ratio, user = user.outputs[0], rate, only_user(user.outputs[0])
+        y, ratio = dropout.outputs[0], rate
+    user = only_user(y)
     above = None if user is None else layers.get(user.outputs[0])
     if above is None or above.new.inputs[0] is not y or above.new.graph is not layer.new.graph:
         return None
@@ -163,9 +172,8 @@ def _split_states(chain: list[RecurrentLayer], state: ir.Value, index: int) -> N
     for user in [use.node for use in olds[0].uses()]:
         if user.op_type == "Concat" and list(user.inputs) == olds and user.attributes["axis"].as_int() == 0:
             stand_for(user.outputs[0], state)
-            drop(user)
     for k, old in enumerate(olds):
-        if old.uses() or old.is_graph_output():
+        if is_used(old):
             bounds = [constant(last, [v], f"{state.name}.{k}.{v}") for v in (k * d, k * d + d, 0)]
             part = insert(last, ir.node("Slice", [state, *bounds], version=13), old.name, info(old))
             replace_uses(old, part)
@@ -174,7 +182,7 @@ def _split_states(chain: list[RecurrentLayer], state: ir.Value, index: int) -> N
 def make_batch_first(node: ir.Node) -> None:
     """Remove the Transposes around a module whose input and output are batch-first."""
     x, y = node.inputs[0], node.outputs[0]
-    producer, users = None if x is None else x.producer(), [use.node for use in y.uses()]
+    producer, users = maker(x), [use.node for use in y.uses()]
     if producer is None or y.is_graph_output() or not all(map(_swaps, [producer, *users])):
         return
     if node.attributes["batch_first"].as_int():
@@ -184,15 +192,14 @@ def make_batch_first(node: ir.Node) -> None:
     set_info(y, permuted(info(y), SWAP))
     for user in users:
         stand_for(user.outputs[0], y)
-        drop(user)
     drop(producer)
 
 
 def stand_for(old: ir.Value, new: ir.Value) -> None:
-    """Let everything use `new`, which has the name of the value that it is, unless it is an output of the graph."""
+    """Let `new` take the place of a value, with its name, unless it is an output of the graph."""
     if not new.is_graph_output():
         new.name = old.name
-    replace_uses(old, new)
+    take_over(old, new)
 
 
 def _swaps(node: ir.Node) -> bool:
@@ -240,11 +247,8 @@ def _hand_over(before: ir.Node, old: ir.Value, state: ir.Value) -> None:
     """Let everything that takes a result of the node take the state, with as many axes as it expects."""
     shape = info(state).shape
     for value in [v for v in same(old) if info(v).shape == shape and v is not old]:
-        producer = value.producer()
-        replace_uses(value, state)
-        if producer is not None:
-            drop(producer)
-    if old.uses() or old.is_graph_output():
+        take_over(value, state)
+    if is_used(old):
         wide = state
         for _ in range((info(old).rank or 3) - len(shape or ())):
             wide = unsqueezed(before, wide)
@@ -273,15 +277,7 @@ def recurrent(model: ir.Model, options: Options) -> None:
         elif layer is not None and _note_module(layer):
             _rewrite(layer)
             layers[layer.new.outputs[0]] = layer
-    chains = [[layer] for layer in layers.values()]
-    for chain in chains:
-        while chain and (above := layer_above(chain[-1], layers)) is not None:
-            other = next(c for c in chains if c and c[0] is above)
-            if len({layer.dropout for layer in (*chain, *other[:-1])}) > 1:
-                break  # torch's layers share one dropout rate
-            chain.extend(other)
-            other.clear()
-    for chain in [c for c in chains if c]:
+    for chain in _modules(layers):
         if len(chain) > 1 and all(layer.module is None or layer.number == i for i, layer in enumerate(chain)):
             node = merged(chain)
             assert node.graph is not None
@@ -292,10 +288,34 @@ def recurrent(model: ir.Model, options: Options) -> None:
                 make_batch_first(layer.new)
 
 
+def _modules(layers: dict[ir.Value, RecurrentLayer]) -> list[list[RecurrentLayer]]:
+    """Return the layers of each module, by their first outputs, from the lowest to the highest."""
+    chains = [[layer] for layer in layers.values()]
+    for chain in chains:
+        while chain and (above := layer_above(chain[-1], layers)) is not None:
+            other = next(c for c in chains if c and c[0] is above)
+            if len({layer.dropout for layer in (*chain, *other[:-1])}) > 1:
+                break  # torch's layers share one dropout rate
+            chain.extend(other)
+            other.clear()
+    return [chain for chain in chains if chain]
+
+
 # ---- which nodes are layers of torch ----
 
 
 def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
+    form, weights = _form(node), [v for v in node.inputs[1:4] if v is not None]
+    sources = [s for v in weights if (s := views(v)) is not None]
+    if form is None or len(sources) < max(len(weights), 2) or any(len(s.shape) != 3 for s in sources[:2]):
+        return None
+    if info(node.outputs[0]).rank not in (4, None) or info(node.inputs[0]).rank != 3:
+        return None
+    return RecurrentLayer(node, sources, sources[1].shape[2], *form)
+
+
+def _form(node: ir.Node) -> tuple[int, bool] | None:
+    """Return the number of directions, and True for ReLU; None if torch has no layer with these attributes."""
     attributes, kind = node.attributes, node.op_type
     direction = attributes.get_string("direction", "forward")
     directions = 2 if direction == "bidirectional" else 1
@@ -306,17 +326,9 @@ def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
         return None
     if "clip" in attributes or attributes.get_int("input_forget", 0) != 0:
         return None
-    if input_at(node, 4) is not None or input_at(node, 7) is not None:
+    if any(input_at(node, i) is not None for i in (4, 7)):  # lengths and peepholes
         return None
-    if kind == "GRU" and not attributes.get_int("linear_before_reset", 0):
-        return None
-    weights = [v for v in node.inputs[1:4] if v is not None]
-    sources = [s for v in weights if (s := views(v)) is not None]
-    if len(sources) < len(weights) or info(node.outputs[0]).rank not in (4, None) or info(node.inputs[0]).rank != 3:
-        return None
-    if len(sources) < 2 or any(len(s.shape) != 3 for s in sources[:2]):
-        return None
-    return RecurrentLayer(node, sources, sources[1].shape[2], directions, relu)
+    return None if kind == "GRU" and not attributes.get_int("linear_before_reset", 0) else (directions, relu)
 
 
 def _note_module(layer: RecurrentLayer) -> bool:
@@ -349,7 +361,7 @@ def _rewrite(layer: RecurrentLayer) -> None:
     for old, state in zip(node.outputs[1:], layer.new.outputs[1:]):
         state.name = old.name
         set_info(state, permuted(info(old), SWAP) if batched else info(old))
-        if old.uses() or old.is_graph_output():
+        if is_used(old):
             replace_uses(old, transposed(node, state, SWAP, info(old)) if batched else state)
     _replace_output(layer, node.outputs[0], layer.new.outputs[0], batched)
     drop(node)
@@ -368,32 +380,24 @@ def _replace_output(layer: RecurrentLayer, old: ir.Value, y: ir.Value, batched: 
 
     Nodes that move Y's axes to that layout are removed. For other users the axis of the directions is restored.
     """
-    labels = ["b", "s", "d", "h"] if batched else ["s", "d", "b", "h"]
-    x = info(layer.new.inputs[0]).shape or ()
-    known: dict[str, Dim] = {**dict(zip("bs" if batched else "sb", x)), "d": layer.directions, "h": layer.hidden}
+    labels, goal = (["b", "s", "d", "h"], ["b", "s", "h"]) if batched else (["s", "d", "b", "h"], ["s", "b", "h"])
+    x = shape_of(layer.new.inputs[0])
+    known: dict[str, Dim] = {"d": layer.directions, "h": layer.hidden, **dict(zip(goal[:2], x))}
     shape = info(old).shape or tuple(known[label] for label in labels)
     sizes = dict(zip(labels, shape))
-    goal = [label for label in labels if label not in "dh"]
-    facts = Info(info(old).dtype, (*(sizes[label] for label in goal), layer.hidden * layer.directions))
+    facts = Info(info(old).dtype, (sizes[goal[0]], sizes[goal[1]], layer.hidden * layer.directions))
     set_info(y, facts)
     y.name = old.name and f"{old.name}.y"
     swapped: ir.Value | None = None
     for value, axes in list(_moved(old, labels, sizes, layer.directions)):
-        if not value.uses() and not value.is_graph_output():
-            continue  # it only led to a value that is already replaced; the layer's node may be removed, too
-        same = axes == [*goal, "h"]
-        if not same and swapped is None and axes[2] == "h":
+        if not is_used(value) or axes[2] != "h":
+            continue  # an unused one only led to a value that is already replaced
+        if axes != goal and swapped is None:
             swapped = transposed(layer.node, y, SWAP)
-        replacement, producer = y if same else swapped, value.producer()
-        if (
-            axes[2] == "h"
-            and replacement is not None
-            and not (value.is_graph_output() and replacement.is_graph_output())
-        ):
+        replacement = y if axes == goal or swapped is None else swapped
+        if not (value.is_graph_output() and replacement.is_graph_output()):
             stand_for(value, replacement)
-            if producer is not None:
-                drop(producer)
-    if old.uses() or old.is_graph_output():
+    if is_used(old):
         replace_uses(old, _put_back(layer, y, batched, Info(facts.dtype, shape)))
 
 
@@ -411,20 +415,17 @@ def _moved(
 
 def _axes_after(node: ir.Node, labels: list[str], sizes: dict[str, Dim], directions: int) -> list[str] | None:
     """Return the labels of a node's output axes, given those of its input; None if it does more than move axes."""
-    if node.domain != "":
-        return None
-    if node.op_type == "Transpose":
+    if made_by(node.outputs[0], "Transpose"):
         return [labels[i] for i in node.attributes.get_ints("perm", range(len(labels))[::-1])]
     shape = info(node.outputs[0]).shape
-    if node.op_type not in ("Squeeze", "Reshape") or shape is None or len(labels) != 4:
+    if not made_by(node.outputs[0], "Squeeze", "Reshape") or shape is None or len(labels) != 4:
         return None
-    rest = [label for label in labels if label != "d"]
+    at, rest = labels.index("d"), [label for label in labels if label != "d"]
     if node.op_type == "Squeeze":
-        axes = [axis % 4 for axis in ints(node, "axes", 1) or ()]
-        return rest if directions == 1 and axes == [labels.index("d")] else None
-    if directions > 1 and labels[2:] != ["d", "h"]:
-        return None
-    return rest if shape == tuple(sizes[label] * (directions if label == "h" else 1) for label in rest) else None
+        return rest if directions == 1 and ints(node, "axes", 1) in ([at], [at - 4]) else None
+    widths = {**sizes, "h": sizes["h"] * directions}
+    is_merged = directions == 1 or labels[2:] == ["d", "h"]
+    return rest if is_merged and shape == tuple(widths[label] for label in rest) else None
 
 
 def _put_back(layer: RecurrentLayer, y: ir.Value, batched: int, facts: Info) -> ir.Value:

@@ -30,15 +30,15 @@ from functools import partial
 import onnx_ir as ir
 
 from onnxgen.code.quote import shortest
-from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.match import Reduction, ints, is_close, reduction, standard_nodes
+from onnxgen.passes.match import Reduction, ints, is_close, maker, reduction, shape_of, source_of, standard_nodes
 from onnxgen.passes.pattern import Idiom, Match, Pattern, Table, same_as
 from onnxgen.passes.rewrite import known_ints, only_user, own, replace, together
-from onnxgen.shapes.dims import product
-from onnxgen.shapes.info import info
+from onnxgen.shapes.dims import Dim, product
+from onnxgen.shapes.info import Shape, info
 
 EXTREMES = ("ReduceMax", "ReduceMin")
 FEWEST = 3  # elements of a mean: half of a sum of two is as often a half of a sum
@@ -61,13 +61,13 @@ def reductions(model: ir.Model, options: Options) -> None:
 
 def _before(node: ir.Node, op_type: str | None = None) -> tuple[ir.Node, Reduction] | None:
     """Return the reduction that makes a node's input for it alone, in one scope with it."""
-    maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    if maker is None or maker.domain != "" or only_user(maker.outputs[0]) is not node or not together((maker, node)):
+    before = maker(node.inputs[0]) if node.inputs else None
+    if before is None or before.domain != "" or only_user(before.outputs[0]) is not node:
         return None
-    if not maker.op_type.startswith("Reduce") or op_type not in (None, maker.op_type):
+    if not before.op_type.startswith("Reduce") or op_type not in (None, before.op_type) or not together((before, node)):
         return None
-    reduced = reduction(maker.outputs[0], maker.op_type)
-    return None if reduced is None else (maker, reduced)
+    reduced = reduction(before.outputs[0], before.op_type)
+    return None if reduced is None else (before, reduced)
 
 
 def _keep_axes(node: ir.Node) -> None:
@@ -75,32 +75,32 @@ def _keep_axes(node: ir.Node) -> None:
     before = _before(node)
     if before is None or before[1].keepdims:
         return
-    maker, reduced = before
-    kept = tuple(1 if i in reduced.axes else dim for i, dim in enumerate(info(reduced.x).shape or ()))
+    dropped, reduced = before
+    kept = tuple(1 if i in reduced.axes else dim for i, dim in enumerate(shape_of(reduced.x)))
     if kept == info(node.outputs[0]).shape:
-        attributes = [a for name, a in maker.attributes.items() if name != "keepdims"]
-        new = ir.Node(
-            "", maker.op_type, maker.inputs, [*attributes, ir.AttrInt64("keepdims", 1)], version=maker.version
-        )
-        replace(node, new, maker)
+        attributes = [a for name, a in dropped.attributes.items() if name != "keepdims"]
+        attributes.append(ir.AttrInt64("keepdims", 1))
+        replace(node, ir.Node("", dropped.op_type, dropped.inputs, attributes, version=dropped.version), dropped)
 
 
 def _over_ones(node: ir.Node) -> None:
     """Take the axes of one element that a Reshape drops for those that the reduction keeps."""
-    reduced, reshape = (
-        reduction(node.outputs[0], node.op_type),
-        None if not node.inputs[0] else node.inputs[0].producer(),
-    )
+    reduced, reshape = reduction(node.outputs[0], node.op_type), maker(node.inputs[0])
     if reduced is None or not reduced.keepdims or reshape is None or not is_a(reshape, RESHAPE):
         return
-    x, before, after = reshape.inputs[0], info(reshape.inputs[0]).shape or (), info(reduced.x).shape or ()
-    theirs, ours = ([i for i, dim in enumerate(shape) if dim != 1] for shape in (before, after))
-    if [before[i] for i in theirs] != [after[i] for i in ours] or not {*reduced.axes} <= {*ours}:
+    x, before, after = reshape.inputs[0], shape_of(reshape.inputs[0]), shape_of(reduced.x)
+    theirs, ours = map(_wide, (before, after))
+    if [*theirs.values()] != [*ours.values()] or not {*reduced.axes} <= ours.keys():
         return
-    axes = [theirs[ours.index(axis)] for axis in reduced.axes]
+    place = dict(zip(ours, theirs))
+    axes = [place[axis] for axis in reduced.axes]
     left = tuple(dim for i, dim in enumerate(before) if i not in axes)
     if left == info(node.outputs[0]).shape and only_user(reduced.x) is node and together((reshape, node)):
         replace(node, ir.node(node.op_type, [x, known_ints(axes)], {"keepdims": 0}, version=max(18, node.version or 0)))
+
+
+def _wide(shape: Shape) -> dict[int, Dim]:
+    return {axis: dim for axis, dim in enumerate(shape) if dim != 1}
 
 
 def _join(node: ir.Node) -> None:
@@ -108,12 +108,11 @@ def _join(node: ir.Node) -> None:
     before, outer = _before(node, node.op_type), reduction(node.outputs[0], node.op_type)
     if before is None or outer is None or outer.keepdims != before[1].keepdims:
         return
-    maker, inner = before
-    rank = info(inner.x).rank or 0
-    left = [axis for axis in range(rank) if inner.keepdims or axis not in inner.axes]
+    first, inner = before
+    left = [axis for axis in range(info(inner.x).rank or 0) if inner.keepdims or axis not in inner.axes]
     axes = sorted({*inner.axes, *(left[axis] for axis in outer.axes)})
     keepdims = {"keepdims": int(outer.keepdims)}
-    replace(node, ir.node(node.op_type, [inner.x, known_ints(axes)], keepdims, version=20), maker)
+    replace(node, ir.node(node.op_type, [inner.x, known_ints(axes)], keepdims, version=20), first)
 
 
 def _of_truth(node: ir.Node) -> None:
@@ -124,31 +123,44 @@ def _of_truth(node: ir.Node) -> None:
     before = _before(node)
     if before is None or info(node.outputs[0]).dtype != ir.DataType.BOOL or before[0].op_type not in EXTREMES:
         return
-    maker, reduced = before
-    cast, sizes = made_by(reduced.x, "Cast"), [(info(reduced.x).shape or ())[axis] for axis in reduced.axes]
-    if cast is None or info(cast.inputs[0]).dtype != ir.DataType.BOOL:
+    extreme, reduced = before
+    truth, sizes = source_of(reduced.x, "Cast"), [shape_of(reduced.x)[axis] for axis in reduced.axes]
+    if info(truth).dtype != ir.DataType.BOOL:
         return
-    if maker.op_type == "ReduceMin" or all(isinstance(size, int) and size > 0 for size in sizes):
-        inputs = [cast.inputs[0], *([known_ints(axes)] if (axes := ints(maker, "axes", 1)) else [])]
-        replace(node, ir.node(maker.op_type, inputs, {"keepdims": int(reduced.keepdims)}, version=20), maker)
+    if extreme.op_type == "ReduceMin" or all(isinstance(size, int) and size > 0 for size in sizes):
+        inputs = [truth, *_axes_of(extreme)]
+        replace(node, ir.node(extreme.op_type, inputs, {"keepdims": int(reduced.keepdims)}, version=20), extreme)
+
+
+def _axes_of(node: ir.Node) -> list[ir.Value]:
+    """Return the axes of a reduction as the file has them, none for all."""
+    axes = ints(node, "axes", 1)
+    return [known_ints(axes)] if axes else []
 
 
 def _mean(match: Match) -> ir.Node | None:
     """Build the mean. In half precision a sum may overflow where the mean does not: it stays."""
-    x, axes, ratio = match.tensor("x"), match.axes(), match.number("ratio")
-    dtype, sizes = info(x).dtype, [(info(x).shape or ())[axis] for axis in axes]
-    numbers = [size for size in sizes if isinstance(size, int)]
-    count = math.prod(numbers)
-    if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or len(numbers) < len(sizes) or count < FEWEST:
+    x, ratio, keepdims = match.tensor("x"), match.number("ratio"), int(match.number("keep"))
+    dtype, count = info(x).dtype, _count(match)
+    if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or not isinstance(count, int) or count < FEWEST:
         return None
     kind = dtype.numpy().type
-    summed = len(sizes) if not match.number("keep") else 0
-    if kind(ratio) != kind(1 / count) or info(match.root.outputs[0]).rank != (info(x).rank or 0) - summed:
-        return None  # a factor of one element has a higher rank and adds axes
+    if kind(ratio) != kind(1 / count) or not _has_own_rank(match, keepdims):
+        return None
     (total,) = (node for node in match.inside if node.op_type == "ReduceSum")
-    file_axes = ints(total, "axes", 1)  # as the file has them, which may be none for all
-    keepdims = {"keepdims": int(match.number("keep"))}
-    return ir.node("ReduceMean", [x, *([known_ints(file_axes)] if file_axes else [])], keepdims, version=18)
+    return ir.node("ReduceMean", [x, *_axes_of(total)], {"keepdims": keepdims}, version=18)
+
+
+def _count(match: Match) -> Dim:
+    """Return the number of elements of which one is made."""
+    shape = shape_of(match.tensor("x"))
+    return product(shape[axis] for axis in match.axes())
+
+
+def _has_own_rank(match: Match, keepdims: int) -> bool:
+    """True unless a factor of one element, which has a higher rank, adds axes to the result."""
+    dropped = 0 if keepdims else len(match.axes())
+    return info(match.root.outputs[0]).rank == (info(match.tensor("x")).rank or 0) - dropped
 
 
 MEANS = Table([Idiom((Pattern("ratio * ReduceSum(x, axes, keep)"),), _mean)])
@@ -159,18 +171,14 @@ STATIC, DYNAMIC = f"ratio * {MEAN}", f"n * {MEAN} / (n - 1)"
 
 
 def _build(op_type: str, match: Match) -> ir.Node | None:
-    x, axes, keepdims = match.tensor("x"), match.axes(), int(match.number("keep"))
-    count = product((info(x).shape or ())[axis] for axis in axes)
+    x, keepdims, count = match.tensor("x"), int(match.number("keep")), _count(match)
     if "n" in match.bound:
-        cast = made_by(match.tensor("n"), "Cast")
-        data = info(cast.inputs[0]).data if cast is not None else None
+        data = info(source_of(match.tensor("n"), "Cast")).data
         if data is None or data.size != 1 or data.flat[0] != count:
             return None
     elif not isinstance(count, int) or count < 2 or not is_close(match.number("ratio"), count / (count - 1), x):
         return None
-    if info(match.root.outputs[0]).rank != (info(x).rank or 0) - (0 if keepdims else len(axes)):
-        return None  # a factor of one element has a higher rank and adds axes
-    return own(op_type, [x], axes=axes, keepdims=keepdims)
+    return own(op_type, [x], axes=match.axes(), keepdims=keepdims) if _has_own_rank(match, keepdims) else None
 
 
 DEVIATION_IDIOMS = Table(

@@ -7,7 +7,7 @@ half precision, and would give other sizes.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
@@ -126,19 +126,17 @@ class _Groups:
     def is_size(self, value: ir.Value) -> bool:
         return self._first(value) not in self.computing
 
-    def _note(self, value: ir.Value) -> bool:
+    def _note(self, value: ir.Value | None) -> TypeGuard[ir.Value]:
         """Add a value if it is a float. Returns True if it is."""
-        if (info(value).dtype or value.dtype) not in FLOATS:
+        if value is None or (info(value).dtype or value.dtype) not in FLOATS:
             return False
         self.values.setdefault(value, value)
         return True
 
     def _join(self, node: ir.Node) -> None:
-        present = ((i, v) for i, v in enumerate(node.inputs) if v is not None)
-        inputs = [v for i, v in present if self._note(v) and not _is_fixed(node, i)]
-        outputs = [v for v in node.outputs if self._note(v)]
-        for graph in subgraphs(node):
-            outputs += [v for v in (*graph.inputs, *graph.outputs) if self._note(v)]
+        inputs = [v for i, v in enumerate(node.inputs) if self._note(v) and not _is_fixed(node, i)]
+        graphs = (v for graph in subgraphs(node) for v in (*graph.inputs, *graph.outputs))
+        outputs = [v for v in (*node.outputs, *graphs) if self._note(v)]
         if node.op_type == "Cast" and node.domain in ("", "ai.onnx") and not (inputs and outputs):
             return  # it makes floats of a size, or a size of floats
         if not inputs and node.op_type != "Constant":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,16 @@ from onnxgen.graph.traits import RESHAPE
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.stored import view_of
+
+
+def is_used(value: ir.Value) -> bool:
+    """True if a node takes a value, or the graph returns it."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
+def is_used_outside(value: ir.Value, nodes: Container[ir.Node]) -> bool:
+    """True if another node than these takes a value, or the graph returns it."""
+    return value.is_graph_output() or any(use.node not in nodes for use in value.uses())
 
 
 def only_user(value: ir.Value, *op_types: str) -> ir.Node | None:
@@ -51,11 +61,20 @@ def replace(last: ir.Node, new: ir.Node, origin: ir.Node | None = None) -> None:
     beside(new, origin if SCOPE.has(origin) else last)
     graph.insert_before(last, new)
     for old, fresh in zip(last.outputs, new.outputs):
-        fresh.name, fresh.shape, fresh.type = old.name, old.shape, old.type
-        set_info(fresh, info(old))
+        take_facts(fresh, old)
         ir.convenience.replace_all_uses_with(old, fresh, replace_graph_outputs=True)
-    gone = [node for node in drop(last) if node.op_type != "Constant"]
-    STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in reversed(gone) for name in names_of(node))))
+    note_replaced(new, [node for node in reversed(drop(last)) if node.op_type != "Constant"])
+
+
+def take_facts(new: ir.Value, old: ir.Value) -> None:
+    """Give a value the name, the type, the shape and the facts of another one."""
+    new.name, new.shape, new.type = old.name, old.shape, old.type
+    set_info(new, info(old))
+
+
+def note_replaced(new: ir.Node, nodes: Iterable[ir.Node]) -> None:
+    """Note which of the file's nodes a new one stands for: those that these stand for."""
+    STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in nodes for name in names_of(node))))
 
 
 def beside(new: ir.Node, node: ir.Node) -> None:
@@ -80,7 +99,7 @@ def drop(node: ir.Node) -> list[ir.Node]:
     pending = [node]
     while pending:
         node = pending.pop()
-        if node.graph is None or any(o.uses() or o.is_graph_output() for o in node.outputs):
+        if node.graph is None or any(map(is_used, node.outputs)):
             continue
         producers = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
         node.graph.remove(node, safe=True)
@@ -154,6 +173,12 @@ def transposed(before: ir.Node, value: ir.Value, perm: Sequence[int], facts: Inf
     return insert(before, node, f"{value.name}.transposed", facts or permuted(info(value), perm), before)
 
 
+def reshaped(before: ir.Node, value: ir.Value, shape: Sequence[Dim], name: str) -> ir.Value:
+    """Insert a Reshape."""
+    node = ir.node("Reshape", [value, known_ints(shape)], version=14)
+    return insert(before, node, name, Info(info(value).dtype, tuple(shape)), before)
+
+
 def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
     """Reshape a tensor of static shape to one axis, [1, C, 1, 1] to [C].
 
@@ -181,6 +206,19 @@ def replace_uses(old: ir.Value, new: ir.Value) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let everything use `new`, and remove the nodes that only made the old value."""
+    producer = old.producer()
+    replace_uses(old, new)
+    if producer is not None:
+        drop(producer)
+
+
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
     """Return an input, or None if it is left out."""
     return node.inputs[index] if index < len(node.inputs) else None
+
+
+def without_last(inputs: Sequence[ir.Value | None]) -> Sequence[ir.Value | None]:
+    """Return inputs without those at the end that are left out."""
+    return inputs if inputs[-1] is not None else without_last(inputs[:-1])

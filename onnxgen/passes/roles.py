@@ -124,23 +124,21 @@ def varying(graph: ir.Graph) -> set[ir.Value]:
     places: dict[Place, list[ir.Value]] = {}
     for node in all_nodes(graph):
         for value, other in _numbers(node):
-            places.setdefault((node.op_type, node.inputs.index(value), _made_by(other)), []).append(value)
+            places.setdefault((node.op_type, node.inputs.index(value), _makers(other)), []).append(value)
     return {value for alike in places.values() if _are_learned(alike) for value in alike}
 
 
 def _numbers(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Yield the single numbers that a node scales or shifts a map with, each with the map."""
-    if len(node.inputs) != 2 or not (is_a(node, ADDS) or is_a(node, SCALES)):
+    if len(node.inputs) != 2 or not is_a(node, ADDS, SCALES):
         return
     for value, other in (node.inputs, reversed(node.inputs)):
-        tensor, facts = stored(value), info(other) if other is not None else None
-        if value is None or other is None or facts is None or tensor is None or tensor.size != 1:
+        tensor = stored(value)
+        if value is None or other is None or tensor is None or tensor.size != 1 or tensor.dtype not in FLOATS:
             continue
-        maker = other.producer()
-        is_map = tensor.dtype in FLOATS and (facts.rank is None or facts.rank > 2) and stored(other) is None
-        if not is_map or maker is None or is_a(maker, SAME):  # a quantised map has a scale
-            continue
-        if not _is_raw(other):  # columns of the input are normalised, each with its own numbers
+        maker, rank = other.producer(), info(other).rank
+        is_map = maker is not None and not is_a(maker, SAME) and rank not in (0, 1, 2)  # a quantised map has a scale
+        if is_map and stored(other) is None and not _is_raw(other):  # columns of the input have numbers of their own
             yield value, other
 
 
@@ -155,14 +153,14 @@ def _is_raw(value: ir.Value, depth: int = 8) -> bool:
     return all(_is_raw(v, depth - 1) for v in node.inputs if v is not None and stored(v) is None)
 
 
-def _made_by(value: ir.Value | None, steps: int = _STEPS) -> Place:
+def _makers(value: ir.Value | None, steps: int = _STEPS) -> Place:
     """Return the operators that make a value, back to the last layers, but a few steps at most."""
     node = value.producer() if value is not None else None
     if node is None or stored(value) is not None:
         return ("",)
     if steps == 0 or known(node).weights:
         return (node.op_type,)
-    return (node.op_type, *(_made_by(v, steps - 1) for v in node.inputs if v is not None and stored(v) is None))
+    return (node.op_type, *(_makers(v, steps - 1) for v in node.inputs if v is not None and stored(v) is None))
 
 
 def _are_learned(values: list[ir.Value]) -> bool:
@@ -220,34 +218,33 @@ def _is_bias_of_matrix(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> 
     """True if a tensor is added to a product with a stored matrix, and has one element for each column."""
     if operator(node) != "Add" or len(tensor.shape) == 0 or tensor.size != tensor.shape[-1]:
         return False
-    operand = node.inputs[1 - index]
-    product = None if operand is None else operand.producer()
-    matrix = stored(product.inputs[1]) if product is not None and operator(product) == "MatMul" else None
+    product = _maker(node.inputs[1 - index], "MatMul")
+    matrix = None if product is None else stored(product.inputs[1])
     return matrix is not None and len(matrix.shape) == 2 and matrix.shape[1] == tensor.size and rule_of(matrix) is None
 
 
 def _is_bias_of_convolution(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> bool:
     """True if a tensor is added to a convolution without a bias, and has one element for each channel."""
-    other = node.inputs[1 - index] if operator(node) == "Add" else None
-    convolution = None if other is None else other.producer()
-    places = [*known(convolution).weights] if convolution is not None and is_a(convolution, SAMPLES) else []
-    if convolution is None or len(places) != 2 or known(convolution).matrix != places[0]:
+    operand = node.inputs[1 - index] if operator(node) == "Add" else None
+    convolution = None if operand is None else operand.producer()
+    kernel = None if convolution is None else _kernel_without_bias(convolution)
+    if convolution is None or kernel is None:
         return False
-    kernel = stored(convolution.inputs[places[0]])
-    if (
-        kernel is None
-        or len(kernel.shape) < 3
-        or any(v is not None for v in convolution.inputs[places[1] : places[1] + 1])
-    ):
-        return False
-    is_forward, groups = is_a(convolution, CONVOLUTION), convolution.attributes.get("group")
-    channels = kernel.shape.numpy()[0 if is_forward else 1] * (1 if is_forward or not groups else groups.as_int())
-    if tensor.size != channels:
-        return False
-    if channels == 1:  # a hard sigmoid adds 3
-        return not is_short(number(tensor))
+    sizes, groups = kernel.shape.numpy(), convolution.attributes.get("group")
+    channels = sizes[0] if is_a(convolution, CONVOLUTION) else sizes[1] * (groups.as_int() if groups else 1)
+    if tensor.size != channels or channels == 1:  # a hard sigmoid adds 3
+        return tensor.size == channels and not is_short(number(tensor))
     own = stored(node.inputs[index])
-    return own is None or len(own.shape) >= len(kernel.shape) - 1 and own.shape[1 - len(kernel.shape)] == channels
+    return own is None or len(own.shape) >= len(sizes) - 1 and own.shape[1 - len(sizes)] == channels
+
+
+def _kernel_without_bias(node: ir.Node) -> ir.TensorProtocol | None:
+    """Return the stored kernel of a convolution that has no bias."""
+    places = [*known(node).weights] if is_a(node, SAMPLES) else []
+    if len(places) != 2 or known(node).matrix != places[0]:
+        return None
+    kernel, bias = stored(node.inputs[places[0]]), node.inputs[places[1] : places[1] + 1]
+    return None if kernel is None or len(kernel.shape) < 3 or any(v is not None for v in bias) else kernel
 
 
 def setting(value: ir.Value, tensor: ir.TensorProtocol) -> str:
@@ -266,13 +263,17 @@ def is_beginning(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
 
 def is_measured(value: ir.Value) -> bool:
     """True for the variance and the mean in `(x - mean) / sqrt(variance + eps)`, a BatchNorm that is spelled out."""
-    if _is_variance(value):
-        return True
     shifted = [use.node.outputs[0] for use in value.uses() if operator(use.node) == "Sub" and use.idx == 1]
-    scaled = [use.node for v in shifted for use in v.uses() if operator(use.node) == "Div" and use.idx == 0]
-    roots = [root for node in scaled if (root := _maker(node.inputs[1], "Sqrt")) is not None]
-    sums = [added for root in roots if (added := _maker(root.inputs[0], "Add")) is not None]
-    return len(shifted) == len(value.uses()) > 0 and any(_is_variance(v) for added in sums for v in added.inputs)
+    is_mean = len(shifted) == len(value.uses()) > 0
+    return _is_variance(value) or is_mean and any(_is_variance(v) for y in shifted for v in _under_roots(y))
+
+
+def _under_roots(value: ir.Value) -> Iterator[ir.Value | None]:
+    """Yield the summands under the roots by which a value is divided."""
+    for use in value.uses():
+        root = _maker(use.node.inputs[1], "Sqrt") if operator(use.node) == "Div" and use.idx == 0 else None
+        added = None if root is None else _maker(root.inputs[0], "Add")
+        yield from () if added is None else added.inputs
 
 
 def _maker(value: ir.Value | None, name: str) -> ir.Node | None:

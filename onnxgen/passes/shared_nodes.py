@@ -36,46 +36,47 @@ from onnxgen.weights.stored import is_uniform, stored
 def shared_views(model: ir.Model, options: Options) -> None:
     """Copy every such node into the scopes of its users."""
     for node in all_nodes(model.graph):
-        x = node.inputs[0] if is_a(node, MOVES) else None
-        tensor = stored(x)
-        if x is None or tensor is None or not is_trained(x) or not is_uniform(tensor) or not _is_cut(node, tensor):
+        if not _cuts_equal_numbers(node):
             continue
-        users: dict[ModulePath, list[tuple[ir.Node, int, int]]] = defaultdict(list)
-        for place, output in enumerate(node.outputs):
-            for user, index in output.uses():
-                users[SCOPE.get(user)].append((user, index, place))
-        if () in users or (len(users) == 1 and len(x.uses()) == 1):
+        users: dict[ModulePath, list[Use]] = defaultdict(list)
+        for use in _uses(node):
+            users[SCOPE.get(use[0])].append(use)
+        x = node.inputs[0]
+        if () in users or x is not None and len(users) == len(x.uses()) == 1:
             continue
         for scope in [s for s in users if _is_apart(s, SCOPE.get(node))]:
-            copy = _copy_view(node, scope)
-            for user, index, place in users[scope]:
-                user.replace_input_with(index, copy.outputs[place])
+            copy = _copy(node, scope)
+            assert node.graph is not None
+            node.graph.insert_before(node, copy)
+            _hand_over(copy, users[scope])
         drop(node)
 
 
-def _is_cut(node: ir.Node, tensor: ir.TensorProtocol) -> bool:
-    """True if each output has less than all elements."""
-    shapes = [info(output).shape for output in node.outputs]
-    return all(s and all(isinstance(d, int) and d < tensor.size for d in s) and len(s) == 1 for s in shapes)
+Use = tuple[ir.Node, int, int]  # the node that uses a result, the input, and the position of the result
+
+
+def _uses(node: ir.Node) -> list[Use]:
+    return [(user, index, place) for place, value in enumerate(node.outputs) for user, index in value.uses()]
+
+
+def _hand_over(copy: ir.Node, uses: list[Use]) -> None:
+    """Let the users of a node's results take those of its copy."""
+    for user, index, place in uses:
+        user.replace_input_with(index, copy.outputs[place])
+
+
+def _cuts_equal_numbers(node: ir.Node) -> bool:
+    """True if each output has less than all elements of a trained vector of equal numbers."""
+    x = node.inputs[0] if is_a(node, MOVES) else None
+    tensor, shapes = stored(x), [info(output).shape for output in node.outputs]
+    if x is None or tensor is None or not is_trained(x) or not is_uniform(tensor):
+        return False
+    return all(s and len(s) == 1 and isinstance(s[0], int) and s[0] < tensor.size for s in shapes)
 
 
 def _is_apart(a: ModulePath, b: ModulePath) -> bool:
     """True if neither module is in the other."""
     return any(x != y for x, y in zip(a, b))
-
-
-def _copy_view(node: ir.Node, scope: ModulePath) -> ir.Node:
-    attributes, count = list(node.attributes.values()), len(node.outputs)
-    copy = ir.Node("", node.op_type, node.inputs, attributes, num_outputs=count, version=node.version, name=node.name)
-    copy_all(node, copy)
-    SCOPE.set(copy, scope)
-    STANDS_FOR.set(copy, names_of(node))
-    for old, new in zip(node.outputs, copy.outputs, strict=True):
-        new.type, new.shape = old.type, old.shape
-        set_info(new, info(old))
-    assert node.graph is not None
-    node.graph.insert_before(node, copy)
-    return copy
 
 
 def shared_nodes(model: ir.Model, options: Options) -> None:
@@ -112,30 +113,34 @@ class _Layers:
 
     def share_out(self, node: ir.Node) -> None:
         """Copy a node into the other layers that use it."""
-        scope = SCOPE.get(node)
         if any(value.is_graph_output() or info(value).data is not None for value in node.outputs):
             return
-        uses = [(user, index, place) for place, value in enumerate(node.outputs) for user, index in value.uses()]
-        elsewhere: dict[ModulePath, list[tuple[ir.Node, int, int]]] = {}
-        parts = {SCOPE.get(user)[len(scope) :] for user, _, _ in uses if SCOPE.get(user)[: len(scope)] == scope}
-        for user, index, place in uses:
-            layer = SCOPE.get(user)[: len(scope)]
-            if layer == scope:
-                continue
-            if node in self.entering and (beside := _beside(SCOPE.get(user), parts)) is not None:
-                layer = beside
-            elif _role(layer) != _role(scope):
-                return
-            if user.graph is not self.graph:
-                return
-            elsewhere.setdefault(layer, []).append((user, index, place))
+        uses = _uses(node)
+        elsewhere = self._elsewhere(node, uses)
         if sum(map(len, elsewhere.values())) == len(uses):
             return  # its own scope does not use the result but passes it on, like one layer of a sequence
         for layer, users in elsewhere.items():
             copy = _copy(node, layer)
             self._insert(copy, [user for user, _, _ in users] + self._counterpart(node, layer))
-            for user, index, place in users:
-                user.replace_input_with(index, copy.outputs[place])
+            _hand_over(copy, users)
+
+    def _elsewhere(self, node: ir.Node, uses: list[Use]) -> dict[ModulePath, list[Use]]:
+        """Return the uses in other layers, by layer; {} if one is in a layer of another kind or another graph."""
+        scope = SCOPE.get(node)
+        elsewhere: dict[ModulePath, list[Use]] = {}
+        parts = {SCOPE.get(user)[len(scope) :] for user, _, _ in uses if SCOPE.get(user)[: len(scope)] == scope}
+        for use in uses:
+            layer = SCOPE.get(use[0])[: len(scope)]
+            if layer == scope:
+                continue
+            if node in self.entering and (beside := _beside(SCOPE.get(use[0]), parts)) is not None:
+                layer = beside
+            elif _role(layer) != _role(scope):
+                return {}
+            if use[0].graph is not self.graph:
+                return {}
+            elsewhere.setdefault(layer, []).append(use)
+        return elsewhere
 
     def _insert(self, copy: ir.Node, users: list[ir.Node]) -> None:
         """Insert a copy before the first of its users, and before the copies of later nodes that stand there."""
@@ -206,14 +211,14 @@ def _role(scope: ModulePath) -> str:
 
 
 def _copy(node: ir.Node, scope: ModulePath) -> ir.Node:
-    attributes, count = list(node.attributes.values()), len(node.outputs)
     copy = ir.Node(
-        node.domain, node.op_type, node.inputs, attributes, num_outputs=count, version=node.version, name=node.name
-    )
+        node.domain, node.op_type, node.inputs, list(node.attributes.values()), num_outputs=len(node.outputs),
+        version=node.version, name=node.name,
+    )  # fmt: skip
     copy_all(node, copy)
     SCOPE.set(copy, scope)
     STANDS_FOR.set(copy, names_of(node))
-    for old, new in zip(node.outputs, copy.outputs):
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
         set_info(new, info(old))
     return copy

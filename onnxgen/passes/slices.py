@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import onnx_ir as ir
 
@@ -26,22 +27,24 @@ from onnxgen.graph.nodes import all_graphs, all_nodes, made_by
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
-from onnxgen.passes.match import ints, standard_nodes
+from onnxgen.passes.match import ints, shape_of, standard_nodes
 from onnxgen.passes.rewrite import (
     beside,
     constant,
     drop,
     input_at,
+    is_used,
     known_ints,
     only_user,
     own,
     replace,
     stored_views,
+    take_facts,
     together,
 )
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.infer_layout import OPEN_END
-from onnxgen.shapes.info import info, set_info
+from onnxgen.shapes.info import Shape, info
 
 
 def slices(model: ir.Model, options: Options) -> None:
@@ -51,33 +54,31 @@ def slices(model: ir.Model, options: Options) -> None:
         if node.graph is not None and is_a(node, RESHAPE) and node.inputs[0] not in weights:
             _index(node)
     for node in standard_nodes(model, "Slice"):
-        inner = made_by(node.inputs[0], "Slice")
-        if inner is None or only_user(inner.outputs[0]) is not node or inner.graph is not node.graph:
-            continue
-        first, second = cuts(inner), cuts(node)
-        merged = [*first, *second] if first and second else []
-        if merged and len({cut.axis for cut in merged}) == len(merged):
-            columns = ([getattr(cut, key) for cut in merged] for key in ("start", "end", "axis", "step"))
-            replace(node, ir.node("Slice", [inner.inputs[0], *map(known_ints, columns)], version=13))
+        _merge(node)
+
+
+def _merge(node: ir.Node) -> None:
+    inner = made_by(node.inputs[0], "Slice")
+    if inner is None or only_user(inner.outputs[0]) is not node or inner.graph is not node.graph:
+        return
+    first, second = cuts(inner), cuts(node)
+    merged = [*first, *second] if first and second else []
+    if merged and len({cut.axis for cut in merged}) == len(merged):
+        columns = ([getattr(cut, key) for cut in merged] for key in ("start", "end", "axis", "step"))
+        replace(node, ir.node("Slice", [inner.inputs[0], *map(known_ints, columns)], version=13))
 
 
 def _index(node: ir.Node) -> None:
     """Replace a Slice of one element, and the Reshape that drops its axis, by that element."""
-    part = made_by(node.inputs[0], "Slice")
-    (cut,) = bounds if part is not None and (bounds := cuts(part)) is not None and len(bounds) == 1 else (None,)
-    if (
-        part is None
-        or cut is None
-        or cut.step != 1
-        or not isinstance(cut.start, int)
-        or info(node.outputs[0]).data is not None
-    ):
+    part, output = made_by(node.inputs[0], "Slice"), node.outputs[0]
+    cut = only_cut(part)
+    if part is None or cut is None or cut.step != 1 or not isinstance(cut.start, int) or info(output).data is not None:
         return
-    shape = info(part.inputs[0]).shape or ()
-    is_one = cut.end == cut.start + 1 if cut.start != -1 else isinstance(cut.end, int) and cut.end >= OPEN_END
+    shape = shape_of(part.inputs[0])
+    is_one = cut.end == cut.start + 1 if cut.start != -1 else cut.is_open
     if is_one and only_user(part.outputs[0]) is node and together((part, node)):
-        if info(node.outputs[0]).shape == (*shape[: cut.axis], *shape[cut.axis + 1 :]):
-            place = constant(node, cut.start, f"{node.outputs[0].name}.place")
+        if info(output).shape == (*shape[: cut.axis], *shape[cut.axis + 1 :]):
+            place = constant(node, cut.start, f"{output.name}.place")
             replace(node, ir.node("Gather", [part.inputs[0], place], {"axis": cut.axis}, version=13))
 
 
@@ -90,15 +91,21 @@ class Cut:
     end: Dim
     step: int
 
+    @property
+    def is_open(self) -> bool:
+        """True if it ends where the axis ends, however long it is."""
+        return isinstance(self.end, int) and self.end >= OPEN_END
+
 
 def cuts(node: ir.Node | None) -> list[Cut] | None:
     """Return the cut of each axis that a Slice cuts; None for other nodes, or if bounds are not known."""
-    rank = None if node is None else info(node.inputs[0]).rank
-    if node is None or rank is None or node.op_type != "Slice" or node.domain != "":
+    if node is None or (node.domain, node.op_type) != ("", "Slice"):
         return None
-    starts, ends, axes, steps = (_dims(node, i, key) for i, key in enumerate(("starts", "ends", "axes", "steps"), 1))
-    if starts is None or ends is None or axes is None or steps is None:
+    rank, keys = info(node.inputs[0]).rank, ("starts", "ends", "axes", "steps")
+    columns = [column for i, key in enumerate(keys, 1) if (column := _dims(node, i, key)) is not None]
+    if rank is None or len(columns) < len(keys):
         return None
+    starts, ends, axes, steps = columns
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
     known = [
         Cut(axis % rank, start, end, step)
@@ -106,6 +113,12 @@ def cuts(node: ir.Node | None) -> list[Cut] | None:
         if isinstance(axis, int) and isinstance(step, int)
     ]
     return known if len({len(known), len(starts), len(ends), len(axes), len(steps)}) == 1 else None
+
+
+def only_cut(node: ir.Node | None) -> Cut | None:
+    """Return the cut of a Slice that cuts one axis; None for other nodes, or if its bounds are not known."""
+    known = cuts(node)
+    return known[0] if known is not None and len(known) == 1 else None
 
 
 def _dims(node: ir.Node, index: int, key: str) -> list[Dim] | None:
@@ -133,19 +146,11 @@ def piece(value: ir.Value | None) -> Piece | None:
     """Return the piece of another value that a value is, else None."""
     node = made_by(value, "Slice", "Split")
     x = None if node is None else node.inputs[0]
-    shape = info(x).shape
+    shape = shape_of(x)
     if node is None or x is None or not shape:
         return None
     if node.op_type == "Slice":
-        bounds = cuts(node)
-        cut = bounds[0] if bounds is not None and len(bounds) == 1 else None
-        size = None if cut is None else shape[cut.axis]
-        if cut is None or cut.step != 1 or not isinstance(size, int):
-            return None
-        if not isinstance(cut.start, int) or not isinstance(cut.end, int):
-            return None
-        start, end, _ = slice(cut.start, cut.end).indices(size)
-        return Piece(x, cut.axis, start, end) if start < end else None
+        return _piece_of_slice(node, x, shape)
     axis, start = node.attributes.get_int("axis", 0) % len(shape), 0
     for output in node.outputs:
         size = (info(output).shape or shape)[axis]
@@ -155,6 +160,17 @@ def piece(value: ir.Value | None) -> Piece | None:
             return Piece(x, axis, start, start + size)
         start += size
     return None
+
+
+def _piece_of_slice(node: ir.Node, x: ir.Value, shape: Shape) -> Piece | None:
+    cut = only_cut(node)
+    size = None if cut is None else shape[cut.axis]
+    if cut is None or cut.step != 1 or not isinstance(size, int):
+        return None
+    if not isinstance(cut.start, int) or not isinstance(cut.end, int):
+        return None
+    start, end, _ = slice(cut.start, cut.end).indices(size)
+    return Piece(x, cut.axis, start, end) if start < end else None
 
 
 def make_up_axis(pieces: Sequence[Piece | None]) -> bool:
@@ -183,27 +199,37 @@ def unbind(model: ir.Model, options: Options) -> None:
 
 def _take_apart(value: ir.Value) -> None:
     """Replace the users of a value by one node if each takes a part of one axis and the parts make up the axis."""
-    users, producer = [use.node for use in value.uses()], value.producer()
+    users = [use.node for use in value.uses()]
     taken = [part for node in users if (part := _part(node)) is not None and part.x is value]
-    pieces = sorted(set(taken), key=lambda part: part.start)
+    pieces = sorted(set(taken), key=attrgetter("start"))
     if len(taken) < len(users) or not 2 <= len(pieces) <= MAX_PARTS or not make_up_axis(pieces):
         return
-    if not together(users) or value.is_graph_output():
-        return
-    if producer is not None and producer.graph is not users[0].graph:
-        return
-    axis, sizes = pieces[0].axis, [part.end - part.start for part in pieces]
-    ends = [node if node.op_type == "Gather" else _squeeze_of(node.outputs[0], axis) for node in users]
+    singles = _single_elements(users, pieces)
+    ends = singles or [node for node in users if node.op_type == "Slice"]
+    if len(ends) == len(users) and _may_unpack(value, users, ends):
+        new = own("Unbind", [value], len(pieces), axis=pieces[0].axis) if singles else _split(value, pieces)
+        _put(new, value, ends, [pieces.index(part) for part in taken])
+
+
+def _may_unpack(value: ir.Value, users: list[ir.Node], ends: list[ir.Node]) -> bool:
+    """True if a node behind a value is in the graph and the scope of all its users."""
+    producer = value.producer()
+    is_here = producer is None or producer.graph is users[0].graph
+    return is_here and together(users) and not any(v.is_graph_output() for v in (value, *(n.outputs[0] for n in ends)))
+
+
+def _split(value: ir.Value, pieces: list[Piece]) -> ir.Node:
+    inputs = [value, known_ints([part.end - part.start for part in pieces])]
+    return ir.node("Split", inputs, {"axis": pieces[0].axis}, num_outputs=len(pieces), version=13)
+
+
+def _single_elements(users: list[ir.Node], pieces: list[Piece]) -> list[ir.Node]:
+    """Return the nodes that give single elements: a Gather itself, and the Squeeze of a part; [] if a user has none."""
+    if any(part.end - part.start != 1 for part in pieces):
+        return []
+    ends = (n if n.op_type == "Gather" else _squeeze_of(n.outputs[0], pieces[0].axis) for n in users)
     singles = [end for end in ends if end is not None]
-    if set(sizes) == {1} and len(singles) == len(users):
-        new, kept = own("Unbind", [value], len(pieces), axis=axis), singles
-    elif all(node.op_type == "Slice" for node in users):
-        inputs = [value, known_ints(sizes)]
-        new, kept = ir.node("Split", inputs, {"axis": axis}, num_outputs=len(pieces), version=13), users
-    else:
-        return
-    if not any(end.outputs[0].is_graph_output() for end in kept):
-        _put(new, value, kept, [pieces.index(part) for part in taken])
+    return singles if len(singles) == len(users) else []
 
 
 def _part(node: ir.Node) -> Piece | None:
@@ -244,20 +270,20 @@ def _put(new: ir.Node, value: ir.Value, ends: list[ir.Node], positions: list[int
     for i, (end, position) in enumerate(zip(ends, positions)):
         old, fresh = end.outputs[0], new.outputs[position]
         if position not in positions[:i]:
-            fresh.name, fresh.type, fresh.shape = old.name, old.type, old.shape
-            set_info(fresh, info(old))
+            take_facts(fresh, old)
         ir.convenience.replace_all_uses_with(old, fresh)
         drop(end)
 
 
 def _unbind_split(node: ir.Node) -> None:
     """Rewrite a Split into single elements if a Squeeze removes the axis of every part that is used."""
-    x, shape = node.inputs[0], info(node.inputs[0]).shape
+    x, shape = node.inputs[0], shape_of(node.inputs[0])
     if x is None or not shape:
         return
     axis, count = node.attributes.get_int("axis", 0) % len(shape), len(node.outputs)
-    used = [(i, o) for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()]
+    used = [(i, o) for i, o in enumerate(node.outputs) if is_used(o)]
+    if {(info(o).shape or shape)[axis] for _, o in used} != {1} or not shape[axis] == count <= MAX_PARTS:
+        return
     ends = [end for _, o in used if (end := _squeeze_of(o, axis)) is not None and not end.outputs[0].is_graph_output()]
-    single = {(info(o).shape or shape)[axis] for _, o in used} == {1} and shape[axis] == count <= MAX_PARTS
-    if single and len(ends) == len(used) and together((*ends, node)):
+    if len(ends) == len(used) and together((*ends, node)):
         _put(own("Unbind", [x], count, axis=axis), x, ends, [i for i, _ in used])

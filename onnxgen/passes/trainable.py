@@ -18,6 +18,7 @@ from functools import cache
 import onnx
 import onnx_ir as ir
 
+from onnxgen.common.names import ModulePath
 from onnxgen.errors import OnnxgenError
 from onnxgen.graph.annotations import (
     BLOCKED,
@@ -114,18 +115,21 @@ def kept(model: ir.Model, options: Options) -> None:
     What is trained is decided, and a second time, by now. The legacy exporter only names tensors that are in the state
     dict; the dynamo exporter records those that are not.
     """
-    graph = model.graph
-    for value in stored_values(graph):
-        named = param_path(value.name or "") is not None or ROOT.has(value)
-        named = named or (value.metadata_props.get(KIND) == "BUFFER" and PERSISTENT in value.metadata_props)
-        tensor = stored(value)
-        is_empty = tensor is not None and tensor.size == 0 and KIND not in value.metadata_props
-        if named and not is_empty and value.metadata_props.get(PERSISTENT) != "False":
+    for value in stored_values(model.graph):
+        if _is_in_state_dict(value):
             KEPT.set(value, not is_trained(value))
-    for node in all_nodes(graph):
-        if is_a(node, PASSES_ON) and node.inputs and node.inputs[0] is not None:
-            for output in node.outputs if KEPT.get(node.inputs[0]) else ():
+    for node in all_nodes(model.graph):
+        if is_a(node, PASSES_ON) and node.inputs and node.inputs[0] is not None and KEPT.get(node.inputs[0]):
+            for output in node.outputs:
                 KEPT.set(output, True)
+
+
+def _is_in_state_dict(value: ir.Value) -> bool:
+    records, tensor = value.metadata_props, stored(value)
+    is_named = param_path(value.name or "") is not None or ROOT.has(value)
+    is_empty = tensor is not None and tensor.size == 0 and KIND not in records
+    is_recorded = records.get(KIND) == "BUFFER" and PERSISTENT in records
+    return (is_named or is_recorded) and not is_empty and records.get(PERSISTENT) != "False"
 
 
 def _note_root_names(graph: ir.Graph) -> None:
@@ -197,10 +201,9 @@ def _decide(
     value: ir.Value, tensor: ir.TensorProtocol, reached: bool, inputs: set[ir.Value], graph: ir.Graph, options: Options
 ) -> tuple[bool, str]:
     """Return True if a tensor is trained, and the reason."""
-    name = value.name or ""
     if tensor.size == 0:
         return False, "an empty tensor has no element to train"
-    if asked := _asked(name, options):
+    if asked := _asked(value.name or "", options):
         return asked
     if not reached:
         return False, STILL.get(value) or "no gradient reaches it from an output"
@@ -209,10 +212,14 @@ def _decide(
         return False, kernel_reason
     if kind == "PARAMETER":
         return True, "the exporter recorded it as a parameter"
+    return _by_role(value, tensor, kind, graph) or _by_elements(value, tensor, inputs, graph)
+
+
+def _by_role(value: ir.Value, tensor: ir.TensorProtocol, kind: str | None, graph: ir.Graph) -> tuple[bool, str] | None:
+    """Return the decision for a tensor that is where weights are, or that records or a name say something of."""
     is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
-    is_merged = is_computed and is_plain(tensor)  # perhaps with a parameter of equal numbers
     why = _why_no_weight(value, tensor, graph) or _why_made(value, kind, graph)
-    if why or is_computed and not is_merged:
+    if why or is_computed and not is_plain(tensor):  # a plain one may stand for a parameter of equal numbers, too
         return False, why or COMPUTED
     role = next((f"{node.op_type} weight" for node, i in slots(value) if i in known(node).weights), None)
     if role is not None:  # a buffer, too: exporters store equal tensors once
@@ -223,9 +230,7 @@ def _decide(
         return False, "the exporter recorded it as a buffer"
     if is_bias(value, tensor):
         return True, "the bias of a product with a weight"
-    if is_computed:
-        return False, COMPUTED
-    return _by_elements(value, tensor, inputs, graph)
+    return (False, COMPUTED) if is_computed else None
 
 
 def _why_made(value: ir.Value, kind: str | None, graph: ir.Graph) -> str:
@@ -259,15 +264,23 @@ def _made_kernel(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) ->
     places = list(slots(value))
     if any(is_a(node, CONVOLUTION) and i == known(node).matrix for node, i in places) and is_expectation(tensor):
         return "a kernel of the numbers 0, 1, 2, ..."
-    is_kernel = bool(places) and all(i == 1 and is_a(node, CONVOLUTION) for node, i in places)
-    if is_kernel and value.metadata_props.get(KIND) != "PARAMETER" and is_spectrum(tensor):
-        return "the cosines and sines of a Fourier transform"
-    path = (value.name or "",) if ROOT.has(value) else param_path(value.name or "")
-    if path is None or "weight" in path[-1] or not KEEPS_STATE.get(graph) or RECORDED.get(graph):
+    if not places or not all(i == 1 and is_a(node, CONVOLUTION) for node, i in places):
         return ""
-    return (
-        "a filter that is its own mirror image, and is not called a weight" if is_kernel and is_filter(tensor) else ""
-    )
+    if value.metadata_props.get(KIND) != "PARAMETER" and is_spectrum(tensor):
+        return "the cosines and sines of a Fourier transform"
+    if not _names_all(graph) or not _is_called_otherwise(value) or not is_filter(tensor):
+        return ""
+    return "a filter that is its own mirror image, and is not called a weight"
+
+
+def _is_called_otherwise(value: ir.Value) -> bool:
+    path = (value.name or "",) if ROOT.has(value) else param_path(value.name or "")
+    return path is not None and "weight" not in path[-1]
+
+
+def _names_all(graph: ir.Graph) -> bool:
+    """True for a file that names parameters and buffers alike."""
+    return KEEPS_STATE.get(graph) and not RECORDED.get(graph)
 
 
 def _statistic(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
@@ -283,28 +296,43 @@ def _by_elements(
     value: ir.Value, tensor: ir.TensorProtocol, inputs: set[ir.Value], graph: ir.Graph
 ) -> tuple[bool, str]:
     """Return True if a tensor without a telling role is trained, and the reason."""
-    name = value.name or ""
-    path = parameter_name(folded_from(value) or name)
-    named = path is not None or ROOT.has(value)
-    if not named and tensor.size == 1:
-        if VARIES.get(value):
-            return True, "a number that differs between places which are alike"
-        return False, "a one-element constant, not named like a parameter"
+    path = _parameter_path(value)
+    is_named = path is not None or ROOT.has(value)
+    if not is_named and tensor.size == 1:
+        is_varied = VARIES.get(value)
+        places = "a number that differs between places which are alike"
+        return is_varied, places if is_varied else "a one-element constant, not named like a parameter"
     is_recorded = KEEPS_STATE.get(graph) or KIND in value.metadata_props
-    if not is_recorded and (chosen := setting(value, tensor)):
-        return False, chosen
-    if not is_recorded and is_measured(value):
-        return False, "a statistic of a BatchNorm, by its place"
-    if path is None or not re.search("(^|_)(weight|bias)(_|$)", path[-1]):
-        is_counted = path is not None and path[-1].isdigit()  # `constant.3`: the name tells nothing
-        if tensor.size == 1 and not is_recorded and is_typed(number(tensor)):
-            if is_counted or not is_beginning(value, tensor):
-                return False, TYPED
+    if not is_recorded and (why := _why_setting(value, tensor)):
+        return False, why
+    if not _is_called_weight(path):
+        if not is_recorded and _is_typed(value, tensor, path):
+            return False, TYPED
         if decision := _by_place(value, tensor, inputs, graph):
             return decision
-    if named and _may_be_fresh(tensor, graph):
-        return True, f"parameter {name} (equal numbers: it may be a buffer)"
-    return True, f"parameter {name}" if named else "a gradient reaches it from an output"
+    if not is_named:
+        return True, "a gradient reaches it from an output"
+    fresh = " (equal numbers: it may be a buffer)" if _may_be_fresh(tensor, graph) else ""
+    return True, f"parameter {value.name or ''}{fresh}"
+
+
+def _parameter_path(value: ir.Value) -> ModulePath | None:
+    return parameter_name(folded_from(value) or value.name or "")
+
+
+def _is_called_weight(path: ModulePath | None) -> bool:
+    return path is not None and re.search("(^|_)(weight|bias)(_|$)", path[-1]) is not None
+
+
+def _is_typed(value: ir.Value, tensor: ir.TensorProtocol, path: ModulePath | None) -> bool:
+    """True for a number that a person types, unless it has a name and is one that parameters begin with."""
+    is_counted = path is not None and path[-1].isdigit()  # `constant.3`: the name tells nothing
+    return tensor.size == 1 and is_typed(number(tensor)) and (is_counted or not is_beginning(value, tensor))
+
+
+def _why_setting(value: ir.Value, tensor: ir.TensorProtocol) -> str:
+    measured = "a statistic of a BatchNorm, by its place"
+    return setting(value, tensor) or (measured if is_measured(value) else "")
 
 
 def _by_place(
@@ -324,7 +352,7 @@ def _by_place(
 
 def _may_be_fresh(tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
     """True for a vector of ones or zeros in a file that names parameters and buffers alike."""
-    return KEEPS_STATE.get(graph) and not RECORDED.get(graph) and is_fresh(tensor)
+    return _names_all(graph) and is_fresh(tensor)
 
 
 def _is_made(value: ir.Value) -> bool:
@@ -335,7 +363,7 @@ def _is_made(value: ir.Value) -> bool:
 
 def _why_no_weight(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
     """Return why a tensor is none although it is where weights are; "" if it may be one."""
-    if _says_not_affine(value, graph):
+    if _says_not_affine(value, tensor, graph):
         return "a normalisation scale of 1 or bias of 0, not named like a parameter"
     if _fills_a_place(value, tensor, graph):
         return "a bias of zeros that several kernels share: the format has no layer without one"
@@ -360,28 +388,27 @@ def _is_spread(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
 
     TensorFlow computes the LayerNorm of Keras by a BatchNorm over the batch, with ones and zeros of its size.
     """
-    if tensor.size != 1 or parameter_name(folded_from(value) or value.name or "") is not None:
+    if tensor.size != 1 or _parameter_path(value) is not None:
         return False
     weights = [use for use in value.uses() if use.idx in known(use.node).weights]
     sizes = [use.node.inputs[1] for use in value.uses() if operator(use.node) == "Expand"]
     return not weights and bool(sizes) and all(size is not None and stored(size) is None for size in sizes)
 
 
-def _says_not_affine(value: ir.Value, graph: ir.Graph) -> bool:
+def _says_not_affine(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
     """True for a nameless scale of ones or bias of zeros, which exporters write for a norm without parameters.
 
     PyTorch's exporters keep the names of parameters, so in their files this holds for any norm. In others it holds only
     for InstanceNormalization: torch's layer has no parameters by default, and exporters write GroupNorm with it.
     """
-    tensor = stored(value)
-    if tensor is None or parameter_name(folded_from(value) or value.name or "") is not None or tensor.size < 1:
+    if _parameter_path(value) is not None or tensor.size < 1:
         return False
     places = [(node, index) for node, index in slots(value) if not is_a(node, PASSES_ON)]
-    if not places or not all(is_a(node, NORM) and index in (1, 2) for node, index in places):
-        return False
     if PRODUCER.get(graph) != "pytorch" and any(node.op_type != "InstanceNormalization" for node, _ in places):
         return False
-    return all(bool((tensor.numpy() == (1 if index == 1 else 0)).all()) for _, index in places)
+    usual = {1: 1, 2: 0}  # by the index of the input
+    is_of_norms = all(is_a(node, NORM) and index in usual for node, index in places)
+    return bool(places) and is_of_norms and all(bool((tensor.numpy() == usual[index]).all()) for _, index in places)
 
 
 def _normalises(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool:

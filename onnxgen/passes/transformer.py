@@ -19,10 +19,10 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import CLASSES, SCOPE, SITES
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.nodes import all_nodes, made_by
+from onnxgen.graph.nodes import all_nodes
 from onnxgen.options import Options
 from onnxgen.passes.attention_masks import only_hides
-from onnxgen.passes.match import dropout_ratio, other
+from onnxgen.passes.match import dropout_ratio, other, shape_of, source_of
 from onnxgen.passes.rewrite import input_at, only_user, own
 from onnxgen.passes.transformer_stacks import FIRST, Layer, Noted, Takers, join, put
 from onnxgen.shapes.info import info
@@ -98,8 +98,7 @@ class _Reader:
     def __init__(self, attention: ir.Node, norm_first: bool, views: Views) -> None:
         self.first, self.views = attention, views
         x = attention.inputs[0]
-        norm = None if x is None else made_by(x, "LayerNormalization")
-        start = x if not norm_first else None if norm is None else norm.inputs[0]
+        start = source_of(x, "LayerNormalization") if norm_first else x
         assert x is not None
         self.parts = _Parts(SCOPE.get(attention)[:-1], norm_first, start or x, attention.outputs[0])
         self.is_started = start is not None
@@ -145,23 +144,27 @@ class _Reader:
         if end is None or add is None or other(add, end) is not x:
             return None
         self.parts.others.append(add)
-        total = add.outputs[0]
-        if self.parts.norm_first:
-            norm = made_by(taken, "LayerNormalization")
-            if norm is None or norm.inputs[0] is not x or not _is_used_by(taken, first) or not self._norm(norm):
-                return None
-            return total if x is self.parts.x or _is_used_by(x, {norm, add}) else None
-        norm = only_user(total, "LayerNormalization")
-        if norm is None or taken is not x or not self._norm(norm):
+        norm = self._norm_of(x, taken, first, add)
+        if norm is None or not self._is_norm(norm):
             return None
-        return norm.outputs[0] if x is self.parts.x or _is_used_by(x, {*first, add}) else None
+        y, users = add.outputs[0], {norm, add}
+        if not self.parts.norm_first:
+            y, users = norm.outputs[0], {*first, add}
+        return y if x is self.parts.x or _is_used_by(x, users) else None
 
-    def _norm(self, node: ir.Node) -> bool:
+    def _norm_of(self, x: ir.Value, taken: ir.Value, first: set[ir.Node], add: ir.Node) -> ir.Node | None:
+        """Return the norm of a block: what makes `taken` of x, or what takes the sum."""
+        if not self.parts.norm_first:
+            return only_user(add.outputs[0], "LayerNormalization") if taken is x else None
+        is_alone = source_of(taken, "LayerNormalization") is x and _is_used_by(taken, first)
+        return taken.producer() if is_alone else None
+
+    def _is_norm(self, node: ir.Node) -> bool:
         name = f"norm{len(self.parts.norms) + 1}"
         self.parts.norms.append(node)
         axis, rank = node.attributes.get_int("axis", -1), info(node.inputs[0]).rank
-        is_last = axis == -1 or (rank is not None and axis == rank - 1)
         tensors = [self.views(v) for v in node.inputs[1:3]]
+        is_last = axis == -1 or (rank is not None and axis == rank - 1)
         return SCOPE.get(node) == (*self.parts.scope, name) and is_last and None not in tensors
 
     def _dropped(self, value: ir.Value) -> ir.Value | None:
@@ -172,9 +175,7 @@ class _Reader:
         if node is None:
             return value
         self.parts.others.append(node)
-        return (
-            None if rate is None or any(o.uses() or o.is_graph_output() for o in node.outputs[1:]) else node.outputs[0]
-        )
+        return None if rate is None else node.outputs[0]
 
     def _feed_forward(self, x: ir.Value) -> ir.Value | None:
         taken = x
@@ -204,10 +205,10 @@ class _Reader:
         kinds = {(a.attributes["heads"].as_int(), a.attributes["batch_first"].as_int()) for a in parts.attentions}
         biased = {input_at(a, 10) is not None for a in parts.attentions}
         biased |= {input_at(n, 2) is not None for n in (*parts.linears, *parts.norms)}
-        width = (info(parts.x).shape or (0,))[-1]
-        widths = {(info(v).shape or (0,))[-1] for a in parts.attentions for v in a.inputs[:3]}
+        widths = {shape_of(v)[-1:] for v in (parts.x, *(v for a in parts.attentions for v in a.inputs[:3]))}
         epsilons = {n.attributes.get_float("epsilon", 1e-5) for n in parts.norms}
-        return len(kinds) == len(biased) == len(epsilons) == 1 and widths == {width} and isinstance(width, int)
+        is_known = all(width and isinstance(width[0], int) for width in widths)
+        return len(kinds) == len(biased) == len(epsilons) == len(widths) == 1 and is_known
 
 
 def _is_used_by(value: ir.Value, nodes: set[ir.Node]) -> bool:

@@ -19,10 +19,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import ModulePath
-from onnxgen.graph.annotations import SCOPE, SITES, STANDS_FOR, Site, is_trained
+from onnxgen.graph.annotations import SCOPE, SITES, Site, is_trained
 from onnxgen.graph.nodes import all_nodes
 from onnxgen.passes.match import elements
-from onnxgen.passes.rewrite import drop, input_at, insert, names_of, only_user, own, replace_uses
+from onnxgen.passes.rewrite import drop, input_at, insert, note_replaced, only_user, own, replace_uses
 from onnxgen.passes.trainable import stored_values
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import info
@@ -129,11 +129,9 @@ def _alike(a: ir.Node, b: ir.Node) -> bool:
 
 def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
     """True if two values are one, or constants with the same elements."""
-    if a is b:
-        return True
     first, second = elements(a), elements(b)
-    if first is None or second is None:
-        return False
+    if a is b or first is None or second is None:
+        return a is b
     return first.dtype == second.dtype and np.array_equal(first, second)
 
 
@@ -150,12 +148,17 @@ def _norm(last: ir.Node, module: ModulePath, views: Views) -> ir.Node | None:
 def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath, views: Views, finder: Finder) -> None:
     """Replace the layers of a stack by one node, with the norm behind them."""
     first, y = chain[0], chain[-1].outputs[0]
-    nodes = list(chain)
-    tensors, noted = _tensors(chain)
+    nodes, places = list(chain), []
+    tensors: list[ir.Value | None] = []
+    noted: Noted = {}
+    for node in chain:
+        noted |= {len(tensors) + i: sites for i, sites in SITES.get(node).items()}
+        tensors += node.inputs[FIRST:]
     attributes = {name: a.value for name, a in first.attributes.items()}
-    attributes |= {"stacked": 1, "starts": _listed(chain, "starts"), "transposed": _listed(chain, "transposed")}
-    attributes |= {key: attributes[key] * len(chain) for key in ("encoders", "decoders")}
-    places = []
+    attributes |= {
+        key: [v for node in chain for v in node.attributes[key].as_ints()] for key in ("starts", "transposed")
+    }
+    attributes |= {key: attributes[key] * len(chain) for key in ("encoders", "decoders")} | {"stacked": 1}
     if norm is not None:
         nodes, y = [*nodes, norm], norm.outputs[0]
         attributes |= {"norms": 1, "norm_epsilon": norm.attributes.get_float("epsilon", 1e-5)}
@@ -168,23 +171,9 @@ def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath,
     put(new, nodes[-1], y, module, nodes)
 
 
-def _listed(chain: Sequence[ir.Node], name: str) -> list[int]:
-    return [v for node in chain for v in node.attributes[name].as_ints()]
-
-
-def _tensors(chain: Sequence[ir.Node]) -> tuple[list[ir.Value | None], Noted]:
-    """Return the tensors of several nodes, and their sites by the index that they get."""
-    tensors: list[ir.Value | None] = []
-    noted: Noted = {}
-    for node in chain:
-        noted |= {len(tensors) + i: sites for i, sites in SITES.get(node).items()}
-        tensors += node.inputs[FIRST:]
-    return tensors, noted
-
-
 def put(new: ir.Node, at: ir.Node, last: ir.Value, scope: ModulePath, nodes: Sequence[ir.Node]) -> None:
     """Let a new node make the value `last`, in the place of the nodes that made it, whose last one is `at`."""
-    STANDS_FOR.set(new, tuple(dict.fromkeys(name for node in nodes for name in names_of(node))))
+    note_replaced(new, nodes)
     new.name = at.name
     y = insert(at, new, last.name, info(last))
     SCOPE.set(new, scope)

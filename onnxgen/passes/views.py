@@ -20,6 +20,7 @@ from onnxgen.graph.nodes import all_nodes
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import VIEW
 from onnxgen.options import Options
+from onnxgen.passes.match import maker, shape_of
 from onnxgen.passes.no_ops import merge_equal
 from onnxgen.passes.rewrite import drop, insert, known_ints, only_user, replace, stored_views, together
 from onnxgen.shapes.dims import Dim, TooComplex, exact_div, floordiv, product
@@ -88,16 +89,21 @@ def _continues(node: ir.Node, before: ir.Node) -> bool:
     return together((node, before)) and _is_view(node) and node.inputs[0] is before.outputs[0]
 
 
-def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
+def _chain(last: ir.Node) -> list[ir.Node]:
+    """Return the views before one that are only there for it, in order, and itself."""
     chain = [last]
     while len(chain) < MAX_CHAIN:
-        source = chain[0].inputs[0]
-        before = None if source is None else source.producer()
+        before = maker(chain[0].inputs[0])
         if before is None or not _is_view(before) or only_user(before.outputs[0]) is not chain[0]:
             break
         if not _continues(chain[0], before):
             break
         chain.insert(0, before)
+    return chain
+
+
+def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
+    chain = _chain(last)
     x = chain[0].inputs[0]
     if len(chain) < 2 or x is None or x in weights:
         return
@@ -105,7 +111,7 @@ def _rewrite(last: ir.Node, weights: set[ir.Value]) -> None:
         followed = _follow(chain)
         if followed is None:
             return
-        steps = _named(*followed, info(last.outputs[0]).shape or ()) or _steps(*followed, info(x).shape or ())
+        steps = _named(*followed, shape_of(last.outputs[0])) or _steps(*followed, shape_of(x))
     except TooComplex:  # no dim can express the sizes: the chain stays as it is
         return
     if not steps and last.outputs[0].is_graph_output():
@@ -202,14 +208,7 @@ def _steps(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
     perm = _permutation(source, target)
     if perm is not None:
         return [_Step("Transpose", result, {"perm": perm})] if perm != tuple(range(len(perm))) else []
-    follows = {id(a): b for axis in source for a, b in zip(axis, axis[1:])}
-    groups: _Axes = []
-    for axis in target:
-        for position, leaf in enumerate(axis):
-            if position and follows.get(id(axis[position - 1])) is leaf:
-                groups[-1].append(leaf)
-            else:
-                groups.append([leaf])
+    groups = _groups(source, target)
     place = {id(leaf): i for i, leaf in enumerate(leaf for axis in source for leaf in axis)}
     order = sorted(groups, key=lambda group: place[id(group[0])])
     split, merged = _sizes(order), _sizes(groups)
@@ -219,6 +218,19 @@ def _steps(source: _Axes, target: _Axes, shape: Shape) -> list[_Step]:
     steps = [_Step("Reshape", split)] if split != shape else []
     steps.append(_Step("Transpose", merged, {"perm": perm}))
     return steps + ([_Step("Reshape", result)] if merged != result else [])
+
+
+def _groups(source: _Axes, target: _Axes) -> _Axes:
+    """Return the leaves of the target, those together that lie side by side in an axis of both."""
+    follows = {id(a): b for axis in source for a, b in zip(axis, axis[1:])}
+    groups: _Axes = []
+    for axis in target:
+        for position, leaf in enumerate(axis):
+            if position and follows.get(id(axis[position - 1])) is leaf:
+                groups[-1].append(leaf)
+            else:
+                groups.append([leaf])
+    return groups
 
 
 def _sizes(axes: _Axes) -> Shape:

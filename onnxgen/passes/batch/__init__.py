@@ -11,7 +11,7 @@ A run of one file-sized batch is the specification: values that the exporter com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -25,8 +25,10 @@ from onnxgen.graph.traits import ELEMENTWISE, RANDOM, REDUCTION, SAMPLES, SIZES,
 from onnxgen.options import Options
 from onnxgen.passes.batch.arithmetic import elementwise, reduction, rows
 from onnxgen.passes.batch.stack import Batch, Refusal, Rule, RuleNode, Stack
+from onnxgen.passes.match import shape_of
+from onnxgen.passes.rewrite import is_used
 from onnxgen.shapes import propagate
-from onnxgen.shapes.dims import symbol, symbols
+from onnxgen.shapes.dims import Dim, symbol, symbols
 from onnxgen.shapes.info import info
 
 OF_KIND: dict[Trait, Rule] = {ELEMENTWISE: elementwise, SAMPLES: rows, REDUCTION: reduction}
@@ -83,31 +85,39 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
     By default the batch is the first axis. Its size is that of the input with the highest rank, and every input with
     this size there takes part. If any input has a dynamic first axis already, none does.
     """
-    values = {v.name or "": v for v in graph.inputs if v.name not in graph.initializers}
-    problems = Problems()
-    for name in options.batch_axes:
-        if name not in values:
-            known = ", ".join(map(printable, values))
-            problems.add(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
-    shapes = {name: info(v).shape or () for name, v in values.items() if info(v).kind == "tensor"}
-    usual = None if any(shape and not isinstance(shape[0], int) for shape in shapes.values()) else 0
+    asked, problems = options.batch_axes, Problems()
+    values = _named_inputs(graph, asked, problems)
+    shapes = {name: shape_of(v) for name, v in values.items() if info(v).kind == "tensor"}
+    is_open = any(shape and not isinstance(shape[0], int) for shape in shapes.values())
     axes: dict[str, int] = {}
     size = 0
-    for name, shape in sorted(shapes.items(), key=lambda item: (item[0] not in options.batch_axes, -len(item[1]))):
-        axis = options.batch_axes.get(name, usual)
-        dim = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else None
+    for name in sorted(shapes, key=lambda name: (name not in asked, -len(shapes[name]))):
+        shape, axis = shapes[name], asked.get(name, None if is_open else 0)
+        if axis is None:
+            continue
+        dim = shape[axis] if -len(shape) <= axis < len(shape) else None
         size = size or (dim if isinstance(dim, int) else 0)
-        if axis is not None and size and dim == size:
+        if size and dim == size:
             axes[name] = axis % len(shape)
-        elif axis is not None and name in options.batch_axes:
-            what = (
-                f"has no axis {axis}"
-                if dim is None
-                else f"has size {dim} on axis {axis}, but the batch is {size or 'fixed'}"
-            )
-            problems.add(f"--batch-axis: input {printable(name)} {what}")
+        elif name in asked:
+            problems.add(f"--batch-axis: input {printable(name)} {_why_not(axis, dim, size)}")
     problems.raise_if_any()
-    return size, [(values[name], axes[name]) for name in values if name in axes]
+    return size, [(value, axes[name]) for name, value in values.items() if name in axes]
+
+
+def _why_not(axis: int, dim: Dim | None, size: int) -> str:
+    if dim is None:
+        return f"has no axis {axis}"
+    return f"has size {dim} on axis {axis}, but the batch is {size or 'fixed'}"
+
+
+def _named_inputs(graph: ir.Graph, asked: Iterable[str], problems: Problems) -> dict[str, ir.Value]:
+    """Return the inputs by name. A name that is asked for and is none of theirs is a problem."""
+    values = {v.name or "": v for v in graph.inputs if v.name not in graph.initializers}
+    for name in (name for name in asked if name not in values):
+        known = ", ".join(map(printable, values))
+        problems.add(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
+    return values
 
 
 def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
@@ -212,7 +222,6 @@ def _infer_anew(model: ir.Model, options: Options, batch: Batch, name: str) -> N
     propagate(model.graph, options)
     for value, shape in expected.items():
         node = value.producer()
-        is_live = value.uses() or value.is_graph_output()
-        if is_live and node is not None and node.graph is not None and info(value).shape != shape:
+        if is_used(value) and node is not None and node.graph is not None and info(value).shape != shape:
             reason = "the shape of the result is not known for every batch size"
             raise OnnxgenError(_problem(node, model, reason))  # the first: others follow from it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxgen.passes.batch.stack import Refusal, RuleNode, Stack
+from onnxgen.passes.rewrite import is_used
 
 
 def elementwise(n: RuleNode) -> Stack:
@@ -27,7 +28,7 @@ def rows(n: RuleNode) -> list[Stack | None]:
         raise Refusal(f"the batch is on axis {stack.axis}, but must be on the first")
     if n.node.op_type == "BatchNormalization" and n.attribute("training_mode"):
         n.batch.notes.append("BatchNorm records training mode: only in training does it mix the samples of a batch")
-    if any(o.uses() or o.is_graph_output() for o in n.node.outputs[1:]):
+    if any(map(is_used, n.node.outputs[1:])):
         raise Refusal("the further outputs mix all samples")  # statistics, or positions in the whole tensor
     return [stack]
 

@@ -12,9 +12,6 @@ from onnxgen.shapes.info import Shape, info
 SLICE_TO_END = (1 << 63) - 1
 
 
-# ---- the same elements in the same order -----------------------------------------------------------------------------
-
-
 def placed(old: Shape, stack: Stack, new: Shape, size: int) -> list[Stack]:
     """Return where the batch can be after a reshape, best first: an axis of its own, then the axis where it was.
 

@@ -17,6 +17,7 @@ from onnxgen.common.names import printable
 from onnxgen.graph.annotations import SCOPE, is_trained
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import ELEMENTWISE, SAME
+from onnxgen.passes.match import maker
 from onnxgen.passes.rewrite import drop, insert, known_ints
 from onnxgen.passes.rewrite import replace as replace_node
 from onnxgen.shapes.dims import Dim, Sym
@@ -163,9 +164,8 @@ class RuleNode:
 
     def set_input(self, i: int, value: ir.Value) -> None:
         """Replace an input. Nodes that only served the old one are removed."""
-        old = self.node.inputs[i]
+        producer = maker(self.node.inputs[i])
         self.node.replace_input_with(i, value)
-        producer = None if old is None else old.producer()
         if producer is not None:
             drop(producer)
 
@@ -182,24 +182,14 @@ class RuleNode:
         return value
 
     def add(
-        self,
-        op: str,
-        inputs: list[ir.Value],
-        shape: Shape,
-        hint: str,
-        attributes: Iterable[ir.Attr] = (),
+        self, op: str, inputs: list[ir.Value], shape: Shape, hint: str, attributes: Iterable[ir.Attr] = (),
         like: ir.Value | None = None,
-    ) -> ir.Value:
+    ) -> ir.Value:  # fmt: skip
         """Add a node before this one. `shape` is the shape of its result in the file, `like` has its type."""
         like = like or inputs[0]
-        node = ir.Node("", op, inputs, attributes, version=13)
-        node.name = self.node.name
+        node = ir.Node("", op, inputs, attributes, version=13, name=self.node.name)
         SCOPE.set(node, SCOPE.get(self.node))
-        insert(self.node, node)
-        output = node.outputs[0]
-        output.name = f"{like.name}.{hint}"
-        set_info(output, Info(info(like).dtype, shape))
-        return output
+        return insert(self.node, node, f"{like.name}.{hint}", Info(info(like).dtype, shape))
 
     def into_reshape(self, stack: Stack) -> None:
         """Replace this node, which only arranges elements, by a Reshape to its own shape with the symbolic batch."""
@@ -274,37 +264,37 @@ class RuleNode:
 def _elements(value: ir.Value) -> np.ndarray[Any, Any] | None:
     """Return the elements of a constant that is not trained, else None."""
     constant, tensor = info(value).constant, stored(value)
-    if constant is None and tensor is not None and not is_trained(value):
-        constant = tensor.numpy()
-    return constant
+    is_kept = constant is None and tensor is not None and not is_trained(value)
+    return tensor.numpy() if is_kept and tensor is not None else constant
 
 
 def is_uniform(value: ir.Value, axis: int) -> bool:
     """Return True if all slices of a value along an axis are certainly equal."""
-    facts = info(value)
-    if facts.shape is None:
-        return False
-    if facts.shape[axis] == 1:
-        return True
+    shape = info(value).shape
+    if shape is None or shape[axis] == 1:
+        return shape is not None
     node, constant = value.producer(), _elements(value)
     if constant is not None:
         return bool((constant == np.take(constant, [0], axis)).all())
     if node is None or node.domain != "":
         return False
-    if node.op_type == "ConstantOfShape":
-        return True
     source = node.inputs[0] if node.inputs else None
+    return node.op_type == "ConstantOfShape" or source is not None and _repeats(node, source, len(shape), axis)
+
+
+def _repeats(node: ir.Node, source: ir.Value, rank: int, axis: int) -> bool:
+    """Return True if a node makes equal slices of its data, or keeps them equal."""
     shape = info(source).shape
-    if node.op_type == "Expand" and source is not None and shape is not None:
-        at = axis - (len(facts.shape) - len(shape))
-        return at < 0 or is_uniform(source, at)
     if node.op_type == "Tile" or is_a(node, SAME) and is_a(node, ELEMENTWISE):
-        return source is not None and is_uniform(source, axis)
+        return is_uniform(source, axis)
+    if shape is not None and node.op_type == "Expand":
+        at = axis - (rank - len(shape))
+        return at < 0 or is_uniform(source, at)
     indices = node.inputs[1] if node.op_type == "Gather" else None
-    if indices is not None and shape is not None and info(indices).shape is not None:
-        first = node.attributes["axis"].as_int() % len(shape) if "axis" in node.attributes else 0
-        return first <= axis < first + len(info(indices).shape or ()) and is_uniform(indices, axis - first)
-    return False
+    if indices is None or shape is None or info(indices).shape is None:
+        return False
+    first = node.attributes["axis"].as_int() % len(shape) if "axis" in node.attributes else 0
+    return first <= axis < first + (info(indices).rank or 0) and is_uniform(indices, axis - first)
 
 
 Rule = Callable[[RuleNode], "list[Stack | None] | Stack"]

@@ -27,6 +27,7 @@ from onnxgen.passes.quantized.layers import float_bodies, products
 from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
 from onnxgen.passes.quantized.pairs import ROUNDING, input_ranges, least, output_ranges, pairs
 from onnxgen.passes.quantized.weights import note_products, weights
+from onnxgen.passes.rewrite import is_used
 from onnxgen.passes.trainable import stored_values
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import NONSENSE, info
@@ -89,8 +90,8 @@ def _problem(node: ir.Node, what: str, help: str) -> Problem:
 def _drop_unused(model: ir.Model) -> None:
     """Remove nodes that nothing uses any more."""
     for node in reversed(all_nodes(model.graph)):
-        if node.op_type != "Constant" and not any(o.uses() or o.is_graph_output() for o in node.outputs):
-            if node.graph is not None and node.outputs:
+        if node.op_type != "Constant" and node.graph is not None and node.outputs:
+            if not any(map(is_used, node.outputs)):
                 node.graph.remove(node, safe=True)
 
 

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import FIXED
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.nodes import FLOATS, all_nodes
+from onnxgen.graph.nodes import FLOATS, made_by
 from onnxgen.graph.operators import bundled
 from onnxgen.passes.contrib.writer import (
     FLOAT_BODIES,
@@ -30,6 +30,7 @@ from onnxgen.passes.contrib.writer import (
     nhwc,
     quantized_to,
 )
+from onnxgen.passes.match import other, standard_nodes
 from onnxgen.passes.quantized.moved import elements, same
 from onnxgen.passes.rewrite import input_at, insert, only_user, replace
 from onnxgen.shapes.info import info
@@ -216,47 +217,48 @@ FLOAT_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 
 def products(model: ir.Model) -> None:
     """Rewrite every integer product whose scales are found."""
-    for node in all_nodes(model.graph):
-        if node.op_type in FLOAT_PRODUCTS and node.domain == "" and len(node.outputs[0].uses()) == 1:
+    for node in standard_nodes(model, *FLOAT_PRODUCTS):
+        if len(node.outputs[0].uses()) == 1:
             _rewrite(node)
 
 
 def _rewrite(node: ir.Node) -> None:
-    cast = only_user(node.outputs[0])
-    scaled = only_user(cast.outputs[0]) if cast is not None and cast.op_type == "Cast" else None
-    if cast is None or scaled is None or scaled.op_type != "Mul" or cast.attributes["to"].as_int() not in FLOATS:
+    cast = only_user(node.outputs[0], "Cast")
+    scaled = None if cast is None else only_user(cast.outputs[0], "Mul")
+    if cast is None or scaled is None or cast.attributes["to"].as_int() not in FLOATS:
         return
-    factor = scaled.inputs[1] if scaled.inputs[0] is cast.outputs[0] else scaled.inputs[0]
-    a, b = node.inputs[:2]
-    if a is None or b is None or factor is None:
-        return
-    scales = _factors(factor)
-    a_scale = next((s for s in scales if _is_scale_of(s, a)), None)
-    others = [s for s in scales if s is not a_scale]
-    if a_scale is None or len(others) != 1 or elements(a_scale) != 1 or stored(others[0]) is None:
+    a, b, factor = node.inputs[0], node.inputs[1], other(scaled, cast.outputs[0])
+    scales = None if a is None or factor is None else _scales(a, factor)
+    if a is None or b is None or scales is None:
         return
     axis = (info(b).rank or 1) - 1 if node.op_type == "MatMulInteger" else 0
-    left = _dequantised(scaled, a, a_scale, input_at(node, 2), 0)
-    right = _dequantised(scaled, b, others[0], input_at(node, 3), axis)
+    left = _dequantised(scaled, a, scales[0], input_at(node, 2), 0)
+    right = _dequantised(scaled, b, scales[1], input_at(node, 3), axis)
     product = ir.Node("", FLOAT_PRODUCTS[node.op_type], [left, right], node.attributes.values(), version=22)
     replace(scaled, product, origin=node)
 
 
+def _scales(a: ir.Value, factor: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """Return the one scale of the left operand, and the stored scale of the right one, if a factor is their product."""
+    scales = _factors(factor)
+    left = next((s for s in scales if _is_scale_of(s, a)), None)
+    others = [s for s in scales if s is not left]
+    if left is None or len(others) != 1 or elements(left) != 1 or stored(others[0]) is None:
+        return None
+    return left, others[0]
+
+
 def _factors(value: ir.Value) -> list[ir.Value]:
-    node = value.producer()
-    if node is None or node.op_type != "Mul" or node.domain != "":
-        return [value]
-    return [f for v in node.inputs if v is not None for f in _factors(v)]
+    node = made_by(value, "Mul")
+    return [value] if node is None else [f for v in node.inputs if v is not None for f in _factors(v)]
 
 
 def _is_scale_of(scale: ir.Value, x: ir.Value) -> bool:
     """Return True if `x` was quantised with this scale."""
-    node = x.producer()
-    if node is None:
-        return False
-    if node.op_type == "DynamicQuantizeLinear":
-        return scale is node.outputs[1]
-    return node.op_type == "QuantizeLinear" and same(scale, node.inputs[1])
+    node = made_by(x, "DynamicQuantizeLinear", "QuantizeLinear")
+    if node is None or node.op_type == "DynamicQuantizeLinear":
+        return node is not None and scale is node.outputs[1]
+    return same(scale, node.inputs[1])
 
 
 def _dequantised(before: ir.Node, x: ir.Value, scale: ir.Value, zero: ir.Value | None, axis: int) -> ir.Value:

@@ -17,10 +17,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import SCOPE, copy_all
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import FILLS, MOVES, PICKS, RESAMPLES
 from onnxgen.options import Options
+from onnxgen.passes.match import maker, standard_nodes
 from onnxgen.passes.rewrite import filled, input_at, insert
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import stored
@@ -77,11 +78,9 @@ def factors(scale: ir.Value) -> list[ir.Value] | None:
     """Return the stored tensors whose product is a scale, or None if it is computed otherwise."""
     if stored(scale) is not None:
         return [scale]
-    node = scale.producer()
-    if node is None or node.op_type != "Mul" or node.domain != "":
-        return None
-    parts = [factors(v) for v in node.inputs if v is not None]
-    return [v for part in parts for v in part or ()] if all(parts) else None
+    node = made_by(scale, "Mul")
+    parts = [] if node is None else [factors(v) for v in node.inputs if v is not None]
+    return [v for part in parts for v in part or ()] if parts and all(parts) else None
 
 
 def elements(scale: ir.Value) -> int | None:
@@ -120,9 +119,7 @@ def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
         numbers = None if quantise is None else Scaled.of(quantise).numbers
         if quantise is None or numbers is None or info(output).dtype not in QUANTISED_TYPES:
             continue
-        node = ir.Node("", "DequantizeLinear", [output, *quantise.inputs[1:]], quantise.attributes.values(), version=21)
-        copy_all(quantise, node)
-        producer = output.producer()
+        node, producer = _dequantise_like(quantise, output), output.producer()
         assert producer is not None
         model.graph.insert_after(producer, node)
         floats, name = node.outputs[0], output.name
@@ -132,20 +129,33 @@ def float_outputs(model: ir.Model) -> dict[str, tuple[float, float]]:
     return scales
 
 
+def _dequantise_like(node: ir.Node, x: ir.Value) -> ir.Node:
+    """Make a DequantizeLinear with the scale and zero point of another node."""
+    new = ir.Node("", "DequantizeLinear", [x, *node.inputs[1:]], node.attributes.values(), version=21)
+    copy_all(node, new)
+    return new
+
+
+def _unmoved(value: ir.Value, stops: Container[ir.Node] = ()) -> ir.Value:
+    """Return the value whose integers a value only moves. `stops`: what is not looked behind."""
+    node = value.producer()
+    while node is not None and node not in stops and node.domain == "" and moves(node, value):
+        if node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
 def _quantised_by(value: ir.Value) -> ir.Node | None:
     """Return the QuantizeLinear that a value's integers come from, if they were only moved since."""
-    moved: ir.Value | None = value
-    node = value.producer()
-    while moved is not None and node is not None and node.domain == "" and moves(node, moved):
-        moved = node.inputs[0]
-        node = None if moved is None else moved.producer()
-    is_plain = node is not None and node.op_type == "QuantizeLinear" and node.domain == ""
-    return node if is_plain and node is not None and Scaled.of(node).is_single else None
+    node = made_by(_unmoved(value), "QuantizeLinear")
+    return node if node is not None and Scaled.of(node).is_single else None
 
 
 def dequantise_first(model: ir.Model) -> None:
     """Move every DequantizeLinear with one scale up as far as possible."""
-    _move(_dequantising(model), set())
+    _move(list(standard_nodes(model, "DequantizeLinear")), set())
 
 
 def dequantise_rows(model: ir.Model, options: Options) -> None:
@@ -153,23 +163,14 @@ def dequantise_rows(model: ir.Model, options: Options) -> None:
 
     `quantize_dynamic` leaves it at the first operator that takes floats, which may be in a module far behind.
     """
-    lookups = {
-        node
-        for node in all_nodes(model.graph)
-        if node.op_type == "Gather" and (table := stored(node.inputs[0])) is not None and table.dtype in QUANTISED_TYPES
-    }
-    for node in _dequantising(model):
-        mover, source = node.inputs[0].producer() if node.inputs[0] else None, node.inputs[0]
-        while mover is not None and mover not in lookups and mover.domain == "" and moves(mover, source):
-            source = mover.inputs[0]
-            mover = None if source is None else source.producer()
-        if mover in lookups and source is not node.inputs[0]:
+    gathers = ((node, stored(node.inputs[0])) for node in all_nodes(model.graph) if node.op_type == "Gather")
+    lookups = {node for node, table in gathers if table is not None and table.dtype in QUANTISED_TYPES}
+    for node in list(standard_nodes(model, "DequantizeLinear")):
+        source = None if node.inputs[0] is None else _unmoved(node.inputs[0], lookups)
+        lookup = maker(source)
+        if lookup in lookups and source is not node.inputs[0]:
             for first in _move([node], lookups):
-                SCOPE.set(first, SCOPE.get(mover))
-
-
-def _dequantising(model: ir.Model) -> list[ir.Node]:
-    return [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]
+                SCOPE.set(first, SCOPE.get(lookup))
 
 
 def _move(pending: list[ir.Node], stops: Container[ir.Node]) -> list[ir.Node]:
@@ -221,12 +222,9 @@ def _on_floats(mover: ir.Node, node: ir.Node, pending: list[ir.Node]) -> ir.Node
         inputs = [*inputs[:2], _zero(mover, node), *inputs[3:]]
     for index, value in enumerate(inputs):
         if value is not None and index in data:
-            first = ir.Node("", "DequantizeLinear", [value, *node.inputs[1:]], node.attributes.values(), version=21)
-            copy_all(node, first)
-            first.outputs[0].name = f"{node.outputs[0].name}:{index}"
-            insert(mover, first)
+            first = _dequantise_like(node, value)
+            inputs[index] = insert(mover, first, f"{node.outputs[0].name}:{index}")
             pending.append(first)
-            inputs[index] = first.outputs[0]
     new = ir.Node(
         "", mover.op_type, inputs, mover.attributes.values(), num_outputs=len(mover.outputs), version=mover.version,
         name=mover.name,

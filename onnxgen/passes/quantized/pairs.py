@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from onnxgen.graph.annotations import BLOCKED, FIXED, SCOPE, STILL
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.nodes import all_nodes
+from onnxgen.graph.nodes import all_nodes, made_by
 from onnxgen.graph.operators import is_a, known
 from onnxgen.graph.traits import ADDS, AVERAGES, FILLS, MOVES, NORM, PICKS, PRODUCT, SAME, SCALES, VIEW
 from onnxgen.options import Options
+from onnxgen.passes.match import standard_nodes
 from onnxgen.passes.quantized.moved import Scaled, elements, factors, is_zero, moves, target_type
-from onnxgen.passes.rewrite import beside, constant, drop, filled, input_at, insert
+from onnxgen.passes.rewrite import constant, drop, filled, input_at, insert, is_used, take_facts
 from onnxgen.shapes import propagate
 from onnxgen.shapes.info import Info, info, set_info
 from onnxgen.weights.dequantised import BITS, TABLE, Dequantised, UnpackedTensor
@@ -164,23 +165,20 @@ def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
 
 
 def _is_own(scale: ir.Value) -> bool:
-    """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained."""
-    nodes = [u.node for u in scale.uses() if _is_used(u.node) or stored(u.node.inputs[0]) is not None]
+    """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained.
+
+    A DequantizeLinear of a stored weight may just have lost its users.
+    """
+    nodes = [u.node for u in scale.uses() if any(map(is_used, u.node.outputs)) or stored(u.node.inputs[0]) is not None]
     integers = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
     return len(integers | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2
 
 
-def _is_used(node: ir.Node) -> bool:
-    """Return True if a node has users. A DequantizeLinear of a stored weight may just have lost its users."""
-    return any(o.uses() or o.is_graph_output() for o in node.outputs)
-
-
 def _put(before: ir.Node, node: ir.Node, like: ir.Value) -> ir.Value:
     node.name = before.name
-    insert(before, node)
-    output = node.outputs[0]
-    output.name, output.type, output.shape = f"{before.outputs[0].name}:fake", like.type, like.shape
-    set_info(output, info(like))
+    output = insert(before, node)
+    take_facts(output, like)
+    output.name = f"{before.outputs[0].name}:fake"
     return output
 
 
@@ -190,10 +188,7 @@ def _reshaped(before: ir.Node, value: ir.Value, shape: tuple[int, int]) -> ir.Va
         return value
     sizes = constant(before, np.asarray(shape), f"{before.outputs[0].name}:blocks")
     node = ir.Node("", "Reshape", [value, sizes], version=21)
-    insert(before, node)
-    node.outputs[0].name = f"{value.name}:blocks"
-    set_info(node.outputs[0], Info(info(value).dtype, shape))
-    return node.outputs[0]
+    return insert(before, node, f"{value.name}:blocks", Info(info(value).dtype, shape))
 
 
 def _unpacked(before: ir.Node, how: Dequantised, shape: tuple[int, int]) -> ir.Value | None:
@@ -223,8 +218,7 @@ def rounded(model: ir.Model, options: Options) -> None:
     What was rounded before, and only moved since, is not rounded again. This is exact: the integers between say no
     more than the steps of the result.
     """
-    nodes = (n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == "")
-    if options.quantized == KEPT and any(map(is_kept_pair, nodes)):
+    if options.quantized == KEPT and any(map(is_kept_pair, standard_nodes(model, "DequantizeLinear"))):
         propagate(model.graph, options)
         pairs(model, KEPT)
 
@@ -233,21 +227,17 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
     """Rewrite every DequantizeLinear of a quantised value. Returns notes for the user."""
     replacements: dict[ir.Node, ir.Value] = {}
     passed: set[ir.Value] = set()
-    rounding = [n for n in all_nodes(model.graph) if n.op_type == "QuantizeLinear" and n.domain == ""]
-    shifted = not is_zero(*(Scaled.of(n).zero for n in rounding))
+    shifted = not is_zero(*(Scaled.of(n).zero for n in standard_nodes(model, "QuantizeLinear")))
     rectified = 0
-    for node in [n for n in all_nodes(model.graph) if n.op_type == "DequantizeLinear" and n.domain == ""]:
-        quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
-        if quantise is None or quantise.op_type not in ROUNDING or quantise.domain != "":
-            continue
-        x = quantise.inputs[0]
-        if x is None or not _belongs(node, quantise) or mode == KEPT and not is_kept_pair(node):
+    for node in standard_nodes(model, "DequantizeLinear"):
+        quantise = made_by(node.inputs[0], *ROUNDING)
+        x = None if quantise is None else quantise.inputs[0]
+        if quantise is None or x is None or not _belongs(node, quantise) or mode == KEPT and not is_kept_pair(node):
             continue
         if quantise not in replacements:
-            replacements[quantise] = (
-                _rectified(quantise, x) if mode == "float" else fake(quantise, x, mode, passed, shifted)
-            )
-            rectified += mode == "float" and replacements[quantise] is not x
+            is_float = mode == "float"
+            replacements[quantise] = _rectified(quantise, x) if is_float else fake(quantise, x, mode, passed, shifted)
+            rectified += is_float and replacements[quantise] is not x
         _take(node, replacements[quantise])
     if not rectified:
         return []
@@ -257,8 +247,8 @@ def pairs(model: ir.Model, mode: str) -> list[str]:
 
 def is_kept_pair(node: ir.Node) -> bool:
     """Return True for a DequantizeLinear of a value that was just rounded to integers, by the same stored numbers."""
-    quantise = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if quantise is None or quantise.op_type != "QuantizeLinear" or quantise.domain != "":
+    quantise = made_by(node.inputs[0], "QuantizeLinear")
+    if quantise is None:
         return False
     scaled, dtype = Scaled.of(quantise), target_type(quantise)
     return _belongs(node, quantise) and scaled.numbers is not None and not scaled.block and dtype.is_integer()
@@ -287,11 +277,9 @@ def _take(node: ir.Node, value: ir.Value) -> None:
 
 
 def _after(node: ir.Node, new: ir.Node, like: ir.Value) -> ir.Value:
-    beside(new, node)
-    insert(node, new)
-    output = new.outputs[0]
-    output.name, output.type, output.shape = f"{like.name}:floats", like.type, like.shape
-    set_info(output, info(like))
+    output = insert(node, new, scope_of=node)
+    take_facts(output, like)
+    output.name = f"{like.name}:floats"
     return output
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.graph.annotations import PRODUCT, copy_all
-from onnxgen.graph.nodes import all_graphs, all_nodes
+from onnxgen.graph.nodes import all_graphs, all_nodes, made_by
 from onnxgen.graph.operators import known
 from onnxgen.passes.quantized.layers import PACKED
 from onnxgen.passes.quantized.moved import Scaled, factors
@@ -48,14 +48,23 @@ def note_products(model: ir.Model) -> None:
     """Note at each bias of integers the scales of input and weight, if its own scale is their product."""
     for node in all_nodes(model.graph):
         places = (0, known(node).matrix, known(node).bias)
-        makers = [v.producer() for i in places if i is not None and (v := input_at(node, i)) is not None]
-        if len(makers) < len(places) or any(p is None for p in makers):
+        dequantisers = [made_by(input_at(node, i), "DequantizeLinear") for i in places if i is not None]
+        x, weight, bias = dequantisers if len(dequantisers) == 3 else (None, None, None)
+        if x is None or weight is None or bias is None or len(bias.outputs[0].uses()) != 1:
             continue
-        x, weight, bias = (p for p in makers if p is not None)
-        if all(p.op_type == "DequantizeLinear" for p in (x, weight, bias)) and len(bias.outputs[0].uses()) == 1:
-            scales = [factors(Scaled.of(p).scale) for p in (x, weight)]
-            if all(scales) and _is_product(bias.inputs[1], [v for parts in scales for v in parts or ()]):
-                PRODUCT.set(bias, tuple(v.name or "" for parts in scales for v in parts or ()))
+        parts = _joint_factors(x, weight)
+        if parts and _is_product(bias.inputs[1], parts):
+            PRODUCT.set(bias, tuple(map(_name, parts)))
+
+
+def _joint_factors(*dequantisers: ir.Node) -> list[ir.Value]:
+    """Return the stored tensors whose product is that of the scales; [] if a scale is computed otherwise."""
+    parts = [factors(Scaled.of(node).scale) for node in dequantisers]
+    return [v for part in parts for v in part or ()] if all(parts) else []
+
+
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else value.name or ""
 
 
 def _is_product(scale: ir.Value | None, parts: list[ir.Value]) -> bool:
@@ -78,32 +87,27 @@ def _how(node: ir.Node) -> Dequantised | None:
 def _linear(node: ir.Node) -> Dequantised | None:
     scaled, x = Scaled.of(node), node.inputs[0]
     tensor, scales = stored(x), factors(scaled.scale)
-    if tensor is None or scales is None or x is None or "output_dtype" in node.attributes:
+    if tensor is None or scales is None or x in scales or "output_dtype" in node.attributes:
         return None
     if scaled.zero is not None and stored(scaled.zero) is None:
         return None
-    if x in scales or not (tensor.dtype.is_integer() or tensor.dtype.is_floating_point()):
+    if not (tensor.dtype.is_integer() or tensor.dtype.is_floating_point()):
         return None
     shape = tuple(int(d) for d in tensor.shape.numpy())
     axis = 0 if scaled.is_single or not shape else scaled.axis % len(shape)
-    block = 0 if scaled.is_single else scaled.block
-    zero = "" if scaled.zero is None else scaled.zero.name or ""
-    names, product = tuple(v.name or "" for v in scales), PRODUCT.get(node)
-    return Dequantised(x.name or "", names, zero, shape, axis, block, LINEAR, product=product)
+    block, names = 0 if scaled.is_single else scaled.block, tuple(map(_name, scales))
+    return Dequantised(_name(x), names, _name(scaled.zero), shape, axis, block, LINEAR, product=PRODUCT.get(node))
 
 
 def _packed(node: ir.Node) -> Dequantised | None:
     x, scale, zero = node.inputs[0], node.inputs[1], input_at(node, 2)
-    if x is None or scale is None or any(stored(v) is None for v in (x, scale)):
+    if stored(x) is None or stored(scale) is None or zero is not None and stored(zero) is None:
         return None
-    if zero is not None and stored(zero) is None:
-        return None
-    form = node.attributes["form"].as_string()
+    form, block = node.attributes["form"].as_string(), node.attributes["block"].as_int()
     bits = node.attributes["bits"].as_int() if form == BITS else 0
     kind = node.attributes["kind"].as_int() if form == TABLE else 0
     shape = tuple(int(d) for d in node.attributes["shape"].as_ints())
-    block, name = node.attributes["block"].as_int(), "" if zero is None else zero.name or ""
-    return Dequantised(x.name or "", (scale.name or "",), name, shape, 1, block, form, bits, kind)
+    return Dequantised(_name(x), (_name(scale),), _name(zero), shape, 1, block, form, bits, kind)
 
 
 def _initializer(model: ir.Model, node: ir.Node, how: Dequantised, taken: set[str]) -> ir.Value:

@@ -19,7 +19,7 @@ from onnxgen.graph.annotations import UNROLLED
 from onnxgen.graph.nodes import all_graphs
 from onnxgen.options import Options
 from onnxgen.passes.unrolled.cells import Cell, Forms, cell_of
-from onnxgen.passes.unrolled.chains import Copies, Linker
+from onnxgen.passes.unrolled.chains import Chain, Copies, Linker
 from onnxgen.passes.unrolled.writing import Layers, Moved, single_cells, write_cell
 from onnxgen.weights.stored import Copied, Views, note_copy, view_of
 
@@ -32,19 +32,25 @@ def unrolled(model: ir.Model, options: Options) -> None:
     for graph in all_graphs(model.graph):
         cells = _cells(graph, Forms(views))
         layers = Layers(Linker(views).chains(cells) if cells else (), views)
-        moved = Moved()
-        steps = {cell: tuple(chain.cells) for chain in layers.chains for cell in chain.cells}
-        single = single_cells([cell for cell in cells if cell not in steps], views)
-        kept = _with_all_users(steps | {cell: (cell,) for cell in single})
-        written = layers.write([chain for chain in layers.chains if chain.last in kept], moved)
-        copies = [copy for chain in written for copy in chain.copies]
-        for cell in [cell for cell in single if cell in kept]:
-            write_cell(cell, moved)
-            copies += single[cell]
-        _note(copies)
+        written = _write(cells, layers, views)
         UNROLLED.set(model, UNROLLED.get(model) | {len(chain.cells) for chain in written})
         if written:
             graph.sort()  # users of the first layers' states may be before the last layers
+
+
+def _write(cells: list[Cell], layers: Layers, views: Views) -> list[Chain]:
+    """Write the layers, and the cells that belong to none. Returns the layers that were written."""
+    moved = Moved()
+    steps = {cell: tuple(chain.cells) for chain in layers.chains for cell in chain.cells}
+    single = single_cells([cell for cell in cells if cell not in steps], views)
+    kept = _with_all_users(steps | {cell: (cell,) for cell in single})
+    written = layers.write([chain for chain in layers.chains if chain.last in kept], moved)
+    copies = [copy for chain in written for copy in chain.copies]
+    for cell in [cell for cell in single if cell in kept]:
+        write_cell(cell, moved)
+        copies += single[cell]
+    _note(copies)
+    return written
 
 
 def _cells(graph: ir.Graph, forms: Forms) -> list[Cell]:

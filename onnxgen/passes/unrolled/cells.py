@@ -25,9 +25,9 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import made_by
-from onnxgen.passes.match import scalar, uniform
+from onnxgen.passes.match import maker, scalar, uniform
 from onnxgen.passes.rewrite import input_at
-from onnxgen.passes.slices import cuts, piece
+from onnxgen.passes.slices import only_cut, piece
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import Views, stored
@@ -43,6 +43,10 @@ class Step:
     axis: int | None = None
     index: int = 0
     flipped: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.axis is None and self.flipped is None
 
 
 @dataclass(frozen=True)
@@ -174,13 +178,12 @@ class Forms:
             return None if form is None else form.cut(part.start, part.end)
         step = step_of(value)
         if step.axis is not None:
-            form = self._picked(step, depth)
-            cutter = None if node.inputs[0] is None else node.inputs[0].producer()
+            form, cutter = self._picked(step, depth), maker(node.inputs[0])
             inside = {cutter} if node.op_type == "Squeeze" and cutter is not None else set[ir.Node]()
             return None if form is None else replace(form, nodes=form.nodes | inside)
         axis = flipped_axis(node)
         form = None if axis is None else self(node.inputs[0], depth + 1)
-        if form is None or form.constants or any(t.x.axis is not None or t.x.flipped is not None for t in form.terms):
+        if form is None or form.constants or not all(t.x.is_whole for t in form.terms):
             return None
         return replace(form, terms=tuple(replace(t, x=replace(t.x, flipped=axis)) for t in form.terms))
 
@@ -255,11 +258,11 @@ def _squeezed(node: ir.Node) -> int | None:
 
 def flipped_axis(node: ir.Node) -> int | None:
     """Return the axis that a Slice reverses as a whole, if it does nothing else."""
-    bounds, shape = cuts(node), info(node.inputs[0]).shape
-    if bounds is None or shape is None or len(bounds) != 1 or bounds[0].step != -1:
+    cut, shape = only_cut(node), info(node.inputs[0]).shape
+    size = None if cut is None or shape is None else shape[cut.axis]
+    if cut is None or cut.step != -1 or not isinstance(size, int):
         return None
-    cut, size = bounds[0], shape[bounds[0].axis]
-    if not isinstance(size, int) or not isinstance(cut.start, int) or not isinstance(cut.end, int):
+    if not isinstance(cut.start, int) or not isinstance(cut.end, int):
         return None
     return cut.axis if range(size)[slice(cut.start, cut.end, -1)] == range(size)[::-1] else None
 
@@ -320,16 +323,14 @@ class Cell:
     def x(self) -> Step:
         """The step of a sequence that it takes."""
         x = self.gates[0].x.x
-        return x if x.axis is not None or x.flipped is not None else step_of(x.value)
+        return step_of(x.value) if x.is_whole else x
 
     def states(self) -> Iterator[ir.Value]:
         """Yield the values that may be the state that it starts from."""
         if self.kind == GRU and self.h is not None:
             yield self.h
             return
-        for term in self.forms[0][0].terms:
-            if term.x.axis is None and term.x.flipped is None:
-                yield term.x.value
+        yield from (term.x.value for term in self.forms[0][0].terms if term.x.is_whole)
 
     def settle(self, state: ir.Value | None) -> bool:
         """Tell the products apart: that of `state` is the state's. Returns False if they are not those of a cell."""
@@ -347,17 +348,21 @@ class Cell:
 
 def _gate(forms: tuple[Form, ...], state: ir.Value | None) -> Gate | None:
     """Return the gate of one form, or of two: one of the input, one of the state."""
-    terms = [term for form in forms for term in form.terms]
+    of_x, of_h = _told_apart([term for form in forms for term in form.terms], state)
     constants = [rows for form in forms for rows in form.constants]
-    past = [t for t in terms if t.x.axis is None and _is_state(t.x.value, state)]
-    rest = [t for t in terms if t not in past]
-    if any(form.loose for form in forms) or len(rest) != 1 or len(past) > 1 or len(constants) + len(past) > 1:
+    if len(of_x) != 1 or len(of_h) + len(constants) > 1 or any(form.loose for form in forms):
         return None
-    if past and past[0].matrix.columns != forms[0].size:
+    if of_h and of_h[0].matrix.columns != forms[0].size:
         return None
-    if len(forms) == 2 and (rest[0] not in forms[0].terms or forms[0].constants):
+    if len(forms) == 2 and (of_x[0] not in forms[0].terms or forms[0].constants):
         return None
-    return Gate(rest[0], past[0] if past else None, constants[0] if constants else None)
+    return Gate(of_x[0], next(iter(of_h), None), next(iter(constants), None))
+
+
+def _told_apart(terms: list[Term], state: ir.Value | None) -> tuple[list[Term], list[Term]]:
+    """Return the terms of the input, and those of the state."""
+    of_h = [term for term in terms if term.x.axis is None and _is_state(term.x.value, state)]
+    return [term for term in terms if term not in of_h], of_h
 
 
 def _is_state(value: ir.Value, state: ir.Value | None) -> bool:

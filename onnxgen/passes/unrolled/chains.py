@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgen.graph.nodes import made_by
 from onnxgen.passes.match import uniform
+from onnxgen.passes.rewrite import is_used_outside
 from onnxgen.passes.unrolled.cells import GRU, LSTM, Cell, Gate, Rows, bare
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import info
@@ -180,9 +181,11 @@ def folded_bias(past: Rows | None, of: Gate) -> Copies | None:
     Returns None if the constant has other elements.
     """
     bias = None if of.h is None else of.h.bias
-    tensor = None if past is None else past.value.const_value
-    if past is None or tensor is None or not past.value.is_initializer():
-        return [] if past is None and bias is None else None
+    if past is None:
+        return [] if bias is None else None
+    tensor = past.value.const_value if past.value.is_initializer() else None
+    if tensor is None:
+        return None
     array = tensor.numpy()[..., past.start : past.stop]
     if bias is None:
         return None if array.any() else [(past.value, Copied("", 0))]
@@ -220,12 +223,7 @@ def is_alone(cells: Sequence[Cell]) -> bool:
     """True if nothing else uses what is computed inside. A memory is only used by the next cell, except the last."""
     inside = set().union(*(cell.nodes for cell in cells))
     kept = {cell.out for cell in cells} | {cells[-1].memory}
-    return not any(
-        output.is_graph_output() or any(use.node not in inside for use in output.uses())
-        for node in inside
-        for output in node.outputs
-        if output not in kept
-    )
+    return not any(is_used_outside(v, inside) for node in inside for v in node.outputs if v not in kept)
 
 
 class Results:

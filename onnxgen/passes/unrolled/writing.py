@@ -15,8 +15,18 @@ import onnx_ir as ir
 from onnxgen.common.names import ModulePath
 from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.nodes import made_by
-from onnxgen.passes.match import uniform
-from onnxgen.passes.rewrite import constant, drop, insert, own, permuted, replace_uses, transposed
+from onnxgen.passes.match import maker, shape_of, uniform
+from onnxgen.passes.rewrite import (
+    constant,
+    drop,
+    insert,
+    own,
+    permuted,
+    replace_uses,
+    take_over,
+    transposed,
+    without_last,
+)
 from onnxgen.passes.roles import RECURRENT
 from onnxgen.passes.slices import piece
 from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN, Cell, Rows, Term, bare
@@ -47,9 +57,8 @@ def write(directions: Sequence[Results], moved: Moved) -> None:
     for i in range(1, len(node.outputs)):
         _replace_last(first, node.outputs[i], [c.last.out if i == 1 else c.last.memory for c in chains], moved)
     for chain in chains:
-        for value in (v for cell in reversed(chain.cells) for v in (cell.out, cell.memory) if v is not None):
-            producer = value.producer()
-            if producer is not None:
+        for value in (v for cell in reversed(chain.cells) for v in (cell.out, cell.memory)):
+            if (producer := maker(value)) is not None:
                 drop(producer)
 
 
@@ -70,9 +79,7 @@ def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> 
     states = [_state(first, [c.h for c in chains], moved)] + (
         [_state(first, [c.c for c in chains], moved)] if kind == LSTM else []
     )
-    inputs = [sequence, w, r, _biases(first, chains, kind), None, *states]
-    while inputs[-1] is None:
-        inputs.pop()
+    inputs = without_last([sequence, w, r, _biases(first, chains, kind), None, *states])
     attributes: dict[str, int | str | list[str]] = {"hidden_size": hidden}
     attributes |= {"direction": "bidirectional"} if d == 2 else {}
     attributes |= {"activations": ["Relu"] * d} if chain.last.relu else {}
@@ -211,11 +218,8 @@ class _Lazy:
 
 def _become(old: ir.Value, new: ir.Value, moved: Moved) -> None:
     """Let everything use a new value, and remove the node of the old one."""
-    producer = old.producer()
     moved[old] = new
-    replace_uses(old, new)
-    if producer is not None:
-        drop(producer)
+    take_over(old, new)
 
 
 def _replace_steps(before: ir.Node, chain: Chain, part: _Lazy, moved: Moved) -> None:
@@ -242,25 +246,34 @@ def _replace_steps(before: ir.Node, chain: Chain, part: _Lazy, moved: Moved) -> 
 def _replace_last(before: ir.Node, state: ir.Value, olds: Sequence[ir.Value | None], moved: Moved) -> None:
     """Replace the last states of all directions by one output of the layer."""
     known = [old for old in olds if old is not None]
-    shape = info(state).shape or ()
+    facts = Info(info(state).dtype, (1, *shape_of(state)[1:]))
     arranging = [node for old in known for v in same(old) if v is not old and (node := v.producer()) is not None]
     if len(known) == 2:
         _replace_pairs(state, known, moved)
     for i, old in enumerate(known):
-        views = [v for v in same(old) if info(v).shape in ((1, *shape[1:]), shape[1:])]
-        outside = [v for v in views if v.is_graph_output() or any(not _arranges(u.node, v, shape) for u in v.uses())]
-        if not outside:
-            continue
-        facts = Info(info(state).dtype, (1, *shape[1:]))
-        one = state if len(known) == 1 else _slice(before, state, 0, i, i + 1, facts)
-        flat: ir.Value | None = None
-        for view in outside:
-            if info(view).shape != facts.shape:
-                flat = flat or squeezed(before, one, 0)
-            moved[view] = one if info(view).shape == facts.shape or flat is None else flat
-            replace_uses(view, moved[view])
+        views = _used_views(old, shape_of(state))
+        if views:
+            one = state if len(known) == 1 else _slice(before, state, 0, i, i + 1, facts)
+            _replace_views(before, views, one, moved)
     for node in reversed(arranging):
         drop(node)
+
+
+def _used_views(state: ir.Value, shape: Shape) -> list[ir.Value]:
+    """Return a last state, with its first axis or without it, where more than such views takes it."""
+    views = [v for v in same(state) if info(v).shape in ((1, *shape[1:]), shape[1:])]
+    return [v for v in views if v.is_graph_output() or any(not _arranges(use.node, v, shape) for use in v.uses())]
+
+
+def _replace_views(before: ir.Node, views: Sequence[ir.Value], state: ir.Value, moved: Moved) -> None:
+    """Let everything that takes a state, with its first axis or without it, take another one."""
+    flat: ir.Value | None = None
+    for view in views:
+        is_flat = info(view).shape != info(state).shape
+        if is_flat and flat is None:
+            flat = squeezed(before, state, 0)
+        moved[view] = flat if is_flat and flat is not None else state
+        replace_uses(view, moved[view])
 
 
 def _arranges(node: ir.Node, value: ir.Value, shape: Shape) -> bool:
@@ -415,19 +428,25 @@ def _is_settled(cell: Cell, views: Views, by_state: dict[ir.Value | None, Cell],
     if cell.gates:
         return True
     for state in cell.states():
-        if cell.settle(state) and (cell.kind == GRU or _names(cell, views, 1) == {"h"}):
+        if cell.settle(state) and _shows_state(cell, by_state.get(bare(state)), views, known):
             return True
-        past, h = by_state.get(bare(state)), cell.gates[0].h if cell.gates else None
-        if cell.kind == LSTM and h is not None and not (_names(cell, views, 0) | _names(cell, views, 1)):
-            follows = past is not None and past.memory is not None and bare(past.memory) is bare(cell.c)
-            if follows or h.matrix in known or _is_square(h.matrix) > _is_square(cell.gates[0].x.matrix):
-                return True
         cell.gates = []
     is_folded = cell.kind != GRU and cell.settle(None) and cell.gates[0].past is not None
     if is_folded and (cell.kind == LSTM or _names(cell, views, 0) == {"i"}):
         return True
     cell.gates = []
     return False
+
+
+def _shows_state(cell: Cell, past: Cell | None, views: Views, known: set[Rows]) -> bool:
+    """True if the product that is taken for the state's is that. `past`: the cell that made the state."""
+    if cell.kind == GRU or _names(cell, views, 1) == {"h"}:
+        return True
+    x, h = cell.gates[0].x, cell.gates[0].h
+    if cell.kind != LSTM or h is None or _names(cell, views, 0) | _names(cell, views, 1):
+        return False
+    follows = past is not None and past.memory is not None and bare(past.memory) is bare(cell.c)
+    return follows or h.matrix in known or _is_square(h.matrix) > _is_square(x.matrix)
 
 
 def _is_square(matrix: Rows) -> bool:
@@ -503,13 +522,11 @@ def _unfold(cell: Cell, known: Cell | None) -> Copies | None:
 
 def write_cell(cell: Cell, moved: Moved) -> None:
     """Replace a cell by one node. `moved`: what was replaced so far, by what, since later cells may take it."""
-    last, memory = cell.out.producer(), None if cell.memory is None else cell.memory.producer()
+    last, memory = cell.out.producer(), maker(cell.memory)
     assert last is not None
     place = memory or last
     states = [None if v is None or uniform(v) == 0 else v for v in ((cell.h, cell.c) if cell.memory else (cell.h,))]
-    weights = [joined_rows(place, rows) if rows else None for rows in _weights(cell)]
-    while weights[-1] is None:
-        weights.pop()
+    weights = without_last([joined_rows(place, rows) if rows else None for rows in _weights(cell)])
     relu = {"relu": 1} if cell.relu else {}
     operands = [None if v is None else moved.get(v, v) for v in (cell.gates[0].x.x.value, *states)]
     node = own(f"{cell.kind}Cell", [*operands, *weights], 1 + (cell.memory is not None), **relu)
@@ -520,8 +537,6 @@ def write_cell(cell: Cell, moved: Moved) -> None:
         set_info(node.outputs[1], info(cell.memory))
         moved[cell.memory] = node.outputs[1]
         replace_uses(cell.memory, node.outputs[1])
-    moved[cell.out] = node.outputs[0]
-    replace_uses(cell.out, node.outputs[0])
-    for old in (last, memory):
-        if old is not None:
-            drop(old)
+    _become(cell.out, node.outputs[0], moved)
+    if memory is not None:
+        drop(memory)
