@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli.files import newest_run
 from onnxgen.cli.say import progress, tell, tell_json
-from onnxgen.errors import OnnxgenError, counted
+from onnxgen.errors import counted
 from onnxgen.export.report import BACK, ExportReport
-from onnxgen.training.runs.contract import onnx_beside_origin, shipped_facts
 from onnxgen.training.runs.folder import is_own_file, no_run
-from onnxgen.training.runs.record import need_own_code, need_same_code, read_record, whole_weights
+from onnxgen.training.runs.record import read_record
+from onnxgen.training.runs.way_back import of_run
 
 if TYPE_CHECKING:
     from onnxgen.verify.report import VerifyReport
@@ -27,57 +27,22 @@ def export_command(
     from onnxgen.export import export  # PyTorch takes seconds
     from onnxgen.export.adapter import export_apart, refuse_rounding
 
-    if module.is_dir():
-        run, (module, arguments) = module, of_run(module, arguments)
+    run = module if module.is_dir() else None
+    if run is not None:
+        module, arguments = of_run(run, arguments)
         if not adapter and read_record(run).settings.get("lora"):
             refuse_rounding(module, **arguments)
     with progress(f"exporting {module.name}", quiet or as_json):
         report = export_apart(module, **arguments) if adapter else export(module, **arguments)
+    if run is not None:
+        from onnxgen.ship.card import card_of_export
+
+        report.wrote += card_of_export(run, Path(report.out))
     if as_json:
         tell_json(report.as_json())
     elif not quiet:
         _print(report, verbose)
     return 0
-
-
-def of_run(run: Path, arguments: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Return the module of a run to export, and the arguments of `export`: weights, ONNX file, facts of the run."""
-    record = read_record(run)
-    adapted = bool(record.settings.get("lora"))
-    if not record.module and not adapted:
-        raise OnnxgenError(f"{run} has no module: {record.note}", help="export the model in Python")
-    module = record.place_of_origin(run) if adapted else record.origin_for(run)
-    need_own_code(run, record)
-    if adapted:
-        need_same_code(module, run, "keep the module as it was when its adapter was trained")
-    module = module if adapted or _is_whole(module) else run / record.module
-    if adapted and arguments["weights"] is None:
-        from onnxgen.training import open_model
-
-        arguments = {**arguments, "weights": open_model(run)}
-    defaults = {
-        "weights": arguments["weights"] or whole_weights(run, record),
-        "out": run / f"{record.name}.onnx",
-        "onnx": onnx_beside_origin(run, record),
-    }
-    facts = shipped_facts(run, record)
-    return module, {
-        **arguments,
-        **{name: value for name, value in defaults.items() if arguments[name] is None},
-        "metadata": facts,
-    }
-
-
-def _is_whole(module: Path) -> bool:
-    """Return True if a module can be imported and has its weights."""
-    from onnxgen.record.sidecar import metadata_of
-    from onnxgen.runtime.load import imported
-
-    try:
-        with imported(module) as space:
-            return bool(metadata_of(vars(space)))
-    except OnnxgenError:
-        return False
 
 
 def _print(report: ExportReport, verbose: bool) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
 from onnxgen.common.names import listed, visible
+from onnxgen.training.runs.record import Record, read_record
 
 if TYPE_CHECKING:
     from onnxgen.ship.comparison import Shipped
-    from onnxgen.training.runs.record import Record
 
 MARK = "<!-- written by onnxgen -->"  # a README.md without it is a person's, and stays
 LIBRARIES = {"onnx": "onnx", "onnx-int8": "onnx", "coreml": "coreml", "litert": "tflite", "executorch": "executorch"}
@@ -46,6 +46,13 @@ def write_card(run: Path, record: Record, report: Shipped) -> list[Path]:
     return [readme, bom]
 
 
+def card_of_export(run: Path, out: Path) -> list[Path]:
+    """Write card and bill beside the ONNX file of a run, with the metrics that the run noted. Returns their paths."""
+    from onnxgen.ship.comparison import Shipped
+
+    return write_card(run, read_record(run), Shipped("onnx", str(out), size=out.stat().st_size))
+
+
 class Facts:
     """What the card and the bill say: of the run's record, its ONNX file, and the report.
 
@@ -59,10 +66,10 @@ class Facts:
         self.origin = origin_metadata(run, record)
         self.license = next((text for key, text in self.origin.items() if key.lower() in ("license", "licence")), "")
 
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Of the file if it was run, else of the module."""
-        return self.report.after or self.report.before
+        self.metrics: Mapping[str, float] = report.after or report.before
+        self.part = report.part
+        if not self.metrics:
+            self.part, self.metrics = noted_metrics(self.record)
 
     def card(self) -> str:
         """Return the text of the model card."""
@@ -80,7 +87,7 @@ class Facts:
             yield f"- name: {_quoted(self.record.name)}"
             yield "  results:"
             yield f"  - task: {{type: {_quoted(pipeline or 'other')}}}"
-            yield f"    dataset: {{name: {_quoted(self._data)}, type: other, split: {self.report.part}}}"
+            yield f"    dataset: {{name: {_quoted(self._data)}, type: other, split: {self.part}}}"
             yield "    metrics:"
             yield from (f"    - {{type: {_quoted(name)}, value: {value:.6g}}}" for name, value in self.metrics.items())
         yield "---"
@@ -96,13 +103,17 @@ class Facts:
         yield "|---|---|"
         yield from (f"| {name} | {visible(text)} |" for name, text in self._rows())
         yield ""
-        if report.metrics:
-            yield f"Measured on the {report.part} part of the data ({record.parts[report.part].samples} samples):"
+        if self.metrics:
+            yield f"Measured on the {self.part} part of the data ({record.parts[self.part].samples} samples):"
             yield ""
+        if report.metrics:
             yield "| metric | the module | this file |"
             yield "|---|---|---|"
             yield from (f"| {name} | {before:.6g} | {after:.6g} |" for name, before, after in report.metrics)
-            yield ""
+        elif self.metrics:
+            yield "| metric | the module |"
+            yield "|---|---|"
+            yield from (f"| {name} | {value:.6g} |" for name, value in self.metrics.items())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         record, report = self.record, self.report
@@ -137,7 +148,7 @@ class Facts:
         """Return the bill of materials, as JSON."""
         record, report = self.record, self.report
         name = Path(report.out).name
-        metrics = [{"type": key, "value": f"{value:.6g}", "slice": report.part} for key, value in self.metrics.items()]
+        metrics = [{"type": key, "value": f"{value:.6g}", "slice": self.part} for key, value in self.metrics.items()]
         parameters: dict[str, Any] = {
             "task": str(record.settings.get("task", "")),
             "inputs": [{"format": f"{i.name}: {i.dtype} {list(i.shape)}"} for i in record.inputs],
@@ -182,6 +193,18 @@ class Facts:
             {"name": f"onnxgen:{name}", "value": f"{part.samples} samples, {part.digest}"}
             for name, part in self.record.parts.items()
         ]
+
+
+def noted_metrics(record: Record) -> tuple[str, dict[str, float]]:
+    """Return the part of the data whose metrics a run noted, and these: of the test part, else of the validation part.
+
+    ("", {}) if it noted none.
+    """
+    for part, metrics in (("test", record.result.get("test")), ("val", record.result.get("best"))):
+        named = {name.removeprefix(f"{part}_"): x for name, x in (metrics or {}).items() if name.startswith(f"{part}_")}
+        if named and part in record.parts:
+            return part, named
+    return "", {}
 
 
 def origin_metadata(run: Path, record: Record) -> dict[str, str]:

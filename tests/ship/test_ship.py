@@ -164,6 +164,14 @@ def test_the_card_and_the_bill(digits: Path, tmp_path: Path) -> None:
         pytest.skip(str(error))
 
 
+def test_an_export_of_a_run_has_a_card(digits: Path, tmp_path: Path) -> None:
+    assert command(["export", str(digits), "-o", str(tmp_path / "net.onnx"), "-q"]) == 0
+    card = (tmp_path / "README.md").read_text()
+    noted = json.loads((digits / "run.json").read_text())["result"]["best"]["val_accuracy"]
+    assert "library_name: onnx" in card and f"| accuracy | {noted:.6g} |" in card
+    assert json.loads((tmp_path / "net.onnx.cdx.json").read_text())["specVersion"] == "1.6"
+
+
 def test_a_readme_of_a_person_stays(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("Mine.\n")
     ship(digits, "pt2", tmp_path / "net.pt2")

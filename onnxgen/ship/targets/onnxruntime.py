@@ -15,8 +15,8 @@ from onnxgen.ship.target import Job, Run, Target, quietly
 
 def write_onnx(job: Job, path: Path) -> list[str]:
     """Write the trained values into the original graph, as `onnxgen export` does."""
-    from onnxgen.cli.exporting import of_run
     from onnxgen.export import export
+    from onnxgen.training.runs.way_back import of_run
 
     module, arguments = of_run(job.run, {"weights": None, "out": path, "onnx": None})
     report = export(module, **arguments, force=True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from onnxgen import export, generate
-from onnxgen.cli.exporting import of_run
 from onnxgen.options import Options
 from onnxgen.training import fit, load
+from onnxgen.training.runs.way_back import of_run
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.heads import small
 from tests.heads.test_reading import undecoded
