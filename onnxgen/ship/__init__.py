@@ -73,7 +73,7 @@ def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any =
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         trial = Path(folder) / path.name
         job = _job(learner, target, samples, data)
-        notes = _written(job, target, trial)
+        notes = [*_written(job, target, trial), *_fixed(job, target)]
         report = Shipped(to, str(path), size=size_of(trial), batch=job.batch, part=part, notes=notes)
         if target.open is not None:
             compare(learner, job, target, trial, samples, data, report)
@@ -104,6 +104,16 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
         facts=shipped_facts(learner.run, learner.record),
         calibration=lambda: in_batches(arguments_of(learner, "train", data, CALIBRATED), axes, batch or 1),
     )
+
+
+def _fixed(job: Job, target: Target) -> list[str]:
+    """Return a sentence if a file has one size where the module takes any, beside that of the batch."""
+    shapes = [
+        f"{name} {list(x.shape)}"
+        for (name, dims), x in zip(job.inputs.items(), job.example)
+        if target.one and sum(isinstance(dim, str) for dim in dims) > 1
+    ]
+    return [f"the file takes one size only: {', '.join(shapes)}"] if shapes else []
 
 
 def _written(job: Job, target: Target, path: Path) -> list[str]:

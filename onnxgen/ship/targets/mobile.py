@@ -61,8 +61,11 @@ def write_coreml(job: Job, path: Path) -> list[str]:
     with quietly():
         try:
             model = coremltools.convert(traced(job), inputs=inputs, **whole)
-        except Exception:
-            model = coremltools.convert(exported(job).run_decompositions({}), **whole)
+        except Exception as error:
+            try:
+                model = coremltools.convert(exported(job).run_decompositions({}), **whole)
+            except Exception:
+                raise error from None
         model.user_defined_metadata.update(job.facts)
         model.save(str(path))
     return ["Core ML runs on Apple's systems only: the file is written, and was not run"]

@@ -26,6 +26,7 @@ def write_onnx(job: Job, path: Path) -> list[str]:
 def write_int8(job: Job, path: Path) -> list[str]:
     """Quantise the exported file to 8 bits: weights by channel, activations by ranges of training samples."""
     import onnx
+    import onnxruntime
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -40,14 +41,26 @@ def write_int8(job: Job, path: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         whole, ready = Path(folder) / "whole.onnx", Path(folder) / "ready.onnx"
         notes = write_onnx(job, whole)
+        onnxruntime.set_default_logger_severity(3)  # errors: files may declare shapes that they do not keep
         with quietly():
-            quant_pre_process(whole, ready, skip_symbolic_shape=True)
+            quant_pre_process(_of_opset_13(whole), ready, skip_symbolic_shape=True)
             quantize_static(ready, path, Reader(), per_channel=True, weight_type=QuantType.QInt8)
         model, original = onnx.load(path), onnx.load(whole, load_external_data=False)
         del model.metadata_props[:]
         model.metadata_props.extend(original.metadata_props)
         onnx.save(model, path)
     return notes
+
+
+def _of_opset_13(path: Path) -> Path:
+    """Return the path of the same network in opset 13 or newer: before, integers had one scale for all channels."""
+    import onnx
+    from onnx.version_converter import convert_version
+
+    model = onnx.load(path)
+    if any(entry.domain in ("", "ai.onnx") and entry.version < 13 for entry in model.opset_import):
+        onnx.save(convert_version(model, 13), path)
+    return path
 
 
 def _fed(job: Job, arguments: Any) -> dict[str, Any]:
@@ -58,7 +71,9 @@ def run_onnx(job: Job, path: Path) -> Run:
     """Open the file in onnxruntime, on the CPU."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     wanted = [output.name for output in session.get_outputs()]
     taken = {entry.name for entry in session.get_inputs()}
 
