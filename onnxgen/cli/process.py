@@ -124,7 +124,7 @@ def surviving(run: Callable[[], int], crashed: Callable[[str], int]) -> int:
         os.close(held)
         if died == signal.SIGKILL:
             crashed("verify was killed (SIGKILL), most likely because the system had no memory left")
-            _exit(128 + died)
+            raise SystemExit(128 + died)
         sizes = json.loads(last) if last else None
         if sizes is None or CRASHES.has(sizes) or len(CRASHES.sizes) == MOST:
             tried = ", ".join(f"{name}={size}" for name, size in (sizes or {}).items()) or "the file's own sizes"
@@ -155,10 +155,10 @@ def _ended(child: int, read: int) -> tuple[signal.Signals, str]:
     _, status = os.waitpid(child, 0)
     signal.signal(signal.SIGINT, before)
     if not os.WIFSIGNALED(status):
-        _exit(os.waitstatus_to_exitcode(status))
+        raise SystemExit(os.waitstatus_to_exitcode(status))
     died = os.WTERMSIG(status)
     if died not in DEADLY | {signal.SIGKILL}:
-        _exit(128 + died)
+        raise SystemExit(128 + died)
     return signal.Signals(died), last
 
 
@@ -195,10 +195,6 @@ def _end_with_parent(alive: int) -> None:
     """Wait for the end of the process that holds the other end of this pipe, whoever ends it."""
     os.read(alive, 1)
     os._exit(128 + signal.SIGTERM)
-
-
-def _exit(code: int) -> NoReturn:
-    raise SystemExit(code)
 
 
 LATER = ("sympy", "onnx_ir._symbolic_shapes")

@@ -41,16 +41,10 @@ def train_command(
     Raises:
         OnnxgenError: all that is wrong with options, files and, as far as it is seen without PyTorch, the data.
     """
-    if options.get("resume") and "out" not in options:
-        options = {**options, "out": latest(options.get("name", ""))}
     problems = Problems()
     for problem in wrong:
         problems.add(problem)
-    named = {name: value for name, value in (("model", model), ("data", data)) if value is not None}
-    options = {**_restarted(options), **named}
-    chosen: dict[str, Any] = options
-    with problems.gathered():
-        chosen = {**_configured(config, options), **options}
+    chosen = _chosen(options, config, problems, model=model, data=data)
     before = _trained_on(model, chosen)
     values = {**(_of_run(before, data, chosen) if before is not None else {}), **chosen}
     run = {name: str(values[name]) for name in NOT_SETTINGS if name in values}
@@ -70,6 +64,16 @@ def train_command(
     if first_process():
         _tell(result, quiet, as_json)
     return INTERRUPTED if result.stopped == "interrupted" else 0
+
+
+def _chosen(options: dict[str, Any], named: dict[str, Any], config: Path | None, problems: Problems) -> dict[str, Any]:
+    """Return settings, model and data of the command line, and of a configuration file what these leave open."""
+    if options.get("resume") and "out" not in options:
+        options = {**options, "out": latest(options.get("name", ""))}
+    chosen = {**_restarted(options), **{name: value for name, value in named.items() if value is not None}}
+    with problems.gathered():
+        chosen = {**_configured(config, chosen), **chosen}
+    return chosen
 
 
 def _restarted(options: dict[str, Any]) -> dict[str, Any]:

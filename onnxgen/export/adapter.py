@@ -10,7 +10,7 @@ Beside weights that the file stores as integers, the integers keep their bytes, 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,7 @@ def _adapted(original: Path, tuned: Path, moved: Sequence[Moved]) -> tuple[onnx.
             nodes += _open(model, place, before, after, values)
     for node in reversed(nodes):
         model.graph.node.insert(0, node)
-    add_beside(model, moved, _factors_of, values)
+    add_beside(model, moved, values)
     return model, values
 
 
@@ -249,7 +249,9 @@ def _open(
     for name, factor, shape in zip(names, factors, shapes):
         values[name] = factor.astype(np.float32)
         optional_input(model, name, shape)
-    return _added(model, place.name, names, before.shape)
+    for node in with_inner(model.graph.node):  # which use the sum from now on
+        node.input[:] = [f"{place.name}.adapted" if name == place.name else name for name in node.input]
+    return sum_of(model, place.name, names, before.shape)
 
 
 def _make_initializer(model: onnx.ModelProto, place: StoredTensor) -> None:
@@ -266,18 +268,7 @@ def _make_initializer(model: onnx.ModelProto, place: StoredTensor) -> None:
     place.tensor, place.graph = tensor, model.graph
 
 
-def _added(model: onnx.ModelProto, name: str, factors: list[str], shape: tuple[int, ...]) -> list[onnx.NodeProto]:
-    """Return the nodes that add the product to a tensor, whose users use the sum from now on."""
-    for node in with_inner(model.graph.node):
-        node.input[:] = [f"{name}.adapted" if one == name else one for one in node.input]
-    return sum_of(model, name, factors, shape)
-
-
 def _factors_of(before: Array, after: Array) -> tuple[Array, Array] | None:
-    return _factors(before.astype(np.float64), after.astype(np.float64), float(np.finfo(np.float32).eps))
-
-
-def _factors(before: Array, after: Array, eps: float) -> tuple[Array, Array] | None:
     """Return two matrices whose product is `after - before`, up to the rounding of the two; None if they are no
     smaller.
 
@@ -285,9 +276,10 @@ def _factors(before: Array, after: Array, eps: float) -> tuple[Array, Array] | N
     """
     if before.ndim < 2 or not before.size:
         return None
+    before, after = before.astype(np.float64), after.astype(np.float64)
     difference = (after - before).reshape(len(before), -1)
     rows, columns = difference.shape
-    allowed = 4 * eps * max(np.abs(after).max(), np.abs(before).max())
+    allowed = 4 * float(np.finfo(np.float32).eps) * max(np.abs(after).max(), np.abs(before).max())
     rank = FIRST_RANK
     while rank * (rows + columns) < rows * columns:
         drawn = np.random.default_rng(0).normal(size=(columns, min(rank + SPARE, rows, columns)))
@@ -354,7 +346,6 @@ def _run(base: Path, adapter: Path, feeds: dict[str, Any], outputs: int) -> list
 PRODUCTS = {"MatMulNBits": 5, "MatMulBnb4": None}  # of packed matrices [N, K]; which input is the bias
 NARROW = 64  # rows or columns
 WAY = "merge it in Python, which rounds the weights: onnxgen.export(module, weights=open_model(run))"
-Factors = Callable[[Array, Array], "tuple[Array, Array] | None"]
 
 
 @dataclass(frozen=True)
@@ -399,12 +390,11 @@ def optional_input(model: onnx.ModelProto, name: str, shape: Sequence[int | str]
     model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
 
-def add_beside(model: onnx.ModelProto, moved: Sequence[Moved], factors: Factors, values: dict[str, Array]) -> None:
+def add_beside(model: onnx.ModelProto, moved: Sequence[Moved], values: dict[str, Array]) -> None:
     """Add to the users of each tensor's floats what the change of the floats adds to their results.
 
     Args:
         model: the original, which is changed.
-        factors: returns two matrices whose product is the difference of two tensors, or None.
         values: gets the values of the new optional inputs.
 
     Raises:
@@ -413,7 +403,7 @@ def add_beside(model: onnx.ModelProto, moved: Sequence[Moved], factors: Factors,
     for one in moved:
         if one.before.dtype != np.float32:
             raise OnnxgenError(f"the scales of {one.shown} are {one.before.dtype}: an adapter needs float32", help=WAY)
-        pair = factors(one.before, one.after) or _narrow(one.after - one.before)
+        pair = _factors_of(one.before, one.after) or _narrow(one.after - one.before)
         if pair is None:
             what = f"the change of {one.shown} has no low rank, as after --dora"
             raise OnnxgenError(what, help=f"train with --lora alone, or {WAY}")

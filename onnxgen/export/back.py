@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -152,7 +151,7 @@ class _Writer:
             what = f"a local function stores {printable(place.name)} once for all calls"
             raise CannotWriteBack(f"{what}, but the values now differ")
         entries = self.record.tensors[names[0]]
-        for name, other in self.sharing.separate(names[0], entries, value).items() if _is_shared(entries) else ():
+        for name, other in self.sharing.separate(names[0], entries, value).items() if isinstance(entries, list) else ():
             self._add(name, other, original.dtype, place.is_external)
         return self._put(place, value, original, self._is_finer(names[0], before))
 
@@ -162,7 +161,7 @@ class _Writer:
         name = printable(place.name)
         if place.name in self.integers.by_tensor:
             raise CannotWriteBack(f"{name} holds the head's weights as integers, and new classes have no scale")
-        if len(names) > 1 or _is_shared(self.record.tensors[names[0]]):
+        if len(names) > 1 or isinstance(self.record.tensors[names[0]], list):
             raise CannotWriteBack(f"the file stores {name} once for the head and for something else")
         if names[0] in self.record.functions:
             raise CannotWriteBack(f"{name} is in a local function")
@@ -238,10 +237,6 @@ class _Writer:
         for tensor in tensors_of(self.model) if inline > files.MAX_PROTOBUF_BYTES else ():
             if len(tensor.raw_data) > files.MAX_INLINE_BYTES:
                 self.data.put(tensor, ir.serde.deserialize_tensor(tensor))
-
-
-def _is_shared(entries: Any) -> bool:
-    return isinstance(entries, list)
 
 
 class Rest:

@@ -159,7 +159,9 @@ class _Writer:
                 nodes[name] = (self.here, changed)
             for value in node.inputs:
                 if value is not None and value.producer() is None and self._is_frozen(value):
-                    nodes[value.name or ""] = ([], self._constant_node(value))
+                    tensor = numpy_helper.from_array(np.asarray(info(value).constant))
+                    constant = helper.make_node("Constant", [], [value.name or ""], value=tensor)
+                    nodes[value.name or ""] = ([], constant)
         kept = [node for before, changed in nodes.values() for node in (*before, changed)]
         put(self.model.graph.node, [*self.first, *kept])
         drop_unused(self.model.graph, old)
@@ -188,10 +190,6 @@ class _Writer:
             seen.add(node.output[0])
             todo.extend(node.input)
         return False
-
-    def _constant_node(self, value: ir.Value) -> onnx.NodeProto:
-        tensor = numpy_helper.from_array(np.asarray(info(value).constant))
-        return helper.make_node("Constant", [], [value.name or ""], value=tensor)
 
     def _node(self, node: ir.Node, outputs: list[str]) -> onnx.NodeProto:
         proto = ir.serde.serialize_node(node)

@@ -163,8 +163,7 @@ class _Attempt:
         generation. Changes with which it does not compute the same as the module are left out.
         """
         is_changed, report = self._is_changed(head), self.report
-        why, note = CHANGED[self.wanted is not None] if is_changed else (UNCHANGED, "")
-        why = why if head is None else f"{head.told}: {', '.join(head.axes)}"
+        why, note = self._why(is_changed, head)
         changed = Changed(self.origin, _options(self.origin), self.state, head)
         tried: list[frozenset[str]] = []
         for changes in [frozenset[str]()] if same_graph else choices():
@@ -191,6 +190,11 @@ class _Attempt:
         if not is_changed and head is None:
             raise DiffersError(report)
         return "the network was changed: it no longer computes the same as the original graph"
+
+    def _why(self, is_changed: bool, head: Head | None) -> tuple[str, str]:
+        """Return the reason for writing values back, and a note if the module was edited."""
+        why, note = CHANGED[self.wanted is not None] if is_changed else (UNCHANGED, "")
+        return why if head is None else f"{head.told}: {', '.join(head.axes)}", note
 
     def _agrees(self, is_retyped: bool = False) -> bool:
         """Return True if the new file computes the same as the module, or is not to be compared."""

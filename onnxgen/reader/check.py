@@ -27,7 +27,7 @@ from onnx.defs import OpSchema, SchemaError
 from onnxgen.common.limits import Limits
 from onnxgen.common.names import printable
 from onnxgen.errors import Problem, Problems
-from onnxgen.graph.nodes import all_nodes, opset_of
+from onnxgen.graph.nodes import all_nodes, opset_of, told
 from onnxgen.reader.protos import inner_graphs, outer_uses
 from onnxgen.reader.tensors import ExternalData, label, sparse_problem, tensor_problem, type_problem
 
@@ -45,7 +45,7 @@ def find_cycle(nodes: Sequence[onnx.NodeProto]) -> str | None:
     try:
         sorter.prepare()
     except CycleError as error:
-        cycle = [_name(nodes[i]) for i in error.args[1]]
+        cycle = [label(nodes[i].name or next(iter(nodes[i].output), "")) for i in error.args[1]]
         return ", ".join(cycle if len(cycle) <= _MAX_NODES_SHOWN else [*cycle[:_MAX_NODES_SHOWN], "..."])
     return None
 
@@ -55,10 +55,6 @@ def uses(node: onnx.NodeProto) -> Iterator[str]:
     yield from node.input
     for graph in inner_graphs(node):
         yield from outer_uses(graph)
-
-
-def _name(node: onnx.NodeProto) -> str:
-    return printable(node.name or next(iter(node.output), "")) or "(unnamed)"
 
 
 Attribute = onnx.AttributeProto
@@ -417,7 +413,7 @@ def check_signatures(model: ir.Model) -> None:
             if problem is None and signature is not None:
                 problem = _problem(node, signature)
         if problem:
-            problems.add(Problem(problem, label(node.name or _first(node.outputs)), label(node.op_type), version))
+            problems.add(Problem(problem, label(told(node)), label(node.op_type), version))
     problems.raise_if_any()
 
 
@@ -472,7 +468,3 @@ def _problem_of_attributes(node: ir.Node, signature: Signature) -> str | None:
             if attribute.value not in ir.DataType.__members__.values():
                 return f"attribute {name} is {attribute.value}, which is not an element type"
     return None
-
-
-def _first(values: Sequence[ir.Value]) -> str:
-    return next((value.name for value in values if value.name), "")

@@ -292,7 +292,8 @@ class _Loop:
             return False
         if origin(result) is inner:
             return True
-        return not inner.uses() and not any(v is inner for v in self.body.outputs) and not _is_read(after)
+        is_read = after.uses() or after.is_graph_output()
+        return not inner.uses() and not is_read and not any(v is inner for v in self.body.outputs)
 
     def _take_out(self, i: int) -> None:
         inner, result = self.body.inputs[self.first_input + i], self.body.outputs[self.first_output + i]
@@ -325,10 +326,6 @@ class _Loop:
             self.node.graph.insert_after(self.node, same)
             outer = new
         ir.convenience.replace_all_uses_with(after, outer, replace_graph_outputs=True)
-
-
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
 
 
 NEWEST = 1 << 31

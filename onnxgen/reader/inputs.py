@@ -40,11 +40,6 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
     declared = {value.name: value for value in graph.input} | {name: _info(name, known) for name in inputs}
     ends = [_info(name, known) for name in outputs] or list(graph.output)
     kept, reached = _above(graph, [value.name for value in ends], inputs)
-    problems = Problems()
-    for name in inputs:
-        if name not in reached:
-            problems.add(f"--inputs: no output depends on {printable(name)}")
-    problems.raise_if_any()
     stored = {tensor.name for tensor in graph.initializer}
     rest = [value.name for value in graph.input if value.name in reached | stored and value.name not in inputs]
     is_kept = set(map(id, kept))
@@ -55,7 +50,11 @@ def cut_graph(graph: onnx.GraphProto, cut: Cut, known: Mapping[str, onnx.TypePro
 
 
 def _above(graph: onnx.GraphProto, ends: list[str], inputs: Sequence[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes that compute values from the inputs of a part, and the values that they need."""
+    """Return the nodes that compute values from the inputs of a part, and the values that they need.
+
+    Raises:
+        OnnxgenError: no value depends on one of the inputs.
+    """
     makers = {name: node for node in graph.node for name in node.output}
     kept, reached, todo = list[onnx.NodeProto](), set[str](), ends
     while todo:
@@ -64,6 +63,8 @@ def _above(graph: onnx.GraphProto, ends: list[str], inputs: Sequence[str]) -> tu
             kept.append(makers[name])
             todo.extend(taken(makers[name]))
         reached.add(name)
+    if idle := [printable(name) for name in inputs if name not in reached]:
+        raise OnnxgenError(*(f"--inputs: no output depends on {name}" for name in idle))
     return kept, reached
 
 

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def ultralytics_size(entries: Mapping[str, str]) -> tuple[int, int] | None:
 
 def read_list(text: str) -> tuple[list[str], Write] | None:
     """Return the classes that a text lists, and what writes others in its form."""
-    for parse, write in ((json.loads, _as_json), (ast.literal_eval, repr)):
+    for parse, write in ((json.loads, partial(json.dumps, ensure_ascii=False)), (ast.literal_eval, repr)):
         try:
             value = parse(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -138,10 +139,6 @@ def read_list(text: str) -> tuple[list[str], Write] | None:
         if len(names) > 1:
             return _listed(names, between)
     return None
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_counted(names: dict[Any, Any]) -> bool:

@@ -49,6 +49,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         content = load_checked(path)
     except Exception as error:
         raise _unreadable(path, error) from None
+    return _tensors(content, path)
+
+
+def _tensors(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the tensors of what a checkpoint holds: a state dict, or one in a wrapper."""
     outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[name] for name in WRAPPERS if isinstance(outer.get(name), Mapping)), outer)
     tensors = {key: value for key, value in inner.items() if isinstance(key, str) and isinstance(value, Tensor)}

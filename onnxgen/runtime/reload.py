@@ -155,13 +155,10 @@ def _carry_over(old: Mapping[str, Tensor], new: Any) -> None:
         tensor.requires_grad_(trained[key])
     if hasattr(new, "tie_weights"):
         new.tie_weights()
-    left = [f"{key} is now {_dims(fresh[key])}, was {_dims(old[key])}" for key in fresh if key in old.keys() - carried]
+    shapes = {key: (list(fresh[key].shape), list(old[key].shape)) for key in fresh if key in old.keys() - carried}
+    left = [f"{key} is now {now}, was {was}" for key, (now, was) in shapes.items()]
     left += [f"{key} is new" for key in fresh if key not in old]
     left += [f"{key} is gone" for key in old if key not in fresh]
     if left:
         message = f"{len(carried)} of {counted(len(fresh), 'tensor')} carried over; not these: {'; '.join(left)}"
         warnings.warn(message, stacklevel=4)
-
-
-def _dims(tensor: Tensor) -> list[int]:
-    return list(tensor.shape)

@@ -443,7 +443,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorded = pytree.tree_map_only(Tensor, self.value, (args, kwargs or {}))
-        inputs = list(_values(recorded))
+        inputs = [leaf for leaf in pytree.tree_leaves(recorded) if isinstance(leaf, Value)]
         result = func(*args, **(kwargs or {}))
         operation = Operation(func.overloadpacket.__name__.rstrip("_"), inputs, recorded[0])
         self.trace.operations.append(operation)
@@ -452,7 +452,3 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor):
                 self.now[id(tensor)] = Value(tensor, operation, varies)
         return result
-
-
-def _values(tree: Any) -> Iterator[Value]:
-    return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Value))

@@ -227,9 +227,7 @@ def tidy(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 def _joined(a: Piece, b: Piece, axis: int) -> Piece | None:
     """Join two neighbours on `axis` into one piece, or return None."""
-    if a.name != b.name or a.casts != b.casts or b.at[axis] != a.at[axis] + size_of(a.axes[axis]):
-        return None
-    if any((a.at[i], a.axes[i]) != (b.at[i], b.axes[i]) for i in range(len(a.at)) if i != axis):
+    if not _are_beside(a, b, axis):
         return None
     x, y, step = a.axes[axis], b.axes[axis], b.offset - a.offset
     for rest in {x[1:], x}:
@@ -242,6 +240,13 @@ def _joined(a: Piece, b: Piece, axis: int) -> Piece | None:
             piece = replace(a, axes=(*a.axes[:axis], joined, *a.axes[axis + 1 :]))
             return piece if _injective(piece) else None
     return None
+
+
+def _are_beside(a: Piece, b: Piece, axis: int) -> bool:
+    """Return True if one piece begins on `axis` where the other one ends, and both are alike otherwise."""
+    if a.name != b.name or a.casts != b.casts or b.at[axis] != a.at[axis] + size_of(a.axes[axis]):
+        return False
+    return all((a.at[i], a.axes[i]) == (b.at[i], b.axes[i]) for i in range(len(a.at)) if i != axis)
 
 
 def _lead(axis: Axis, rest: Axis) -> tuple[int, int] | None:
