@@ -66,7 +66,7 @@ def train_command(
     return INTERRUPTED if result.stopped == "interrupted" else 0
 
 
-def _chosen(options: dict[str, Any], named: dict[str, Any], config: Path | None, problems: Problems) -> dict[str, Any]:
+def _chosen(options: dict[str, Any], config: Path | None, problems: Problems, **named: Any) -> dict[str, Any]:
     """Return settings, model and data of the command line, and of a configuration file what these leave open."""
     if options.get("resume") and "out" not in options:
         options = {**options, "out": latest(options.get("name", ""))}
