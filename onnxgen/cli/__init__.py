@@ -1,4 +1,4 @@
-"""The command `onnxgen`: errors and exit codes. The commands are in `app.py`.
+"""The command `onnxgen`: errors and exit codes. The commands are in `app.py`, the two that load alone beside it.
 
 Heavy imports wait until a command runs. rich is imported only to show a table or a progress bar on a terminal.
 """

@@ -698,6 +698,15 @@ print(onnx_ir.SymbolicDim("N") * 2 + 1, "sympy.core" in sys.modules)
     assert python(code, model, "-q").stdout == "0 False 0\n2*N + 1 True\n"
 
 
+def test_a_generation_loads_no_training(model: Path) -> None:
+    code = """
+import sys
+from onnxgen.cli import run
+print(run(sys.argv[1:]), [m for m in sys.modules if m.startswith(("onnxgen.training", "onnxgen.cli.app"))])
+"""
+    assert python(code, model, "-q").stdout == "0 []\n"
+
+
 def test_importing_costs_nothing() -> None:
     code = "import sys, onnxgen; print([m for m in ('onnx', 'numpy', 'torch', 'click', 'black') if m in sys.modules])"
     assert python(code).stdout == "[]\n"
