@@ -141,11 +141,11 @@ def _either(kinds: tuple[Any, ...], value: Any, name: str, later: bool) -> Any:
 
 
 def _container(origin: Any, inner: tuple[Any, ...], value: Any, name: str, later: bool) -> Any:
-    if not isinstance(value, (list, tuple) if origin is tuple else Mapping):
-        raise _other(name, value, "a list" if origin is tuple else "an object")
-    if origin is tuple:
+    if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(built(inner[0], entry, f"{name}[{place}]", later) for place, entry in enumerate(value))
-    return {key: built(inner[1], entry, f"{name}.{key}", later) for key, entry in value.items()}
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: built(inner[1], entry, f"{name}.{key}", later) for key, entry in value.items()}
+    raise _other(name, value, "a list" if origin is tuple else "an object")
 
 
 @lru_cache(maxsize=64)

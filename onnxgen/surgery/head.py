@@ -233,8 +233,8 @@ def find(model: nn.Module, example: Example, *, head: str | None = None, output:
     if len(heads) > 1:
         raise search.refusal(f"the model has {len(heads)} classifiers: {', '.join(heads)}", "output= or ")
     if not heads:
-        why = "; ".join(reasons[:MAX_CANDIDATES_SHOWN]) or "the model returns nothing"
-        raise search.refusal(f"no classifier was found: {why}")
+        text = "; ".join(reasons[:MAX_CANDIDATES_SHOWN]) or "the model returns nothing"
+        raise search.refusal(f"no classifier was found: {text}")
     return next(iter(heads.values()))
 
 
