@@ -98,17 +98,12 @@ def label_encoder(
 ) -> ast.expr:
     """From keys to values. NaN can be a key from opset 4 on."""
     keys = keys_strings or keys_int64s or keys_floats or _listed(keys_tensor)
-    tables: list[tuple[Column | None, Any, ir.DataType]] = [
+    tables: list[Table] = [
         (values_strings, default_string, TEXT),
         (values_int64s, default_int64, INT64),
         (values_floats, default_float, FLOAT32),
     ]
-    values, default, dtype = next((g for g in tables if g[0]), (None, None, TEXT))
-    if values is None and values_tensor is not None:
-        dtype = ir.DataType(values_tensor.dtype)
-        values = _listed(values_tensor)
-        usual = {TEXT: default_string, INT64: default_int64}
-        default = usual.get(dtype, default_float if dtype.is_floating_point() else -1)
+    values, default, dtype = _values(tables, values_tensor)
     if keys is None or values is None:
         raise b.error("the node has no keys_* or no values_* attribute", WRITER)
     if default_tensor is not None:
@@ -117,6 +112,21 @@ def label_encoder(
         pairs = [(k, v) for k, v in zip(keys, values) if k == k]
         keys, values = [k for k, _ in pairs], [v for _, v in pairs]
     return _mapped(b, X, keys, values, default, dtype)
+
+
+Table = tuple["Column | None", Any, ir.DataType]  # values, the default, and their type
+
+
+def _values(tables: list[Table], tensor: ir.TensorProtocol | None) -> Table:
+    """Return the first table that has values, or the tensor's, with the default of its type."""
+    for listed in tables:
+        if listed[0]:
+            return listed
+    if tensor is None:
+        return None, None, TEXT
+    dtype = ir.DataType(tensor.dtype)
+    usual = {kind: default for _, default, kind in tables}
+    return _listed(tensor), usual.get(dtype, usual[FLOAT32] if dtype.is_floating_point() else -1), dtype
 
 
 def _listed(tensor: ir.TensorProtocol | None) -> Column | None:

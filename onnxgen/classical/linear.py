@@ -24,9 +24,7 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
     If there are more numbers than the input has features, onnxruntime uses the first ones.
     """
     x, count = rows(b, X), elements(b, weight).size
-    features = X.shape[-1] if X.shape and isinstance(X.shape[-1], int) else None
-    if features is None and columns > 0 and count % columns == 0:
-        features = count // columns
+    features = _features(X, count, columns)
     if features is None or columns < 1 or count < columns * features:
         raise b.error(f"{count} coefficients do not divide into {columns} outputs", WRITER)
     shape, used = (columns, features), columns * features
@@ -42,6 +40,13 @@ def product(b: Builder, X: Arg, weight: Arg, bias: Arg | None, columns: int) -> 
                 return b("m(x)", m=module, x=x)
         w = table(b, weight, shape, "coefficients")
     return b.call("F.linear", x, w, OMIT if bias is None else table(b, bias, (columns,), "intercepts"))
+
+
+def _features(X: Arg, count: int, columns: int) -> int | None:
+    """Return the features of an input, or else how many of `count` coefficients each column has."""
+    if X.shape and isinstance(X.shape[-1], int):
+        return X.shape[-1]
+    return count // columns if columns > 0 and count % columns == 0 else None
 
 
 @op("LinearRegressor", domain=ML, infer=shapes.regressor, tables=("coefficients", "intercepts"))
@@ -174,14 +179,14 @@ def svm_classifier(
     names = classlabels_strings or classlabels_ints or []
     if not names or rho is None:
         raise b.error("the node has no labels or no rho", WRITER)
-    if not sum(vectors_per_class or []):
-        index, scores = _linear(b, X, coefficients, rho, len(names), prob_a is not None, post_transform)
-        return [labels(b, index, classlabels_ints, classlabels_strings), scores]
     counts, classes = vectors_per_class or [], len(names)
+    if not sum(counts):
+        index, scores = _linear(b, X, coefficients, rho, classes, prob_a is not None, post_transform)
+        return [labels(b, index, classlabels_ints, classlabels_strings), scores]
     if len(counts) != classes or classes < 2 or support_vectors is None:
         raise b.error(f"the node has {classes} labels but support vectors of {len(counts)} classes", WRITER)
     total, pairs = sum(counts), classes * (classes - 1) // 2
-    if elements(b, coefficients).size != (classes - 1) * total or elements(b, rho).size != pairs:
+    if (elements(b, coefficients).size, elements(b, rho).size) != ((classes - 1) * total, pairs):
         raise b.error("the number of coefficients or of rho does not fit the classes and support vectors", WRITER)
     kernel = _kernel(b, rows(b, X), support_vectors, total, kernel_type, kernel_params)
     weights = table(b, coefficients, (classes - 1, total), "coefficients")

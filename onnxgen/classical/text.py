@@ -87,9 +87,11 @@ def tokenizer(
     by_letter = separators == [""] or not separators and tokenexp == "."
     if by_letter and mincharnum > 1:
         raise b.error(f"tokens are single letters, but mincharnum is {mincharnum}", WRITER)
+    if by_letter:
+        separators = tokenexp = None
     try:
-        between = [] if by_letter else [as_searches(pattern) for pattern in separators or ()]
-        words = [] if by_letter or separators else as_searches(tokenexp or "")
+        between = [as_searches(pattern) for pattern in separators or ()]
+        words = as_searches(tokenexp) if tokenexp and not separators else []
     except NotRe as error:
         raise _untranslated(b, error) from error
     return b.call(

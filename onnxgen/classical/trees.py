@@ -206,11 +206,15 @@ def _given(b: Builder, values: Any, tensor: Any, what: str) -> Any:
     return tensor if values is None else values
 
 
+def _numbers(attributes: dict[str, Any], name: str) -> Any:
+    return attributes[name] or []
+
+
 def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], attributes: dict[str, Any]) -> Nodes:
     """Read nodes of versions 1 and 3, which are given by the numbers of trees and of nodes within their tree."""
-    trees = attributes["nodes_treeids"] or []
-    find = numbered(b, trees, attributes["nodes_nodeids"] or [])
-    names = attributes["nodes_modes"] or []
+    trees = _numbers(attributes, "nodes_treeids")
+    find = numbered(b, trees, _numbers(attributes, "nodes_nodeids"))
+    names = _numbers(attributes, "nodes_modes")
     unknown = sorted(set(names) - {*MODES[:-1], "LEAF"})
     if unknown:
         raise b.error(f"a tree node has the unknown mode {unknown[0]!r}", WRITER)
@@ -219,7 +223,7 @@ def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], attr
     values = values.numpy() if isinstance(values, ir.TensorProtocol) else np.asarray(values or [], np.float32)
     if values.dtype == np.float64 and dtype != DOUBLE:
         raise b.error("the thresholds are double, but the input is not", "cast the input to double")
-    tracks = attributes["nodes_missing_value_tracks_true"] or []
+    tracks = _numbers(attributes, "nodes_missing_value_tracks_true")
     missing = np.zeros(len(trees), bool)
     missing[: len(tracks)] = np.asarray(tracks[: len(trees)]) == 1
     leaf_trees, leaf_nodes, targets = (w or [] for w in weights)
@@ -228,11 +232,11 @@ def _numbered_nodes(b: Builder, dtype: ir.DataType, weights: Sequence[Any], attr
         raise b.error("a leaf weight is for a node that does not exist", WRITER)
     return Nodes(
         np.array([kinds[name] for name in names], np.int64),
-        np.asarray(attributes["nodes_featureids"] or [], np.int64),
+        np.asarray(_numbers(attributes, "nodes_featureids"), np.int64),
         values.astype(dtype.numpy()),
         missing,
-        find(trees, attributes["nodes_truenodeids"] or []),
-        find(trees, attributes["nodes_falsenodeids"] or []),
+        find(trees, _numbers(attributes, "nodes_truenodeids")),
+        find(trees, _numbers(attributes, "nodes_falsenodeids")),
         first_of_each(trees),
         np.stack(leaf_columns, 1),
     )

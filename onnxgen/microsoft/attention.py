@@ -94,12 +94,8 @@ def rms_norm_rotary(
     documentation does not say which elements are rotated: the first are, as in RotaryEmbedding. Nor does it say what
     holds without `prefill_numerics`: the same as with 0.
     """
-    heads, width, stride = size_of(X, 2), size_of(scale, 0), size_of(X, 3)
-    if input_start < 0 or (input_width or stride) != width or input_start + width > stride:
-        raise Refused(f"scale has {width} elements, but the slice of the input has another size", WRITER)
-    x = widened(g, X)
-    if width != stride:
-        x = g("Slice", x, g.ints(input_start), g.ints(input_start + width), g.ints(3))
+    heads, width = size_of(X, 2), size_of(scale, 0)
+    x = _part(g, X, input_start, width, input_width)
     normed = g("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
     set_info(normed, Info(FLOAT))
     is_coarse = is_narrow = not output_fp16 and all(info(v).dtype == BFLOAT16 for v in (X, cosine))
@@ -119,6 +115,15 @@ def rms_norm_rotary(
         turned = g("Cast", turned, to=ir.DataType.FLOAT16 if output_fp16 else BFLOAT16)
     turned = g("Reshape", turned, g.ints(0, 0, -1))
     return [g("Reshape", turned, g.ints(1, -1, heads * width)) if flatten_batch else turned, widened(g, normed)]
+
+
+def _part(g: Writer, X: Value, start: int, width: int, stated: int) -> Value:
+    """Return the elements of each head that are normalised, in float32. `stated`: their number, 0 for all."""
+    stride = size_of(X, 3)
+    if start < 0 or (stated or stride) != width or start + width > stride:
+        raise Refused(f"scale has {width} elements, but the slice of the input has another size", WRITER)
+    x = widened(g, X)
+    return x if width == stride else g("Slice", x, g.ints(start), g.ints(start + width), g.ints(3))
 
 
 def _positions(g: Writer, position_ids: Value, input: Value, axis: int) -> Value:
@@ -307,12 +312,8 @@ def _with_biases(g: Writer, operands: list[tuple[Value, bool, Dim | None]], bias
         raise Refused("the sizes of query and bias are unknown", FIX_SHAPE)
     biased = []
     for (x, split, _), (start, end) in zip(operands, itertools.pairwise((0, size, 2 * size, total))):
-        biased.append((x if split else g("Add", x, _cut(g, bias, start, end, axis=0)), split))
+        biased.append((x if split else g("Add", x, g("Slice", bias, g.ints(start), g.ints(end), g.ints(0))), split))
     return biased
-
-
-def _cut(g: Writer, x: Value, start: int, end: int, axis: int) -> Value:
-    return g("Slice", x, g.ints(start), g.ints(end), g.ints(axis))
 
 
 def _padding(g: Writer, mask: Maybe, x: Value, k: Value, filtered: float, like: Value) -> Maybe:

@@ -147,21 +147,33 @@ def decoder_attention(
     flags = static_kv, has_key_padding_mask, has_layer_state, use_past
     is_static, is_masked, keeps, is_later = (flag_of(x, "whether the node has a cache or a mask") for x in flags)
     past = [key_cache, value_cache] if keeps and is_later else []
-    if None in past or is_masked and key_padding_mask is None or not keeps and (g.wants(1) or g.wants(2)):
+    needed = [*past, key_padding_mask] if is_masked else past
+    if None in needed or not keeps and (g.wants(1) or g.wants(2)):
         raise Refused("the cache or the mask that the flags ask for is missing", WRITER)
     size, perm = size_of(q_weight, 1), [1, 2, 0, 3]
-    parts = [g("Slice", bias, *(g.ints(n) for n in place), g.ints(0)) for place in ((0, size), (size, 3 * size))]
+    q_bias = g("Slice", bias, g.ints(0), g.ints(size), g.ints(0))
+    kv_bias = g("Slice", bias, g.ints(size), g.ints(3 * size), g.ints(0))
     split = g.ints(0, 0, num_heads, -1)
-    q = g("Transpose", g("Reshape", g("Add", g("MatMul", query, q_weight), parts[0]), split), perm=perm)
+    q = g("Transpose", g("Reshape", g("Add", g("MatMul", query, q_weight), q_bias), split), perm=perm)
     caches = past
     if not past or not is_static:
-        key_value = g("Add", g("MatMul", key if is_static else query, kv_weight), parts[1])
-        halves = g.several(2, "Split", key_value, axis=-1, num_outputs=2)
-        caches = [g("Transpose", g("Reshape", half, split), perm=perm) for half in halves]
-        caches = [g("Concat", old, new, axis=2) for old, new in zip(past, caches)] or caches
-    mask = None
-    if is_masked and key_padding_mask is not None:
-        hidden = g("Unsqueeze", key_padding_mask, g.ints(1, 2))
-        mask = g("Where", hidden, g.number(mask_filter_value, query), g.number(0, query))
+        key_value = g("Add", g("MatMul", key if is_static else query, kv_weight), kv_bias)
+        k, v = (
+            g("Transpose", g("Reshape", half, split), perm=perm)
+            for half in g.several(2, "Split", key_value, axis=-1, num_outputs=2)
+        )
+        caches = _appended(g, past, [k, v])
+    mask = _hidden(g, key_padding_mask if is_masked else None, mask_filter_value, query)
     y = g("Attention", q, *caches, mask)
     return [g("Reshape", g("Transpose", y, perm=[2, 0, 1, 3]), g.ints(0, 0, -1)), *(caches if keeps else [])]
+
+
+def _appended(g: Writer, past: list[Maybe], new: list[Value]) -> list[Maybe]:
+    return [g("Concat", old, each, axis=2) for old, each in zip(past, new)] if past else [*new]
+
+
+def _hidden(g: Writer, mask: Maybe, filtered: float, like: Value) -> Maybe:
+    """Return what to add to scores where a mask of the keys is true."""
+    if mask is None:
+        return None
+    return g("Where", g("Unsqueeze", mask, g.ints(1, 2)), g.number(filtered, like), g.number(0, like))

@@ -56,7 +56,7 @@ def group_query_attention(
     lengths: Any = b.let(b("n.flatten().long() + 1", n=seqlens_k), "lengths")
     before = _before(b, (query, key, value), pasts, lengths, query_seqlens, causal)
     if do_rotary:
-        stated = [] if position_ids is None else [position_ids, *([total_sequence_length] if before is OMIT else [])]
+        stated = [position_ids, total_sequence_length][: 0 if position_ids is None else 1 + (before is OMIT)]
         places = b.let(b.call("row_places", lengths, b("q.shape[2]", q=q), *stated, before=before), "positions")
         q, k = rotated(b, (q, k), places, cos_cache, sin_cache, bool(rotary_interleaved))
     types = [(s, t, kv_cache_bit_width) for s, t in ((k_scale, k_quant_type), (v_scale, v_quant_type))]
@@ -68,11 +68,14 @@ def group_query_attention(
         k, v = present = appended(b, (k, v), pasts, lengths, total_sequence_length, before)
     options = {"scale": scale or OMIT, "window": unless(local_window_size, -1), "softcap": softcap or OMIT}
     options |= {"bias": bias, "is_causal": unless(bool(causal), True), "before": before}
-    sink: Any = unless(head_sink, None)
-    if head_sink is None and smooth_softmax > 0:
-        sink = b("q.new_zeros(n)", q=q, n=num_heads)
+    sink = unless(_sink(b, head_sink, smooth_softmax > 0, q, num_heads), None)
     outputs = _attended(b, (q, *read(b, (k, v), types)), lengths, options, sink, total_sequence_length, qk_output)
     return [outputs[0], *present, *outputs[1:]]
+
+
+def _sink(b: Builder, sink: Arg | None, is_smooth: bool, q: ast.expr, heads: int) -> Any:
+    """Return the score beside those of the keys, for each head: 0 with a smooth softmax."""
+    return b("q.new_zeros(n)", q=q, n=heads) if sink is None and is_smooth else sink
 
 
 def _before(
@@ -471,9 +474,7 @@ def dynamic_sparse_attention(
     present = appended(b, stored(b, [k, v], types), (past_key, past_value), lengths, total_sequence_length)
     chosen, second = (selected_indices, selected_counts), others if is_local else None
     k, v, shown = _joined(b, read(b, present, types), second, chosen, places, local_window_size)
-    sink: Any = head_sink
-    if head_sink is None and smooth_softmax:
-        sink = b("q.new_zeros(n)", q=q, n=num_heads)
+    sink = _sink(b, head_sink, bool(smooth_softmax), q, num_heads)
     context = b("y.transpose(1, 2).flatten(2)", y=_shown(b, (q, k, v), shown, scale, 0.0, sink))
     return [b("y.bfloat16()", y=context) if output_bf16 else context, *present]
 

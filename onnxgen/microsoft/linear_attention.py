@@ -18,6 +18,7 @@ from onnxgen.ops.linear_attention import linear_attention as plain_linear_attent
 from onnxgen.ops.linear_attention import terms
 
 BOUNDED = ("sigmoid", "kda")  # gate activations with a lower bound; they also normalise with another epsilon
+EPSILONS = (1e-12, 1e-6)
 
 
 @op(
@@ -62,13 +63,11 @@ def gated_delta_net(
         faded = b.let(_activated(b, used, gate_activation, terms_of_heads, shortest(gate_lower_bound)), "decay")
     elif gate_activation == "none" and (a_log is not None or dt_bias is not None):
         raise b.error("a_log and dt_bias are given, but gate_activation is none", WRITER)
-    learned: Any = rate
-    if rate is not None and beta_activation == "sigmoid":
-        learned = b.let(b("torch.sigmoid(x)", x=as_float32(b, rate)), "beta")
+    learned = _rate(b, rate) if beta_activation == "sigmoid" else rate
     q, k, v = _operands(b, query, key, value, initial_state)
     options = {"state": unless(initial_state, None), "starts": unless(cu_seqlens, None), "decay": unless(faded, None)}
     options["beta"] = unless(learned, None)
-    epsilon = (1e-6 if gate_activation in BOUNDED else 1e-12) if qk_l2_norm else OMIT
+    epsilon = EPSILONS[gate_activation in BOUNDED] if qk_l2_norm else OMIT
     attended = b.call("packed_delta_rule", q, k, v, **options, scale=shortest(scale) or OMIT, epsilon=epsilon)
     if not b.wants(2) or capture_count is None:
         return b.unpack(attended, 2)
@@ -80,6 +79,10 @@ def gated_delta_net(
         *(b("y[i]", y=both, i=i) for i in (0, 1)),
         b.call("state_updates", k, v, counts, state_update_capacity, **options, epsilon=epsilon),
     ]
+
+
+def _rate(b: Builder, rate: Arg | None) -> Any:
+    return None if rate is None else b.let(b("torch.sigmoid(x)", x=as_float32(b, rate)), "beta")
 
 
 def _head_terms(b: Builder, a_log: Arg | None, dt_bias: Arg | None, has_keys: bool) -> tuple[ast.expr, ast.expr]:
@@ -117,11 +120,7 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
         return [query, key, value]
     if key is not None or value is not None or state is None:
         raise b.error("the input key, value or initial_state is missing", WRITER)
-    dims = [*(query.shape or (None,))[-1:], *(state.shape or (None,))[1:]]
-    sizes = [n for n in dims if isinstance(n, int)]
-    if len(sizes) != len(dims) or len(sizes) != 4:
-        raise b.error("the sizes of query and initial_state are unknown", FIX_SHAPE)
-    total, heads, values, keys = sizes
+    total, heads, values, keys = _packed_sizes(b, query, state)
     end = (total - heads * values) // 2
     if keys < 1 or end < keys or end % keys or total != 2 * end + heads * values:
         raise b.error(
@@ -132,6 +131,15 @@ def _operands(b: Builder, query: Arg, key: Arg | None, value: Arg | None, state:
         b.let(b("x[..., m:n].unflatten(-1, (-1, s))", x=query, m=end, n=2 * end, s=keys), "k"),
         b.let(b("x[..., m:].unflatten(-1, (-1, s))", x=query, m=2 * end, s=values), "v"),
     ]
+
+
+def _packed_sizes(b: Builder, query: Arg, state: Arg) -> list[int]:
+    """Return the sizes of q, k and v together, and of the state: heads, values, keys."""
+    dims = [*(query.shape or (None,))[-1:], *(state.shape or (None,))[1:]]
+    sizes = [n for n in dims if isinstance(n, int)]
+    if len(sizes) != len(dims) or len(sizes) != 4:
+        raise b.error("the sizes of query and initial_state are unknown", FIX_SHAPE)
+    return sizes
 
 
 @op("Mamba2Verify", domain=MICROSOFT, infer=infer.mamba)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import onnx_ir as ir
 
@@ -52,8 +53,7 @@ def dynamic_quantize_lstm(
     """Directions are computed one by one; the input of each product is quantised at run time."""
     if direction not in DIRECTIONS:
         raise b.error(f"attribute 'direction' must be forward, reverse or bidirectional, not {direction!r}", WRITER)
-    names = activations or DEFAULT_ACTIVATIONS
-    if sequence_lens is not None or input_forget or names != DEFAULT_ACTIVATIONS * (len(names) // 3):
+    if sequence_lens is not None or input_forget or not _are_usual(activations):
         raise b.error(
             "sequence_lens, input_forget and other activations are not handled", "quantise the model without its LSTM"
         )
@@ -63,11 +63,7 @@ def dynamic_quantize_lstm(
     }  # fmt: skip
     module = _lstm(b, tensors, direction, clip) if P is None else None
     if module is not None:
-        states = {
-            name: OMIT if s is None or uniform(s.value) == 0 else s.expr
-            for name, s in (("h", initial_h), ("c", initial_c))
-        }
-        return b.unpack(call(module, X.expr, **states))
+        return b.unpack(call(module, X.expr, h=_begun(initial_h), c=_begun(initial_c)))
     state = b.let(b("x.new_zeros(x.shape[1], n)", x=X, n=hidden_size), "state")
     directions = []
     for i, is_reverse in enumerate(DIRECTIONS[direction]):
@@ -75,12 +71,27 @@ def dynamic_quantize_lstm(
             b("(w[i], s[i], z[i])", w=w, s=s, z=z, i=i)
             for w, s, z in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))
         )
-        stored = [None if v is None else b("v[i]", v=v, i=i) for v in (B, P)]
-        h, c = (state if v is None else b("v[i]", v=v, i=i) for v in (initial_h, initial_c))
+        stored = [_row(b, v, i, None) for v in (B, P)]
+        h, c = (_row(b, v, i, state) for v in (initial_h, initial_c))
         called = b.call("dynamic_lstm", X, weights, recurrent, *stored, h, c, is_reverse, clip=clip or OMIT)
         directions.append(b.let(called, "direction"))
-    parts = [[b("y[k]", y=y, k=k) for y in directions] for k in range(3)]
-    return [b.call("torch.stack", p, dim=1 if k == 0 else OMIT) for k, p in enumerate(parts)]
+    return [
+        b.call("torch.stack", [b("y[k]", y=y, k=k) for y in directions], dim=1 if k == 0 else OMIT) for k in range(3)
+    ]
+
+
+def _are_usual(activations: list[str] | None) -> bool:
+    names = activations or DEFAULT_ACTIVATIONS
+    return names == DEFAULT_ACTIVATIONS * (len(names) // 3)
+
+
+def _begun(state: Arg | None) -> Any:
+    """Return the first state as an argument, which may be left out if it is zeros."""
+    return OMIT if state is None or uniform(state.value) == 0 else state.expr
+
+
+def _row(b: Builder, value: Arg | None, i: int, absent: Any) -> Any:
+    return absent if value is None else b("v[i]", v=value, i=i)
 
 
 def _lstm(b: Builder, tensors: dict[str, Arg | None], direction: str, clip: float) -> MemberRef | None:

@@ -264,7 +264,7 @@ class Checker:
         computed. It does not count if the whole network, from its inputs on, refuses all drawn inputs.
         """
         opened: set[ir.Value] = set()
-        verdict, why, differed = "", "", False
+        verdict, reasons, differed = "", list[str](), False
         with suppress(Untold):
             for level in range(MAX_ENLARGEMENTS if claim.needed else 1):
                 region = regions.levelled(claim, opened) if level == 1 else regions.of(claim, opened)
@@ -275,7 +275,8 @@ class Checker:
                     if not verdict:
                         return ""
                 except Untold as error:
-                    why, refused = why or str(error), isinstance(error, Refused)
+                    reasons.append(str(error))
+                    refused = isinstance(error, Refused)
                     if self.gives_up and isinstance(error, Hopeless):
                         break
                 further = regions.deeper(region) - opened
@@ -284,7 +285,7 @@ class Checker:
                     break
                 opened |= further if level else set()
         if not verdict and claim.needed:
-            self.counts.untold[why or "too large"] += 1
+            self.counts.untold[[*reasons, "too large"][0]] += 1
         return verdict or None
 
     def _compared(self, region: Region, differed: bool) -> str:

@@ -156,7 +156,7 @@ class Comparison:
         self.trusts = any(step.domain not in ("", DOMAIN) for step in steps)
         self.styles = [replace(s, integers=STYLES[0].integers, bytes=s.integers) for s in STYLES]
         self.styles = self.styles if self.trusts else list(STYLES)
-        self.is_usual = all(step.domain == DOMAIN or usual.has(step.domain, step.op) for step in steps)
+        self.is_usual = all(map(_is_usual, steps))
         outputs = [facts_of(cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs]
         self.is_half = any(facts.dtype in HALVES for facts in outputs)
         drawn = [facts_of(cone.picture, v) for cone in region.cones for v in cone.cuts]
@@ -171,29 +171,29 @@ class Comparison:
         The second side may refuse some sizes if it runs on at least as many others: the network cannot take these. But
         it must run on sizes that were made to fit.
         """
-        why: Untold | None = None
-        conclusive, refused, broken = 0, 0, ""
+        reasons, faults = list[Untold](), list[str]()
+        conclusive = 0
         for turn, numbers in enumerate(sizes(self.region)):
             if conclusive and turn >= len(DRAWN_SIZES):
                 break
             try:
                 difference = self._on(numbers)
             except Broken as error:
-                refused, broken = refused + 1, broken or f"it no longer runs: {error}"
+                faults.append(f"it no longer runs: {error}")
                 if self.fits and 1 not in numbers.values():
-                    return broken
+                    return faults[0]
                 continue
             except Untold as error:
-                why = why or error
+                reasons.append(error)
                 continue
             if difference:
                 return difference
             conclusive += 1
             if conclusive == ENOUGH_ROWS:
                 break
-        if conclusive == 0 and not broken:
-            raise why or Untold("nothing was computed")
-        return broken if conclusive < refused else ""
+        if conclusive == 0 and not faults:
+            raise [*reasons, Untold("nothing was computed")][0]
+        return faults[0] if conclusive < len(faults) else ""
 
     def is_same(self, most: int, everywhere: bool = False) -> bool:
         """Return True if both sides are the same on the first sizes on which the first one runs, or on all of several
@@ -249,14 +249,8 @@ class Comparison:
         weight = self._weight(numbers)
         if weight > MAX_ELEMENTS:
             raise Untold(f"more than {MAX_ELEMENTS:,} elements")
-        count = len(self.styles) if weight < MAX_ELEMENTS_ALL_DRAWS else 1 if weight < MAX_ELEMENTS_ONE_DRAW else 0
-        # most kernels outside the standard have no float64, so there are more draws in their own types
-        draws = [(style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1])]
-        if self.trusts and weight < MAX_ELEMENTS_MORE_DRAWS:
-            draws += [(replace(s, name=f"{s.name}, again {n}"), False) for n in MORE_DRAWS for s in self.styles[:2]]
-        draws += [(style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY])]
         is_conclusive, why = False, None
-        for style, wide in draws:
+        for style, wide in self._draws(weight):
             try:
                 difference, telling = self._once(numbers, style, wide)
             except Untold as error:
@@ -270,6 +264,15 @@ class Comparison:
         if not is_conclusive:
             raise why or Untold("nothing but NaN on every draw")
         return ""
+
+    def _draws(self, weight: int) -> Iterator[tuple[Style, bool]]:
+        """Yield how the elements of a region of this size are drawn, and if both sides are computed in float64."""
+        count = len(self.styles) if weight < MAX_ELEMENTS_ALL_DRAWS else 1 if weight < MAX_ELEMENTS_ONE_DRAW else 0
+        # most kernels outside the standard have no float64, so there are more draws in their own types
+        yield from ((style, False) for style in (self.styles[: max(1, count)] if self.trusts else STYLES[:1]))
+        if self.trusts and weight < MAX_ELEMENTS_MORE_DRAWS:
+            yield from ((replace(s, name=f"{s.name}, again {n}"), False) for n in MORE_DRAWS for s in self.styles[:2])
+        yield from ((style, not self.exact) for style in (*self.styles[:count], *self.more[: count * EVERY]))
 
     def _once(self, numbers: dict[str, int], style: Style, wide: bool) -> tuple[str, bool]:
         """Return how both sides differ on one draw, and whether that draw is conclusive."""
@@ -345,6 +348,10 @@ class Comparison:
             if first.narrowed or second.narrowed:
                 raise Untold("an operator computes in float32 alone")
             return expected, got
+
+
+def _is_usual(step: Made) -> bool:
+    return step.domain == DOMAIN or usual.has(step.domain, step.op)
 
 
 def _moves(step: Made) -> bool:

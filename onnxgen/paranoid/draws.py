@@ -46,9 +46,11 @@ def scaled(card: Operator) -> tuple[tuple[int, int], ...]:
     pairs = []
     for name, place in places.items():
         tensor = "b" if name == "scales" else name.removesuffix(SCALE)
-        of = next((places[n][0] for n in (tensor, f"{tensor}_quant") if n in places and n != name), None)
-        if of is not None and tensor != name or name.endswith(SCALE) and tensor in RESULTS:
-            pairs.append((-1 if of is None else of, place[0]))
+        candidates = [] if tensor == name else [places[n][0] for n in (tensor, f"{tensor}_quant") if n in places]
+        if candidates:
+            pairs.append((candidates[0], place[0]))
+        elif name.endswith(SCALE) and tensor in RESULTS:
+            pairs.append((-1, place[0]))
     rest = [p for p in card.parameters.values() if p.kind is Parameter.VAR_POSITIONAL]
     if rest and pairs:
         first = card.places[rest[0].name][0]
@@ -81,14 +83,20 @@ def agreed(
         _unify(_pairs(["h"], (shapes[0] or ())[2:]), {"h": heads * 2 * (part or letters["d"])}, fitted)
     place = axes.index(["mask"]) if ["mask"] in axes else len(shapes)
     if place < len(shapes) and (dims := shapes[place]) is not None:
-        batch, queries, past = (letters.get(letter, 0) for letter in "blp")
-        keys = letters.get("k", queries)
-        shared = card.places.get("past_sequence_length", range(len(shapes), 0))[:1]  # the used length of a cache
-        is_shared = any(i < len(shapes) and shapes[i] is not None for i in shared)
-        letters["t"] = max(keys, (past + keys) // 2) if is_shared else past + keys
-        letters["m"] = (batch, 2 * batch, 3 * batch + 2)[turn % 3 if op.lstrip("Q") == "Attention" else 0]
+        letters |= _mask_sizes(card, shapes, letters, turn)
         _unify(_pairs({1: ["m"], 2: ["b", "t"], 3: ["b", "l", "t"]}.get(len(dims), []), dims), letters, fitted)
     return fitted
+
+
+def _mask_sizes(card: Operator, shapes: Sequence[Dims | None], letters: Mapping[str, int], turn: int) -> dict[str, int]:
+    """Return the numbers of keys (t) and of elements of a one-dimensional mask (m)."""
+    batch, queries, past = (letters.get(letter, 0) for letter in "blp")
+    keys = letters.get("k", queries)
+    shared = card.places.get("past_sequence_length", range(len(shapes), 0))[:1]  # the used length of a cache
+    is_shared = any(i < len(shapes) and shapes[i] is not None for i in shared)
+    form = turn % 3 if card.name.lstrip("Q") == "Attention" else 0
+    total = max(keys, (past + keys) // 2) if is_shared else past + keys
+    return {"t": total, "m": (batch, 2 * batch, 3 * batch + 2)[form]}
 
 
 def _pairs(form: Sequence[str], dims: Dims | None) -> list[tuple[str, Dim]]:
@@ -221,9 +229,7 @@ def sizes(region: Region, rows: Sequence[tuple[int, ...]] = DRAWN_SIZES) -> Iter
     names: dict[str, None] = {}
     for cone in region.cones:
         for value in (*cone.cuts, *cone.constants):
-            facts = facts_of(cone.picture, value)
-            elements = facts.data.flat if facts.data is not None and facts.data.dtype == object else ()
-            names.update(dict.fromkeys(_symbols((*(facts.shape or ()), *elements))))
+            names.update(dict.fromkeys(_symbols(_dims(facts_of(cone.picture, value)))))
     _refuse_computed(region, names.keys() - region.fixed.keys())
     free = [name for name in names if name not in region.fixed]
     stated = _stated(region)
@@ -238,19 +244,29 @@ def _symbols(dims: Iterable[Dim]) -> Iterator[str]:
     return (name for dim in dims for name in symbols(dim))
 
 
+def _dims(facts: Info) -> tuple[Dim, ...]:
+    """Return the dims of a shape, and those that are elements."""
+    is_of_dims = facts.data is not None and facts.data.dtype == object
+    return (*(facts.shape or ()), *(facts.data.flat if facts.data is not None and is_of_dims else ()))
+
+
+def _sizes_of(values: Iterable[tuple[Picture, ir.Value]]) -> set[str]:
+    """Return the names of dims in the shapes of values."""
+    return {name for place in values for name in _symbols(facts_of(*place).shape or ())}
+
+
 def _refuse_computed(region: Region, names: Set[str]) -> None:
     """Raise `Untold` if one of these sizes is that of a value that the region computes, and of none that is drawn or
     that the network is given: only its elements say how large it is.
     """
-    of_cuts = ((cone.picture, v) for cone in region.cones for v in cone.cuts)
-    if not (others := names - {n for cut in of_cuts for n in _symbols(facts_of(*cut).shape or ())}):
+    others = names - _sizes_of((cone.picture, v) for cone in region.cones for v in cone.cuts)
+    if not others:
         return
     picture = region.before.picture
     inputs, _ = next(iter(picture.graphs.values()))
-    others = others - {n for value in inputs for n in _symbols(facts_of(picture, value).shape or ())}
-    computed = ((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
-    unknown = next((n for value in computed for n in _symbols(facts_of(*value).shape or ()) if n in others), None)
-    if unknown is not None:
+    others = others - _sizes_of((picture, value) for value in inputs)
+    computed = _sizes_of((cone.picture, v) for cone in region.cones for step in cone.steps for v in step.outputs)
+    if not others.isdisjoint(computed):
         raise Hopeless("a size that elements decide")
 
 

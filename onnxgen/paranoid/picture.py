@@ -128,7 +128,6 @@ class Picture:
 def take(model: ir.Model, last: Picture | None = None) -> Picture:
     """Record a model. Takes time linear in the number of its nodes; less if most are as in the `last` picture."""
     picture, known = Picture(), {} if last is None else last.plain
-    moving, maker = picture.moving, picture.maker
     firsts: dict[ir.Value | None, ir.Value] = {}
     _graph(picture, model.graph)
     nodes = all_nodes(model.graph)  # in topological order: a pass may leave a graph unsorted for the next
@@ -139,24 +138,32 @@ def take(model: ir.Model, last: Picture | None = None) -> Picture:
         picture.plain[node] = step
         if firsts and not firsts.keys().isdisjoint(step.inputs):
             step = replace(step, inputs=tuple(firsts.get(value, value) for value in step.inputs))
-        picture.nodes[node] = step
-        if step.graph is not None:
-            picture.members.setdefault(step.graph, []).append(step)
-        for body in step.bodies:
-            _graph(picture, body)
-        is_moving = step.moves or not moving.isdisjoint(step.inputs)
-        is_moving = is_moving or step.op == "Constant" and any(map(is_trained, step.outputs))
-        for output in step.outputs:
-            maker[output] = step
-            if is_moving and not step.gives_sizes:
-                moving.add(output)
+        _add(picture, node, step)
         source = step.input(0) if (step.domain, step.op) == ALIAS else None
-        if source is not None and (source in maker or source in picture.given):
+        if source is not None and (source in picture.maker or source in picture.given):
             firsts[step.outputs[0]] = source
     frames = chain.from_iterable(chain.from_iterable(picture.graphs.values()))
     shown = (step.inputs + step.outputs for step in picture.nodes.values())
     picture.note(chain(frames, picture.stored, chain.from_iterable(shown)))
     return picture
+
+
+def _add(picture: Picture, node: ir.Node, step: Made) -> None:
+    picture.nodes[node] = step
+    if step.graph is not None:
+        picture.members.setdefault(step.graph, []).append(step)
+    for body in step.bodies:
+        _graph(picture, body)
+    picture.maker.update(dict.fromkeys(step.outputs, step))
+    if not step.gives_sizes and _is_moving(step, picture.moving):
+        picture.moving.update(step.outputs)
+
+
+def _is_moving(step: Made, moving: set[ir.Value]) -> bool:
+    """Return True if what a node gives depends on the network's inputs or on what is trained."""
+    if step.moves or not moving.isdisjoint(step.inputs):
+        return True
+    return step.op == "Constant" and any(map(is_trained, step.outputs))
 
 
 def _graph(picture: Picture, graph: ir.Graph) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import ml_dtypes
@@ -34,7 +34,7 @@ from onnxgen.paranoid.single import Single
 from onnxgen.paranoid.trained import wrong_decisions
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import symbols
-from onnxgen.shapes.info import info
+from onnxgen.shapes.info import Shape, info
 
 BATCH_COUNT = 3  # number of batches
 NAMED_DIM_SIZE = 4  # size of every named dim
@@ -48,9 +48,7 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
     freed = FREED.get(model)
     if freed is None or not freed.inputs:
         return
-    numbers = {
-        name: NAMED_DIM_SIZE for facts in before.facts.values() for dim in facts.shape or () for name in symbols(dim)
-    }
+    numbers = _named((facts.shape for facts in before.facts.values()), NAMED_DIM_SIZE)
     try:
         if element_count(shape_counts(before.facts.values()), numbers) > MAX_ELEMENTS:
             return
@@ -58,12 +56,8 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
         alone = [_outputs(model, before, single, numbers, batch) for batch in batches]
     except Untold:
         return
-    together = {
-        name: np.concatenate([batch[name] for batch in batches], freed.inputs[name]) if name in freed.inputs else array
-        for name, array in batches[0].items()
-    }
-    shapes = [info(v).shape or () for v in model.graph.inputs if v.name in freed.inputs]
-    batch = {name: BATCH_COUNT * freed.size for shape in shapes for dim in shape for name in symbols(dim)}
+    together = _joined(batches, freed.inputs)
+    batch = _named((info(v).shape for v in model.graph.inputs if v.name in freed.inputs), BATCH_COUNT * freed.size)
     try:
         results = _outputs(model, after, single, batch | numbers, together)
     except Broken as error:
@@ -71,15 +65,28 @@ def mixed_samples(model: ir.Model, before: Picture, after: Picture, single: Sing
         return
     except Untold:
         return
-    for k, output in enumerate(model.graph.outputs):
+    for output, result, *each in zip(model.graph.outputs, results, *alone):
         name = output.name or ""
-        axis = freed.outputs.get(name)
-        one = [outputs[k] for outputs in alone]
-        if any(not isinstance(value, np.ndarray) for value in one):
-            continue
-        wanted = one[0] if axis is None else np.concatenate(one, axis)
-        if wrong := unlike(wanted, results[k], wide=True, exact=False):
+        if wrong := _unlike_together(each, result, freed.outputs.get(name)):
             yield f"of {BATCH_COUNT} batches at once the output {name!r} is another: {wrong}"
+
+
+def _named(shapes: Iterable[Shape | None], size: int) -> dict[str, int]:
+    """Return a size for each named dim."""
+    return {name: size for shape in shapes for dim in shape or () for name in symbols(dim)}
+
+
+def _joined(batches: list[dict[str, Any]], axes: Mapping[str, int]) -> dict[str, Any]:
+    """Return several batches as one. Inputs without an axis of samples are those of the first."""
+    own = {name: np.concatenate([batch[name] for batch in batches], axis) for name, axis in axes.items()}
+    return batches[0] | own
+
+
+def _unlike_together(each: Sequence[Any], together: Any, axis: int | None) -> str:
+    """Describe how an output of several batches at once differs from those of each; "" if it is no tensor."""
+    if not all(isinstance(value, np.ndarray) for value in each):
+        return ""
+    return unlike(each[0] if axis is None else np.concatenate(each, axis), together, wide=True, exact=False)
 
 
 def misplaced(model: ir.Model, before: Picture) -> Iterator[str]:
@@ -136,9 +143,7 @@ def broken(
     Args:
         known: `known_nodes` before the pass `EXPAND`.
     """
-    for step in (step for node, step in after.nodes.items() if node not in before.nodes and not step.domain):
-        wrong = [f for f in FLAGS & step.attributes.keys() if step.attributes[f].value not in (0, 1)]
-        yield from (f"{f} of {step.op} {step.name} is neither 0 nor 1" for f in wrong)
+    yield from _wrong_flags(step for node, step in after.nodes.items() if node not in before.nodes)
     if name == "propagate" and not DECIDED.has(model):
         DECIDED.set(model, True)
         yield from map(str, wrong_decisions(model, options))
@@ -152,6 +157,13 @@ def broken(
     elif name == EXPAND:  # a composition of other operators may round differently
         gone = (before.nodes[node] for node in known - after.nodes.keys())
         yield from (f"it expands {step.op} {step.name}, whose operator is known" for step in gone)
+
+
+def _wrong_flags(steps: Iterable[Made]) -> Iterator[str]:
+    for step in steps:
+        for name in () if step.domain else FLAGS & step.attributes.keys():
+            if step.attributes[name].value not in (0, 1):
+                yield f"{name} of {step.op} {step.name} is neither 0 nor 1"
 
 
 def _conditions(before: Picture, after: Picture) -> Iterator[str]:
@@ -188,12 +200,7 @@ def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator
     if freed is None:
         yield "it recorded no batch"
         return
-    axes = options.batch_axes
-    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers and info(v).kind == "tensor"]
-    shapes = [info(v).shape for v in inputs if axes.get(v.name or "", 0) is not None]
-    first = [shape[0] for shape in shapes if shape]
-    stated = any(axis is not None for axis in axes.values())
-    if not freed.inputs and (stated or (first and all(isinstance(dim, int) and dim for dim in first))):
+    if not freed.inputs and _has_batch(model, options):
         yield "it freed no batch of an input"
     yield from misplaced(model, before)
     sides = (model.graph.inputs, freed.inputs), (model.graph.outputs, freed.outputs)
@@ -201,6 +208,17 @@ def _fixed_batch(model: ir.Model, options: Options, before: Picture) -> Iterator
         shape = info(value).shape
         if shape is not None and isinstance(shape[axis], int):
             yield f"axis {axis} of {value.name!r} is still {shape[axis]}"
+
+
+def _has_batch(model: ir.Model, options: Options) -> bool:
+    """Return True if the options name the axis of a batch, or if the first axes of all inputs are fixed."""
+    axes = options.batch_axes
+    if any(axis is not None for axis in axes.values()):
+        return True
+    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers and info(v).kind == "tensor"]
+    shapes = [info(v).shape for v in inputs if axes.get(v.name or "", 0) is not None]
+    first = [shape[0] for shape in shapes if shape]
+    return bool(first) and all(isinstance(dim, int) and dim for dim in first)
 
 
 NORM = "BatchNormalization"
@@ -223,6 +241,18 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
     """Describe what is wrong about training after a pass; "" if nothing is."""
     if name == KNOWN:
         return ""
+    wrong = _other_counts(name, options, before, after)
+    if wrong or name not in ADDS:
+        return wrong
+    if options.restore_batchnorm and RESTORED.get(model) is None:
+        return "no norms were restored, although that was asked for"
+    norms = [step for node, step in after.nodes.items() if step.op == NORM and node not in before.nodes]
+    faults = (_wrong_norm(after, step) for step in norms)
+    return next(filter(None, (*faults, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
+
+
+def _other_counts(name: str, options: Options, before: Picture, after: Picture) -> str:
+    """Describe which layers that behave differently in training became more or fewer; "" if none did, or should."""
     old, new = Counter(_kinds(before)), Counter(_kinds(after))
     for kind in old | new:
         fewer = name in STACKS and kind == "drop" and 0 < new[kind] <= old[kind]
@@ -230,13 +260,7 @@ def untrue(name: str, model: ir.Model, options: Options, before: Picture, after:
         if old[kind] != new[kind] and not fewer and not more:
             what = "norms of a batch" if kind == NORM else "nodes that drop elements or draw random numbers"
             return f"there were {old[kind]} {what}, and now there are {new[kind]}"
-    norms = [step for node, step in after.nodes.items() if step.op == NORM and node not in before.nodes]
-    if name not in ADDS:
-        return ""
-    if options.restore_batchnorm and RESTORED.get(model) is None:
-        return "no norms were restored, although that was asked for"
-    wrong = (_wrong_norm(after, step) for step in norms)
-    return next(filter(None, (*wrong, *_wrong_folds(model, after), *_misplaced(model, before, after))), "")
+    return ""
 
 
 def _kinds(picture: Picture) -> Iterator[str]:
@@ -325,27 +349,39 @@ def _misplaced(model: ir.Model, before: Picture, after: Picture) -> Iterator[str
     If the file marks any layer as having had a norm, the marked layers had one. If it marks none and has no norms, all
     convolutions had one except the last ones, which neither a layer nor an activation follows.
     """
-    users: dict[ir.Value, list[Made]] = {}
-    for step in before.nodes.values():
-        for value in step.inputs:
-            users.setdefault(value, []).append(step) if value is not None else None
-    by_pytorch = model.producer_name in ("pytorch", "optimum-onnx") and any(
-        param_path(before.names[v]) for v in before.stored
-    )
-    pattern = NUMBERED if by_pytorch else FOLDED
-    is_told = any(map(_tells, before.nodes.values())) or any(pattern.fullmatch(before.names[v]) for v in before.stored)
     if any("Normalization" in step.op for step in before.nodes.values()):
         return
+    users, is_told = _users(before), _is_told(model, before)
     normed = {step.inputs[0] for step in after.nodes.values() if step.op == NORM}
     for conv in before.nodes.values():
         if not _slides(conv):
             continue
-        names = [before.names[v] for v in conv.inputs[1:3] if v is not None]
-        had = any(FOLDED.fullmatch(name) for name in names) or not is_told and _is_inner(conv, users)
+        had = _is_named_folded(before, conv) or not is_told and _is_inner(conv, users)
         if conv.outputs[0] in normed and not is_told and not had:
             yield f"a norm was added after {conv.name}, which is a last layer"
         if conv.outputs[0] not in normed and had and _may_be_folded(before, conv, users):
             yield f"no norm was added after {conv.name}"
+
+
+def _users(picture: Picture) -> dict[ir.Value, list[Made]]:
+    users: dict[ir.Value, list[Made]] = {}
+    for step in picture.nodes.values():
+        for value in step.inputs:
+            if value is not None:
+                users.setdefault(value, []).append(step)
+    return users
+
+
+def _is_told(model: ir.Model, picture: Picture) -> bool:
+    """Return True if the file marks a layer as having had a norm, by its class or by the name of a folded tensor."""
+    names = [picture.names[value] for value in picture.stored]
+    by_pytorch = model.producer_name in ("pytorch", "optimum-onnx") and any(map(param_path, names))
+    pattern = NUMBERED if by_pytorch else FOLDED
+    return any(map(_tells, picture.nodes.values())) or any(map(pattern.fullmatch, names))
+
+
+def _is_named_folded(picture: Picture, conv: Made) -> bool:
+    return any(value is not None and FOLDED.fullmatch(picture.names[value]) for value in conv.inputs[1:3])
 
 
 def _tells(step: Made) -> bool:
@@ -394,6 +430,10 @@ def mistyped(before: Picture, after: Picture, dtype: ir.DataType, most: int | No
             yield f"{after.names[value]!r} is {after.facts[value].dtype}"
     for node, step in after.nodes.items():
         yield from _of_node(before, after, before.nodes[node], step)
+    yield from _wrong_tensors(before, after, dtype, most)
+
+
+def _wrong_tensors(before: Picture, after: Picture, dtype: ir.DataType, most: int | None) -> Iterator[str]:
     for value, tensor in after.stored.items():
         old = before.stored.get(value, tensor)
         if old.dtype not in FLOATS:
@@ -407,13 +447,7 @@ def mistyped(before: Picture, after: Picture, dtype: ir.DataType, most: int | No
 def _of_node(before: Picture, after: Picture, old: Made, step: Made) -> Iterator[str]:
     if (old.inputs, old.op, old.domain) != (step.inputs, step.op, step.domain):
         yield f"it changed {step.name!r}"
-    dtypes: dict[Any, set[Any]] = {}
-    for i, value in enumerate((*step.inputs, *step.outputs)):
-        if value is None or (step.op == "Cast" and not step.domain) or is_a(step.node, RESAMPLES) and i > 0:
-            continue
-        if before.facts[value].dtype in FLOATS and not _is_number(before, value):
-            dtypes.setdefault(before.facts[value].dtype, set()).add(after.facts[value].dtype)
-    if any(len(types) > 1 for types in dtypes.values()):
+    if any(len(dtypes) > 1 for dtypes in _new_types(before, after, step).values()):
         yield f"{step.name!r} has floats of several types"
     made_of = after.facts[step.outputs[0]].dtype if step.outputs else None
     for name, attribute in step.attributes.items():
@@ -423,6 +457,18 @@ def _of_node(before: Picture, after: Picture, old: Made, step: Made) -> Iterator
         elif attribute.type == ir.AttributeType.TENSOR and original is not None and original.type == attribute.type:
             if not _same_numbers(original.value, attribute.value):
                 yield f"{step.name!r} has other numbers"
+
+
+def _new_types(before: Picture, after: Picture, step: Made) -> dict[Any, set[Any]]:
+    """Return, for each type of floats in a node, the types that these have now."""
+    dtypes: dict[Any, set[Any]] = {}
+    if step.op == "Cast" and not step.domain:
+        return dtypes
+    values = (*step.inputs, *step.outputs)
+    for value in values[:1] if is_a(step.node, RESAMPLES) else values:
+        if value is not None and before.facts[value].dtype in FLOATS and not _is_number(before, value):
+            dtypes.setdefault(before.facts[value].dtype, set()).add(after.facts[value].dtype)
+    return dtypes
 
 
 def _is_number(picture: Picture, value: ir.Value) -> bool:

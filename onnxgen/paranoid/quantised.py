@@ -35,7 +35,7 @@ from onnxgen.paranoid.comparison import RTOL_BY_TYPE as NARROW
 from onnxgen.paranoid.draws import DRAWN_SIZES, STYLES, Style, drawn, element_count, facts_of, scaled, shape_counts
 from onnxgen.paranoid.picture import Made, Picture
 from onnxgen.paranoid.single import Single
-from onnxgen.paranoid.stands import STANDS_RULES, Stands, carries, roots
+from onnxgen.paranoid.stands import STANDS_RULES, Kind, Stands, carries, roots
 from onnxgen.paranoid.trained import Doubt
 from onnxgen.shapes import own
 from onnxgen.shapes.dims import symbols
@@ -143,9 +143,11 @@ class Quantised:
             if fault:
                 yield f"it changed {name!r}: {fault}"
             compared.add(i)
-        if self.has_checked_stored or not compared:
-            return
-        self.has_checked_stored = True
+        if compared and not self.has_checked_stored:
+            self.has_checked_stored = True
+            yield from self._unlike_stored(before, after)
+
+    def _unlike_stored(self, before: Stands, after: Stands) -> Iterator[str]:
         yield from (f"{name!r} dequantises values that need not be integers" for name in after.needless)
         yield from self._lost(before)
         for value, tensor in self.weights() if self.rounds else ():
@@ -181,7 +183,8 @@ class Quantised:
 
     # ---- structure -----------------------------------------------------------------------------------------------
 
-    def _structure(self) -> Iterator[str]:
+    def _of_integers(self) -> Iterator[str]:
+        """Yield nodes on integers, and nodes that round, which should have become others."""
         for step in self.after.nodes.values():
             if step.op in STANDS_RULES and step.domain != DOMAIN and not is_a(step.node, QUANTISED):
                 yield f"{step.name!r} is still a {step.op}"
@@ -189,6 +192,9 @@ class Quantised:
                 yield f"{step.name!r} rounds, in a graph of floats"
             if step.op in PRODUCTS and self._is_product(step):
                 yield f"{step.name!r} is a product of floats, but is still one of integers"
+
+    def _structure(self) -> Iterator[str]:
+        yield from self._of_integers()
         file: dict[str, Any] = {self.before.names[v]: tensor for v, tensor in self.before.stored.items()}
         constants = [step.outputs[0] for step in self.before.nodes.values() if step.op == "Constant"]
         file.update({self.before.names[value]: None for value in constants})
@@ -241,7 +247,7 @@ class Quantised:
             return False
         is_dynamic = quantiser.op == "DynamicQuantizeLinear"
         own = quantiser.outputs[1] if is_dynamic else quantiser.inputs[1]
-        factors = [f for v in scaled.inputs if v is not None and v is not cast.outputs[0] for f in self._factors(v)]
+        factors = self._factors(scaled.inputs, but=cast.outputs[0])
         if not ir.DataType(int(cast.attributes["to"].value)).is_floating_point() or len(factors) != 2:
             return False
         if own is None or own not in factors or factors[1 - factors.index(own)] not in self.after.stored:
@@ -253,23 +259,30 @@ class Quantised:
         outputs = {v for _, ends in self.after.graphs.values() for v in ends}
         return users[0] if len(users) == 1 and users[0].op == op and value not in outputs else None
 
-    def _factors(self, value: ir.Value) -> list[ir.Value]:
-        maker = self.after.maker.get(value)
-        if maker is None or maker.op != "Mul":
-            return [value]
-        return [f for v in maker.inputs if v is not None for f in self._factors(v)]
+    def _factors(self, values: Iterable[ir.Value | None], but: ir.Value | None = None) -> list[ir.Value]:
+        """Return what products of products multiply, without one of the first factors."""
+        factors: list[ir.Value] = []
+        for value in values:
+            maker = None if value is None else self.after.maker.get(value)
+            if maker is not None and maker.op == "Mul" and value is not but:
+                factors += self._factors(maker.inputs)
+            elif value is not None and value is not but:
+                factors.append(value)
+        return factors
+
+
+NO_KIND = Kind(None)
 
 
 def _unlike(before: Stands, after: Stands, old: ir.Value, new: ir.Value, near: float) -> str:
     """Describe how an output differs. An 8- or 16-bit output with one scale is compared by what it represents."""
-    kinds = before.kinds.get(old), after.kinds.get(new)
-    expected, got = before.values[old], after.values[new]
-    types = [None if k is None else k.dtype for k in kinds]
-    grid = None if kinds[0] is None else kinds[0].grid
-    if types[0] in EIGHTS and grid is not None and grid.is_single and grid.stored:
-        expected, types[0] = grid.real(expected), None
-    if types[0] != types[1]:
-        names = ["floats" if t is None else t.name for t in types]
+    kind, expected, got = before.kinds.get(old, NO_KIND), before.values[old], after.values[new]
+    wanted, dtype = kind.dtype, after.kinds.get(new, NO_KIND).dtype
+    grid = kind.single_grid
+    if wanted in EIGHTS and grid is not None and grid.stored:
+        expected, wanted = grid.real(expected), None
+    if wanted != dtype:
+        names = ["floats" if t is None else t.name for t in (wanted, dtype)]
         return f"it should be {names[0]}, but is {names[1]}"
     fault = unlike(expected, got, wide=True, exact=False)
     if not fault or not isinstance(expected, np.ndarray) or expected.shape != np.shape(got):
@@ -355,6 +368,10 @@ class Learns:
                 yield Doubt(scale, f"the scale {scale.name!r} is trained", False)
             if wanted and scale in reached and not is_trained and not self._is_asked(scale, self.options.frozen):
                 yield Doubt(scale, f"the scale {scale.name!r} is not trained: {why}", True)
+        yield from self._untrained(reached, as_weights)
+
+    def _untrained(self, reached: set[ir.Value], as_weights: set[ir.Value]) -> Iterator[Doubt]:
+        """Yield weights that are not trained, though a gradient reaches them."""
         for value in self.weights:
             is_trained, why = TRAINABLE.get(value)
             unreached = "no output depends" in str(why) or "nobody" in str(why)
@@ -393,11 +410,17 @@ def _uses(held: Quantised) -> tuple[dict[ir.Value, set[str]], dict[str, set[ir.V
                     unsure |= {scale} if not _operands(before.maker[root]) else set()
         if not operands and not carries(step):
             unsure |= _of_integers(before, step)
-    for value, tensor in held.weights():
-        for step in held.after.nodes.values():
-            if step.op == "FakeQuantize" and step.inputs[0] is value and step.inputs[1] is not None:
-                tensors[step.inputs[1]].add(tensor.how.tensor)
+    for scale, name in _rounded_weights(held):
+        tensors[scale].add(name)
     return tensors, scales, unsure
+
+
+def _rounded_weights(held: Quantised) -> Iterator[tuple[ir.Value, str]]:
+    """Yield each scale that rounds a weight, with the file's tensor that the weight was."""
+    names = {value: tensor.how.tensor for value, tensor in held.weights()}
+    for step in held.after.nodes.values():
+        if step.op == "FakeQuantize" and step.inputs[0] in names and step.inputs[1] is not None:
+            yield step.inputs[1], names[step.inputs[0]]
 
 
 def _of_integers(before: Picture, step: Made) -> set[ir.Value]:

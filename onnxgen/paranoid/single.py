@@ -62,12 +62,10 @@ class Single:
             with suppress(usual.Unusual), np.errstate(all="ignore"):
                 return self._usual(step, inputs, wide)
         attributes = _attributes(step, wide)
-        kinds = tuple(_kind(v) for v in inputs)
-        texts = [a.SerializeToString() for a in attributes]
-        elem_types = tuple(_elem_type(t, wide) for t in types) if step.domain else ()
-        key = (step.domain, step.op, step.version, len(step.outputs), kinds, elem_types, *texts)
+        elem_types = [_elem_type(dtype, wide) for dtype in types if step.domain]
+        key = _key(step, inputs, attributes, elem_types)
         why, known = "onnxruntime is not installed", False
-        if HAS_ONNXRUNTIME and not self.second and not _is_exotic(step, inputs):
+        if self._asks_onnxruntime(step, inputs):
             try:
                 return self._with_onnxruntime(key, step, attributes, inputs, elem_types)
             except Exception as error:
@@ -75,16 +73,16 @@ class Single:
                 known = not any(text in why for text in UNKNOWN)
                 if step.domain and "NOT_IMPLEMENTED" in why:
                     raise Untold(f"onnxruntime has no CPU kernel of {step.domain}.{step.op}") from None
-        if step.domain == "" and step.version < card("", step.op).since:  # the evaluator computes the newest meaning
-            raise (Broken if known else Unable)(f"{step.op}: {why}")
-        if known and is_a(step.node, EXACT) and "[ONNXRuntimeError]" in why:
-            raise Broken(f"{step.op}: {why}")  # onnx.reference slices as numpy does, also past the end
+        _refuse_other(step, why, known)
         try:
             return self._with_onnx(key, step, attributes, inputs)
         except Unable as error:
             raise (Broken(f"{step.op}: {why}") if known else error) from None
         except Exception as error:
             raise (Broken if known else Untold)(f"{step.op}: {why}; onnx.reference: {_line(error)}") from None
+
+    def _asks_onnxruntime(self, step: Made, inputs: Sequence[Any]) -> bool:
+        return HAS_ONNXRUNTIME and not self.second and not _is_exotic(step, inputs)
 
     def _usual(self, step: Made, inputs: Sequence[Any], wide: bool) -> list[Any]:
         try:
@@ -119,6 +117,19 @@ class Single:
         with np.errstate(all="ignore"):
             outputs = self.evaluators[key].run(None, {f"i{i}": v for i, v in enumerate(inputs) if v is not None})
         return list(outputs)
+
+
+def _key(step: Made, inputs: Sequence[Any], attributes: list[Any], elem_types: Sequence[int]) -> Key:
+    kinds, texts = tuple(map(_kind, inputs)), [a.SerializeToString() for a in attributes]
+    return (step.domain, step.op, step.version, len(step.outputs), kinds, tuple(elem_types), *texts)
+
+
+def _refuse_other(step: Made, why: str, known: bool) -> None:
+    """Raise `Untold` if onnx's evaluator can't stand in for onnxruntime. `known`: onnxruntime refuses the inputs."""
+    if step.domain == "" and step.version < card("", step.op).since:  # the evaluator computes the newest meaning
+        raise (Broken if known else Unable)(f"{step.op}: {why}")
+    if known and is_a(step.node, EXACT) and "[ONNXRuntimeError]" in why:
+        raise Broken(f"{step.op}: {why}")  # onnx.reference slices as numpy does, also past the end
 
 
 def _is_exotic(step: Made, inputs: Sequence[Any]) -> bool:

@@ -89,6 +89,11 @@ class Kind:
     dtype: ir.DataType | None
     grid: Grid | None = None
 
+    @property
+    def single_grid(self) -> Grid | None:
+        """The grid, if it is one for all elements."""
+        return self.grid if self.grid is not None and self.grid.is_single else None
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -169,15 +174,24 @@ class Stands(Side):
             return rule(self, step, inputs)
         kinds = [self.kinds.get(v) for v in step.inputs]
         if step.domain == "" and any(kinds) and not step.bodies:
-            if carries(step):
-                return self._carried(step, inputs, kinds)
-            if is_a(step.node, WHOLE) and any(k is not None and k.dtype is not None for k in kinds):
-                self.kinds[step.outputs[0]] = Kind(next(k.dtype for k in kinds if k is not None and k.dtype))
-                return self.plain(step, [v if v is None else v.astype(np.float64) for v in inputs])
-            if step.op == "Cast" and kinds[0] is not None:
-                return self._cast(step, inputs[0], kinds[0])
+            outputs = self._of_kinds(step, inputs, kinds)
+            if outputs is not None:
+                return outputs
         whole = [self._whole(v, kind) for v, kind in zip(inputs, kinds)]
         return self.plain(step, whole, values)
+
+    def _of_kinds(self, step: Made, inputs: list[Any], kinds: list[Kind | None]) -> Sequence[Any] | None:
+        """Compute a node that keeps the kind of its inputs, or sets another one; None if it does neither."""
+        if carries(step):
+            interpolates = step.op == "Resize" and step.attribute("mode", "nearest") != "nearest"
+            return None if interpolates else self._carried(step, inputs, kinds)
+        integers = next((kind.dtype for kind in kinds if kind is not None and kind.dtype), None)
+        if is_a(step.node, WHOLE) and integers is not None:
+            self.kinds[step.outputs[0]] = Kind(integers)
+            return self.plain(step, [v if v is None else v.astype(np.float64) for v in inputs])
+        if step.op == "Cast" and kinds[0] is not None:
+            return self._cast(step, inputs[0], kinds[0])
+        return None
 
     def plain(self, step: Made, inputs: list[Any], values: Values | None = None) -> Sequence[Any]:
         """Compute a float node: in float64, or in float32 if it has no other kernel."""
@@ -189,16 +203,13 @@ class Stands(Side):
     def _carried(self, step: Made, inputs: list[Any], kinds: list[Kind | None]) -> Sequence[Any]:
         """Compute a node that moves elements or takes the largest: its output has the grid of its first data input."""
         places = known(step.node).data
-        if step.op == "Resize" and step.attribute("mode", "nearest") != "nearest":
-            return self.plain(step, [self._whole(v, kind) for v, kind in zip(inputs, kinds)])
         data = [i for i, v in enumerate(inputs) if i in places and v is not None]
-        first = kinds[data[0]]
-        integers = next((k.dtype for i in data if (k := kinds[i]) is not None and k.dtype is not None), None)
-        grid = first.grid if first is not None and first.grid is not None and first.grid.is_single else None
+        taken = [kinds[i] for i in data]
+        integers = next((kind.dtype for kind in taken if kind is not None and kind.dtype is not None), None)
+        grid = None if taken[0] is None else taken[0].single_grid
         operands = [v.astype(np.float64) if i in data and integers is not None else v for i, v in enumerate(inputs)]
-        indices = step.op == "MaxPool"
-        for value in step.outputs[: 1 if indices else None]:
-            self.kinds[value] = Kind(integers, grid)
+        carriers = step.outputs[:1] if step.op == "MaxPool" else step.outputs  # the others are indices
+        self.kinds.update(dict.fromkeys(carriers, Kind(integers, grid)))
         if _is_single(step.op):  # which elements these are is exact in float32, other than steps of a wave
             numbers = np.arange(operands[0].size, dtype=np.float64).reshape(operands[0].shape)
             return [operands[0].reshape(-1)[self.plain(step, [numbers, *operands[1:]])[0].astype(np.int64)]]

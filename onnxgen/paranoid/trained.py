@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxgen.graph.annotations import BLOCKED, ROOT, STILL, TRAINABLE, VARIES
 from onnxgen.graph.domains import is_foreign
-from onnxgen.graph.nodes import FLOATS
+from onnxgen.graph.nodes import FLOATS, subgraphs
 from onnxgen.graph.operators import is_a, known, reason
 from onnxgen.graph.traits import (
     ADDS,
@@ -90,9 +90,13 @@ def _is_table(tensor: ir.TensorProtocol) -> bool:
     if not np.isfinite(table).all() or np.unique(table).size > table.size // 2:
         return False
     if np.unique(table).size == 2 and np.count_nonzero(table) == max(table.shape):
-        return any(bool(((table != 0).sum(axis) == 1).all()) for axis in (0, 1))
+        return bool((np.count_nonzero(table, 0) == 1).all() or (np.count_nonzero(table, 1) == 1).all())
     lines = [rows[0] for rows in (table, table.T) if (rows == rows[0]).all() and len(rows[0]) >= 3]
-    return any(bool(line[0] != line[1] and (np.diff(line) == line[1] - line[0]).all()) for line in lines)
+    return any(map(_is_even, lines))
+
+
+def _is_even(line: NDArray[np.float64]) -> bool:
+    return bool(line[0] != line[1] and (np.diff(line) == line[1] - line[0]).all())
 
 
 def may_follow(tensor: ir.TensorProtocol) -> bool:
@@ -172,9 +176,9 @@ class Reach:
             self.perhaps.add(value)
             if is_sure and _dtype(value) in FLOATS:
                 self.sure.add(value)
-        for body in (a.as_graph() for a in node.attributes.data.values() if a.type is ir.AttributeType.GRAPH):
+        for body in subgraphs(node):
             self.perhaps.update(body.outputs)
-            carried = body.outputs[1:] if op == "Loop" else body.outputs if op == "Scan" else ()
+            carried = {"Loop": body.outputs[1:], "Scan": body.outputs}.get(op, ())
             self.sure.update(v for out, v in zip(node.outputs, carried) if out in self.sure and _dtype(v) in FLOATS)
             self.walk(body, is_sure and op == "If")
 
@@ -243,7 +247,7 @@ def _all_stored(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.initializers.values()
     for node in graph:
         yield from node.outputs if node.op_type == "Constant" else ()
-        for body in (a.as_graph() for a in node.attributes.data.values() if a.type is ir.AttributeType.GRAPH):
+        for body in subgraphs(node):
             yield from _all_stored(body)
 
 
@@ -277,27 +281,42 @@ class Rules:
 
     def _by_records(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
         """Return the decision by names, by what the exporter recorded, and by the layers that take a tensor."""
-        name, kind, size = value.name or "", value.metadata_props.get(KIND), tensor.size
-        path = parameter_name(folded_from(value) or name)
-        uses = list(_uses(value))
+        path, uses = _path(value), list(_uses(value))
         if path is None and self._is_no_affine(tensor, uses):
             return False
         if self.has_state and value.producer() is not None:
             return False
-        is_folded = kind is None and self.is_recorded and "folded_from" in str(value.metadata_props) and path is None
         if any(i in known(node).weights for node, i in uses):
-            is_clear = kind not in ("BUFFER", "CONSTANT_TENSOR") and not is_folded and not may_be_fixed(name, tensor)
-            is_own = size > 1 or path is not None or all(_op(use.node) != "Expand" for use in value.uses())
-            is_shared = not self.by_pytorch and len(uses) > 1 and elements(tensor) == {0.0}  # zeros
-            return True if is_clear and is_own and not is_shared else None  # it may have been merged into a buffer
-        if name.rpartition(".")[2] in ("running_mean", "running_var"):
+            return True if self._is_weight(value, tensor, uses) else None  # it may have been merged into a buffer
+        if str(value.name).rpartition(".")[2] in ("running_mean", "running_var"):
             return None if any(i == known(node).matrix for node, i in uses) else False
-        if kind == "BUFFER" or name.endswith(("_u", "_v")) and tensor.shape.rank() == 1 and name[:-2] in self.divided:
+        if self._is_buffer(value, tensor):
             return False
-        if is_folded:
+        if self._is_folded(value):
             return None  # of constants, or of a parameter of the root
-        is_large = self.most is not None and size > self.most
+        is_large = self.most is not None and tensor.size > self.most
         return None if is_large else self._by_elements(value, tensor, path)
+
+    def _is_weight(self, value: ir.Value, tensor: ir.TensorProtocol, uses: list[tuple[ir.Node, int]]) -> bool:
+        """Return True if what a layer takes as its weight is surely one."""
+        if value.metadata_props.get(KIND) in ("BUFFER", "CONSTANT_TENSOR") or self._is_folded(value):
+            return False
+        if may_be_fixed(value.name or "", tensor):
+            return False
+        is_own = tensor.size > 1 or _path(value) is not None or all(_op(u.node) != "Expand" for u in value.uses())
+        is_shared = not self.by_pytorch and len(uses) > 1 and elements(tensor) == {0.0}
+        return is_own and not is_shared
+
+    def _is_buffer(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool:
+        """Return True if a tensor is recorded as a buffer, or is a vector of spectral_norm's power iteration."""
+        name = value.name or ""
+        is_iterated = name.endswith(("_u", "_v")) and tensor.shape.rank() == 1 and name[:-2] in self.divided
+        return is_iterated or value.metadata_props.get(KIND) == "BUFFER"
+
+    def _is_folded(self, value: ir.Value) -> bool:
+        """Return True if the exporter, which records kinds, computed a tensor of others and named none of them."""
+        is_unnamed = KIND not in value.metadata_props and _path(value) is None
+        return self.is_recorded and is_unnamed and "folded_from" in str(value.metadata_props)
 
     def is_unfounded(self, value: ir.Value, why: str) -> bool:
         """Return True if a reason surely does not apply."""
@@ -327,26 +346,24 @@ class Rules:
         return all(numbers == {2.0 - i} for _, i in uses)
 
     def _by_elements(self, value: ir.Value, tensor: ir.TensorProtocol, path: tuple[str, ...] | None) -> bool | None:
-        added = {_adds_to_product(use.node, use.idx, tensor) for use in value.uses()}
-        if added - {False}:
-            return True if True in added else None
-        biases = {_adds_to_convolution(node, i, tensor) for node, i in _uses(value)}
-        if biases - {False}:
-            return True if True in biases else None
+        is_bias = _is_bias(value, tensor)
+        if is_bias is not False:
+            return is_bias
         if any(_may_be_statistic(node, i) for node, i in _uses(value)):
             return None
         is_named = path is not None or ROOT.has(value)
-        if not self.has_state and KIND not in value.metadata_props and (is_named or tensor.size > 1):
-            slots = [i in known(node).chosen for node, i in _uses(value) if not is_a(node, PASSES_ON)]
-            if slots and all(slots):
-                return False
-            if tensor.size == 1 and not {"weight", "bias"} & set((path or ("",))[-1].split("_")):
-                return False if is_written(tensor) and not elements(tensor) <= {0.0, 1.0} else None
-        if tensor.size == 1 and not is_named:
-            return None if VARIES.get(value) else False
+        is_open = self._is_unrecorded(value) and (is_named or tensor.size > 1)
+        if is_open and _is_chosen(value):
+            return False
         if path is not None and {"weight", "bias"} & set(path[-1].split("_")):
             return True
+        if tensor.size == 1 and (is_open or not is_named):
+            return _of_number(value, tensor, is_named)
         return self._by_place(value, tensor)
+
+    def _is_unrecorded(self, value: ir.Value) -> bool:
+        """Return True if neither the exporter nor the names of a state dict say what a tensor is."""
+        return not self.has_state and KIND not in value.metadata_props
 
     def _by_place(self, value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
         """Return the decision for a tensor that no name tells of."""
@@ -355,12 +372,46 @@ class Rules:
         is_line = tensor.size == max(tensor.shape.numpy(), default=1)
         if is_line and _may_scale_input(value, self.inputs, 4) and _may_precede_layer(value):
             return None  # the scaler of an input, or the weights of a layer that is spelled out
-        if elements(tensor) == {0.0} and any(node.op_type in ("MatMul", "Gemm") and i == 1 for node, i in _uses(value)):
+        if elements(tensor) == {0.0} and any(_multiplies(*use) for use in _uses(value)):
             return True  # LoRA's second matrix before training
-        fresh = self.has_state and not self.is_recorded and is_row(tensor) and elements(tensor) in ({0.0}, {1.0})
-        if fresh or not follows(tensor):
-            return None if not fresh and may_follow(tensor) else True
-        return False
+        if self.has_state and not self.is_recorded and is_row(tensor) and elements(tensor) in ({0.0}, {1.0}):
+            return True  # as a layer begins
+        if follows(tensor):
+            return False
+        return None if may_follow(tensor) else True
+
+
+def _of_number(value: ir.Value, tensor: ir.TensorProtocol, is_named: bool) -> bool | None:
+    """Return the decision for a single number."""
+    if is_named:
+        return False if is_written(tensor) and not elements(tensor) <= {0.0, 1.0} else None
+    return None if VARIES.get(value) else False
+
+
+def _multiplies(node: ir.Node, place: int) -> bool:
+    return node.op_type in ("MatMul", "Gemm") and place == 1
+
+
+def _path(value: ir.Value) -> tuple[str, ...] | None:
+    """Return the parameter that a tensor is, or was folded from, by its name."""
+    return parameter_name(folded_from(value) or value.name or "")
+
+
+def _is_bias(value: ir.Value, tensor: ir.TensorProtocol) -> bool | None:
+    """Return True if a tensor is added to a product or a convolution as its bias. None if it may be."""
+    for verdicts in (
+        {_adds_to_product(use.node, use.idx, tensor) for use in value.uses()},
+        {_adds_to_convolution(node, i, tensor) for node, i in _uses(value)},
+    ):
+        if verdicts - {False}:
+            return True if True in verdicts else None
+    return False
+
+
+def _is_chosen(value: ir.Value) -> bool:
+    """Return True if all that takes a tensor takes it as a number that a person chooses."""
+    slots = [i in known(node).chosen for node, i in _uses(value) if not is_a(node, PASSES_ON)]
+    return bool(slots) and all(slots)
 
 
 def _uses(value: ir.Value, depth: int = 0) -> Iterator[tuple[ir.Node, int]]:
@@ -393,20 +444,21 @@ def _adds_to_convolution(node: ir.Node, place: int, tensor: ir.TensorProtocol) -
     """
     other = node.inputs[1 - place] if _op(node) == "Add" else None
     producer = other.producer() if other is not None else None
-    if (
-        producer is None
-        or not is_a(producer, SAMPLES)
-        or known(producer).matrix != 1
-        or len(known(producer).weights) != 2
-    ):
-        return False
-    last = max(known(producer).weights)
-    if len(producer.inputs) > last and producer.inputs[last] is not None:
+    if producer is None or not _lacks_bias(producer):
         return False
     shape, own = (None if v is None else info(v).shape for v in (other, node.inputs[place]))
     if shape is None or own is None or stored(producer.inputs[1]) is None or tensor.size == 1:
         return None
     return own[1 - len(shape) :] == (shape[1], *(1,) * (len(shape) - 2)) and tensor.size == shape[1]
+
+
+def _lacks_bias(node: ir.Node) -> bool:
+    """Return True for a convolution without the bias that its operator may have."""
+    card = known(node)
+    if not is_a(node, SAMPLES) or card.matrix != 1 or len(card.weights) != 2:
+        return False
+    last = max(card.weights)
+    return len(node.inputs) <= last or node.inputs[last] is None
 
 
 def _may_be_statistic(node: ir.Node, place: int) -> bool:
@@ -423,15 +475,22 @@ def _scales_input(node: ir.Node, value: ir.Value, inputs: set[ir.Value]) -> bool
 
 def _may_scale_input(value: ir.Value, inputs: set[ir.Value], depth: int) -> bool:
     """Return True if network inputs meet a tensor, or what is computed from it alone, elementwise."""
-    for use in value.uses() if depth else ():
-        others = [other for other in use.node.inputs if other is not None and other is not value]
-        scales = is_a(use.node, ELEMENTWISE) or _op(use.node) == "Scaler"
+    if not depth:
+        return False
+    for node in (use.node for use in value.uses()):
+        others = _beside(node, {value})
+        scales = is_a(node, ELEMENTWISE) or _op(node) == "Scaler"
         if scales and any(_is_input(other, inputs, 8) for other in others):
             return True
-        if is_a(use.node, ELEMENTWISE, PASSES_ON) and all(v.producer() is None or stored(v) for v in others):
-            if any(_may_scale_input(output, inputs, depth - 1) for output in use.node.outputs):
-                return True
+        is_of_it = is_a(node, ELEMENTWISE, PASSES_ON) and all(v.producer() is None or stored(v) for v in others)
+        if is_of_it and any(_may_scale_input(output, inputs, depth - 1) for output in node.outputs):
+            return True
     return False
+
+
+def _beside(node: ir.Node, values: set[ir.Value]) -> list[ir.Value]:
+    """Return the inputs of a node that are none of these values."""
+    return [value for value in node.inputs if value is not None and value not in values]
 
 
 def _may_precede_layer(value: ir.Value) -> bool:
@@ -439,7 +498,7 @@ def _may_precede_layer(value: ir.Value) -> bool:
     todo, seen = [value], {value}
     while todo:
         for use in todo.pop().uses():
-            others = [v for v in use.node.inputs if v is not None and v not in seen]
+            others = _beside(use.node, seen)
             is_layer = not is_a(use.node, ELEMENTWISE, STANDARDISES, PASSES_ON)
             if is_layer and any(_dtype(v) in FLOATS and _is_of_stored(v, value) for v in others):
                 return True

@@ -58,16 +58,16 @@ def contrib(model: ir.Model, options: Options) -> None:
         elif node.domain == "com.microsoft" and node.op_type in REFUSALS:
             REFUSED.set(node, REFUSALS[node.op_type])
     for _ in range(MAX_ROUNDS):  # shapes are inferred again after each round, for the bodies of the next
-        nodes = [(node, known) for node in all_nodes(model.graph) if (known := _known(node, model)) is not None]
+        nodes = [
+            (node, known)
+            for node in all_nodes(model.graph)
+            if (known := body_of(node.domain, node.op_type, opset_of(node, model))) is not None
+        ]
         if not nodes:
             return
         propagate(model.graph, options)
         if sum(_written(node, known, model, options) for node, known in nodes) == 0:
             return
-
-
-def _known(node: ir.Node, model: ir.Model) -> Operator | None:
-    return body_of(node.domain, node.op_type, opset_of(node, model))
 
 
 def _written(node: ir.Node, operator: Operator, model: ir.Model, options: Options) -> bool:
