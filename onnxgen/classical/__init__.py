@@ -7,4 +7,4 @@ copied into generated files.
 
 from onnxgen.classical import features, linear, text, trees
 
-__all__ = ["encode", "features", "linear", "machines", "ngrams", "text", "trees"]
+__all__ = ["features", "linear", "text", "trees"]

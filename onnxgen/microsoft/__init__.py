@@ -8,7 +8,7 @@ standard can't express have a function: `functions.py`, `recurrent.py`, `cached_
 operator of this kind may produce them.
 """
 
-from onnxgen.microsoft import (
+from onnxgen.microsoft import (  # noqa: F401
     attention,
     attention_variants,
     cached_attention,
@@ -24,20 +24,3 @@ from onnxgen.microsoft import (
     recurrent,
     renamed,
 )
-
-__all__ = [
-    "attention",
-    "attention_variants",
-    "cached_attention",
-    "functions",
-    "fused",
-    "layers",
-    "linear_attention",
-    "moe",
-    "nchwc",
-    "norms",
-    "ordered",
-    "quantized",
-    "recurrent",
-    "renamed",
-]

@@ -78,8 +78,8 @@ def _named(shapes: Iterable[Shape | None], size: int) -> dict[str, int]:
 
 def _joined(batches: list[dict[str, Any]], axes: Mapping[str, int]) -> dict[str, Any]:
     """Return several batches as one. Inputs without an axis of samples are those of the first."""
-    own = {name: np.concatenate([batch[name] for batch in batches], axis) for name, axis in axes.items()}
-    return batches[0] | own
+    shared = batches[0].keys() & axes.keys()
+    return batches[0] | {name: np.concatenate([batch[name] for batch in batches], axes[name]) for name in shared}
 
 
 def _unlike_together(each: Sequence[Any], together: Any, axis: int | None) -> str:
