@@ -1,18 +1,15 @@
-"""Activations, logarithms and softmax spelled out in elementary operators become the operators of
-their names.
+"""Activations, logarithms and softmax spelled out in elementary operators become the operators of their names.
 
-GELU: Hendrycks & Gimpel 2016, arXiv 1606.08415. Swish (SiLU): Ramachandran et al. 2017, arXiv
-1710.05941; with a factor of 1.702 it is the quick GELU. Mish: Misra 2019, arXiv 1908.08681.
-HardSwish: Howard et al. 2019, arXiv 1905.02244. In floating point a spelling may overflow where the
-function does not: from 89 on `log(1 + exp(x))` is inf, softplus x.
+GELU: Hendrycks & Gimpel 2016, arXiv 1606.08415. Swish (SiLU): Ramachandran et al. 2017, arXiv 1710.05941; with a factor
+of 1.702 it is the quick GELU. Mish: Misra 2019, arXiv 1908.08681. HardSwish: Howard et al. 2019, arXiv 1905.02244. In
+floating point a spelling may overflow where the function does not: from 89 on `log(1 + exp(x))` is inf, softplus x.
 
 Softmax, its logarithm and logsumexp may also stand between two Transposes:
 
     exp(x - max(x)) / sum(exp(x - max(x)))     with the maximum or without, by Div or Reciprocal
     m + log(sum(exp(x - m)))                   m = max(x), or nothing at all
 
-The maximum cancels out of the result and of its gradient. Without it a spelling overflows where the
-function does not.
+The maximum cancels out of the result and of its gradient. Without it a spelling overflows where the function does not.
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
     softmax(q @ k^T * scale + mask) @ v          q, k, v: [..., length, size]
 
-- The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The
-  products may be MatMul or Einsum (`product`).
+- The scale is applied to the product (Div or Mul), to q or k alone, or its root to both. The products may be MatMul or
+  Einsum (`product`).
 - Masks are added, or Where hides scores. A mask that is exactly causal becomes `is_causal`.
 - Where batch and heads are one axis, the scores may get them as two while masks are added.
-- Between softmax and v may be Dropout, and a step that sets rows without any key to zero: torch's
-  exporters write `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN
-  in the file but zeros in torch's function. So a mask of -inf is then only accepted if it hides no
-  whole row.
+- Between softmax and v may be Dropout, and a step that sets rows without any key to zero: torch's exporters write
+  `Where(IsNaN(p), 0, p)` after a mask of -inf. Without that step such rows are NaN in the file but zeros in torch's
+  function. So a mask of -inf is then only accepted if it hides no whole row.
 
 ONNX's Attention supports neither Dropout nor operands of other ranks. So the pass writes
 `onnxgen.Attention(q, k, v, mask)`.

@@ -1,23 +1,20 @@
 """Masks of attention: causal ones, those of `nn.MultiheadAttention`, and rows without any key.
 
-`causal` recognises matrices with one number where the key is not after the query, and another
-elsewhere:
+`causal` recognises matrices with one number where the key is not after the query, and another elsewhere:
 
     inside    for column j <= row i
     outside   for column j > row i
 
-Exporters store such a triangle, make it with Trilu, or compare positions. Casts, comparisons,
-arithmetic with a number and Where then turn it into a mask that is added to scores or selects them.
-All of these are followed. `masks_of` takes what is added to the scores as the `attn_mask` and
-`key_padding_mask` of `nn.MultiheadAttention`.
+Exporters store such a triangle, make it with Trilu, or compare positions. Casts, comparisons, arithmetic with a number
+and Where then turn it into a mask that is added to scores or selects them. All of these are followed. `masks_of` takes
+what is added to the scores as the `attn_mask` and `key_padding_mask` of `nn.MultiheadAttention`.
 
-`empty_rows` is a pass. Rows without any key, which are replaced after the softmax, get a gradient
-of zero, not NaN:
+`empty_rows` is a pass. Rows without any key, which are replaced after the softmax, get a gradient of zero, not NaN:
 
     Where(empty, 0, Softmax(scores))   becomes   Where(empty, 0, Softmax(Where(empty, 0, scores)))
 
-`empty` has one truth value for each row of the softmax (the mask may hide all keys). The result is
-the same. But the softmax of a row of -inf is NaN, and the gradient is NaN times 0, which is NaN.
+`empty` has one truth value for each row of the softmax (the mask may hide all keys). The result is the same. But the
+softmax of a row of -inf is NaN, and the gradient is NaN times 0, which is NaN.
 """
 
 from __future__ import annotations
@@ -175,10 +172,7 @@ def _arranged(node: ir.Node, depth: int) -> Causal | None:
 
 
 def _positions(value: ir.Value | None, depth: int) -> tuple[int, int] | None:
-    """Return (axis, first number) of a value that counts up by one along its last (-1) or second last (-2) axis.
-
-    It must be the same along all other axes.
-    """
+    """Return (axis, first number) of a value that counts by ones along its last (-1) or second last (-2) axis alone."""
     if value is None or not shape_of(value) or depth == 0:
         return None
     array, node = elements(value), value.producer()

@@ -1,5 +1,4 @@
-"""Expand, Tile and ConstantOfShape: tensors of one number, operands that broadcast, and repeated
-elements.
+"""Expand, Tile and ConstantOfShape: tensors of one number, operands that broadcast, and repeated elements.
 
     torch.zeros(n, 1) + 8                      is   torch.full((n, 1), 8.0)
     y = x / norm.expand_as(x)                  is   y = x / norm
@@ -7,10 +6,9 @@ elements.
     Unsqueeze(a + 1), Expand or Tile n times   is   x.repeat_interleave(n, dim), written as
     along it, Reshape to merge a and a + 1          `onnxgen.RepeatInterleave`
 
-An Expand hides patterns and costs a line of code. It is removed if every user has another operand
-that already has the full shape. Users whose other operands are numbers may come between: then their
-results are small, too. Exporters repeat key and value heads that several query heads share (Ainslie
-et al. 2023, arXiv 2305.13245), too.
+An Expand hides patterns and costs a line of code. It is removed if every user has another operand that already has the
+full shape. Users whose other operands are numbers may come between: then their results are small, too. Exporters repeat
+key and value heads that several query heads share (Ainslie et al. 2023, arXiv 2305.13245), too.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 onnxruntime refuses them, too.
 
-Later stages count axes modulo the rank, so an axis out of range would silently become another one.
-Nodes in branches of If are not checked against inferred ranks: an exporter writes both branches,
-and a branch that is never taken may not fit. The sizes of layers are asked of the file's own nodes,
-before any pass moves their tensors. torch's layers can't hold wrong ones. What is wrong later is a
-bug of a pass.
+Later stages count axes modulo the rank, so an axis out of range would silently become another one. Nodes in branches of
+If are not checked against inferred ranks: an exporter writes both branches, and a branch that is never taken may not
+fit. The sizes of layers are asked of the file's own nodes, before any pass moves their tensors. torch's layers can't
+hold wrong ones. What is wrong later is a bug of a pass.
 """
 
 from __future__ import annotations

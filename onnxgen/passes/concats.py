@@ -9,16 +9,15 @@
     Concat(Concat(Concat(a, b), c), d)         Concat(a, b, c, d)
     Concat(a, b), Concat(a, b, c), ...         x = Concat(a, b), x = Concat(x, c), ...
 
-Exporters write one pair for each axis that is rolled (Swin's shifted windows); rolls of several
-axes become one node, `onnxgen.Roll`. An axis of unknown size is only accepted if it is provably at
-least k long: these Slices leave a shorter one unchanged, but torch.roll would move it. Rotary
-embeddings (Su et al. 2021, arXiv 2104.09864) compute `x * cos + rotated * sin`.
-`onnxgen.RotateHalf` and `onnxgen.RotatePairs` stand for the functions that authors write.
+Exporters write one pair for each axis that is rolled (Swin's shifted windows); rolls of several axes become one node,
+`onnxgen.Roll`. An axis of unknown size is only accepted if it is provably at least k long: these Slices leave a shorter
+one unchanged, but torch.roll would move it. Rotary embeddings (Su et al. 2021, arXiv 2104.09864) compute
+`x * cos + rotated * sin`. `onnxgen.RotateHalf` and `onnxgen.RotatePairs` stand for the functions that authors write.
 
-Exporters write a list that grows in a loop as nested pairs (`concats`). Every layer of DenseNet
-(Huang et al. 2017) takes a list of all earlier results (`growing`). In a traced file each layer has
-a different number of inputs, so no two layers would share a class. The elements are the same, and
-as many are copied. Gradients are the same sums in another order.
+Exporters write a list that grows in a loop as nested pairs (`concats`). Every layer of DenseNet (Huang et al. 2017)
+takes a list of all earlier results (`growing`). In a traced file each layer has a different number of inputs, so no two
+layers would share a class. The elements are the same, and as many are copied. Gradients are the same sums in another
+order.
 """
 
 from __future__ import annotations
@@ -188,12 +187,15 @@ MIN_CHAIN = 3  # two Concats may begin alike by chance
 
 
 def growing(model: ir.Model, options: Options) -> None:
-    """Rewrite every Concat of such a list."""
+    """Let every Concat of such a list start with the result of the one before it, which moves to their common scope."""
     weights = stored_views(model)
     for graph in all_graphs(model.graph):
         for chain in _chains([node for node in graph if _joins(node) and node.outputs[0] not in weights]):
             for before, node in reversed(list(zip(chain, chain[1:]))):
-                _hand_on(before, node)
+                if SCOPE.has(before) and SCOPE.has(node):
+                    SCOPE.set(before, common_scope([SCOPE.get(before), SCOPE.get(node)]) or ())
+                inputs = [before.outputs[0], *node.inputs[len(before.inputs) :]]
+                replace(node, ir.Node("", "Concat", inputs, list(node.attributes.values()), version=node.version))
 
 
 def _joins(node: ir.Node) -> bool:
@@ -217,11 +219,3 @@ def _chains(nodes: list[ir.Node]) -> list[list[ir.Node]]:
         if sequence not in chains:
             chains[sequence] = [*(chains.pop(longest) if longest is not None else ()), node]
     return [chain for chain in chains.values() if len(chain) >= MIN_CHAIN]
-
-
-def _hand_on(before: ir.Node, node: ir.Node) -> None:
-    """Let a Concat start with the result of the one before it, and move that one to their common scope."""
-    inputs = [before.outputs[0], *node.inputs[len(before.inputs) :]]
-    if SCOPE.has(before) and SCOPE.has(node):
-        SCOPE.set(before, common_scope([SCOPE.get(before), SCOPE.get(node)]) or ())
-    replace(node, ir.Node("", "Concat", inputs, list(node.attributes.values()), version=node.version))

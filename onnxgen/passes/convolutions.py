@@ -3,16 +3,16 @@
     conv(F.pad(x, (1, 1, 1, 1)))            is    nn.Conv2d(..., padding=1)
     Squeeze(Conv(Unsqueeze(x, 2), w), 2)    is    Conv(x, Squeeze(w, 2)), which is an nn.Conv1d
 
-Padding is the layer's own for zeros before a convolution or before an average pool that counts
-them, and for -inf before a max pool. Unequal sides stay a Pad: torch's layers pad both sides alike.
-TensorFlow computes Conv1D as a convolution of images with one row, and its converters write it so.
+Padding is the layer's own for zeros before a convolution or before an average pool that counts them, and for -inf
+before a max pool. Unequal sides stay a Pad: torch's layers pad both sides alike. TensorFlow computes Conv1D as a
+convolution of images with one row, and its converters write it so.
 
-A stored tensor that is added to a convolution's result and varies along its channels only is its
-bias. CNTK, Paddle and TensorFlow's converters write biases so.
+A stored tensor that is added to a convolution's result and varies along its channels only is its bias. CNTK, Paddle and
+TensorFlow's converters write biases so.
 
-The mean over all axes behind the channels, with `keepdims`, becomes GlobalAveragePool. Torch's
-dynamo exporter writes adaptive pooling to one element like this. The pass only rewrites images and
-volumes: the mean over the last axis of a sequence is more often a statistic.
+The mean over all axes behind the channels, with `keepdims`, becomes GlobalAveragePool. Torch's dynamo exporter writes
+adaptive pooling to one element like this. The pass only rewrites images and volumes: the mean over the last axis of a
+sequence is more often a statistic.
 """
 
 from __future__ import annotations

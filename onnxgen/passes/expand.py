@@ -1,9 +1,9 @@
 """Write out what a node stands for: an If becomes the branch it takes, an operator its body.
 
-The condition of the If is known, or decided by what is behind it (`shapes.decided`). Bodies are
-those of `passes.standard`. They replace operators of the standard where no function takes the call.
-Most of these have no function at all. Attention has one that takes a call in its plain form only
-(`@op(takes=...)`); its body leaves Attention in that form.
+The condition of the If is known, or decided by what is behind it (`shapes.decided`). Bodies are those of
+`passes.standard`. They replace operators of the standard where no function takes the call. Most of these have no
+function at all. Attention has one that takes a call in its plain form only (`@op(takes=...)`); its body leaves
+Attention in that form.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     y = (conv(x) - mean) / sqrt(var + eps) * weight + bias         (Ioffe & Szegedy 2015, arXiv 1502.03167)
 
-Their numbers are lost: the file only has the convolution's weight times s = weight / sqrt(var + eps), and the bias
-bias + (b - mean) * s. So each norm is restored as the identity (mean 0, var 1 - eps, weight 1), takes over the
-convolution's bias, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
+Their numbers are lost: the file only has the convolution's weight times s = weight / sqrt(var + eps), and the bias bias
++ (b - mean) * s. So each norm is restored as the identity (mean 0, var 1 - eps, weight 1), takes over the convolution's
+bias, and learns its statistics in training. Writing back folds it again (`provenance.Fold`).
 """
 
 from __future__ import annotations
@@ -81,9 +81,6 @@ def _stored_name(value: ir.Value | None) -> str:
         producer = value.producer()
         value = producer.inputs[0] if producer is not None and len(producer.inputs) == 1 else None
     return "" if value is None else value.name or ""
-
-
-# ---- putting them back ----
 
 
 def restore_batchnorm(model: ir.Model, options: Options) -> None:

@@ -6,9 +6,8 @@
     GatherND(x, the same)                              is   x[mask]
     Gather(x, Squeeze(the same), axis) of one          is   x[:, mask], which is a Compress
 
-Exporters write masks by counting indices that are functions of positions, for each query and each
-key. torch has a row for the position of each element, ONNX a column. Sizes must be the same for
-certain.
+Exporters write masks by counting indices that are functions of positions, for each query and each key. torch has a row
+for the position of each element, ONNX a column. Sizes must be the same for certain.
 """
 
 from __future__ import annotations

@@ -1,30 +1,25 @@
-"""Linear layers and matrix products: `nn.Linear`, `onnxgen.Affine`, and products without needless
-Reshapes.
+"""Linear layers and matrix products: `nn.Linear`, `onnxgen.Affine`, and products without needless Reshapes.
 
 ONNX has no linear operator for tensors of any rank (Gemm takes rank 2 only), so `linear` writes
-`onnxgen.Linear(x, weight, bias)` with a weight of [in, out], which `ops/linear.py` lowers.
-TensorFlow's Tensordot and the layers of GPT-2 make rows of all axes but the last before the
-product, and axes of the rows behind it: a linear layer takes the axes as they are. `tensordot` does
-the same for products:
+`onnxgen.Linear(x, weight, bias)` with a weight of [in, out], which `ops/linear.py` lowers. TensorFlow's Tensordot and
+the layers of GPT-2 make rows of all axes but the last before the product, and axes of the rows behind it: a linear
+layer takes the axes as they are. `tensordot` does the same for products:
 
     Reshape(MatMul(Reshape(x, (-1, k)), w), (*leading, m))    is   MatMul(x, w)
     Reshape(MatMul(Reshape(a, (-1, n, k)), Reshape(b, ...)))  is   MatMul(a, b)
     Einsum(x, w), "abc,cde->abde"                             is   Reshape(MatMul(x, Reshape(w)))
 
-TensorFlow's Dense layers compute with matrices only, and so do converters of Einsum. If the last
-Reshape also makes heads of the last axis, these are made of the product; a bias of heads is added
-before, as a vector. `turned` takes a product that is transposed as the product of both operands,
-transposed, the other way round:
+TensorFlow's Dense layers compute with matrices only, and so do converters of Einsum. If the last Reshape also makes
+heads of the last axis, these are made of the product; a bias of heads is added before, as a vector. `turned` takes a
+product that is transposed as the product of both operands, transposed, the other way round:
 
     Transpose(MatMul(a, b))                      is    MatMul(b.T, a.T)
     Transpose(Softmax(MatMul(a, b), axis=-2))    is    Softmax(MatMul(b.T, a.T), axis=-1)
 
-Keras computes the scores of attention as keys times queries, so that what is transposed at the end
-is the keys.
+Keras computes the scores of attention as keys times queries, so that what is transposed at the end is the keys.
 
-A Mul and an Add with learned numbers are one layer, `onnxgen.Affine(x, scale, bias)`, if there are
-several. PaddleOCR's networks have one behind each convolution and activation (LearnableAffineBlock
-of PP-HGNet and PP-LCNetV3).
+A Mul and an Add with learned numbers are one layer, `onnxgen.Affine(x, scale, bias)`, if there are several. PaddleOCR's
+networks have one behind each convolution and activation (LearnableAffineBlock of PP-HGNet and PP-LCNetV3).
 """
 
 from __future__ import annotations

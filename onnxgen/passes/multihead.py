@@ -1,18 +1,15 @@
-"""Attention with its projections becomes `nn.MultiheadAttention` where PyTorch's names show that it
-was one.
+"""Attention with its projections becomes `nn.MultiheadAttention` where PyTorch's names show that it was one.
 
     q, k, v = query @ Wq + bq, key @ Wk + bk, value @ Wv + bv        [length, batch, heads * size]
     y = (softmax(q @ k^T / sqrt(size) + masks) @ v) @ Wo + bo        of each head
 
-The pass starts from the product with the probabilities. It follows views back to three projections,
-and forward to the output's. The elements must lie as in torch's layer, which is compared position
-by position (`passes.layouts`). The projections may be one matrix, or several. The layer's own
-probabilities may be a second result, per head or averaged. What is found is written as
-`onnxgen.MultiheadAttention`.
+The pass starts from the product with the probabilities. It follows views back to three projections, and forward to the
+output's. The elements must lie as in torch's layer, which is compared position by position (`passes.layouts`). The
+projections may be one matrix, or several. The layer's own probabilities may be a second result, per head or averaged.
+What is found is written as `onnxgen.MultiheadAttention`.
 
-A row without any key is NaN in the file. So it is in the layer while it returns the probabilities,
-and zeros otherwise (without `no_grad`). So the layer is asked for them where a mask might hide a
-whole row.
+A row without any key is NaN in the file. So it is in the layer while it returns the probabilities, and zeros otherwise
+(without `no_grad`). So the layer is asked for them where a mask might hide a whole row.
 """
 
 from __future__ import annotations
@@ -143,8 +140,6 @@ class _Search:
             return 0
         return size
 
-    # ---- the projections ----
-
     def _projection(self, operand: Operand) -> Projection | None:
         """Follow views from an operand back to the product with a stored matrix."""
         *_, value = upwards(operand.value)
@@ -174,8 +169,6 @@ class _Search:
         paths = [path for path in map(param_path, names) if path is not None]
         biased = {p.bias is not None for p in self.projections}
         return all(path[-1] in KEYS for path in paths) and biased in ({self.end.bias is not None}, {True})
-
-    # ---- where each element lies ----
 
     def _sizes(self) -> Iterator[Sizes]:
         """Yield numbers for the named dims, the likeliest first.

@@ -2,25 +2,22 @@
 
 Such nodes only hide idioms.
 
-What changes nothing is Identity, casts to the type that a value already has or had, products with
-1, sums with 0, the greater of a value and -inf and the like for truth values, Slices of everything,
-Reshapes to the shape that a value has, and Where with a condition that is known to be the same
-everywhere. The only element along an axis that was just added is what the axis was added to. A
-CastLike becomes a Cast if the other tensor's type is known, since it does not use that tensor's
-elements. A node that makes a graph output becomes an Identity, so that the output keeps its name.
-An Identity that gives a stored tensor the name of a parameter stays, too: the legacy exporter
-stores equal tensors once.
+What changes nothing is Identity, casts to the type that a value already has or had, products with 1, sums with 0, the
+greater of a value and -inf and the like for truth values, Slices of everything, Reshapes to the shape that a value has,
+and Where with a condition that is known to be the same everywhere. The only element along an axis that was just added
+is what the axis was added to. A CastLike becomes a Cast if the other tensor's type is known, since it does not use that
+tensor's elements. A node that makes a graph output becomes an Identity, so that the output keeps its name. An Identity
+that gives a stored tensor the name of a parameter stays, too: the legacy exporter stores equal tensors once.
 
-Known results: exporters compute shapes beside the data (`Shape -> Gather -> Concat -> Reshape`).
-Once the elements are known, the nodes that made them only hide idioms, since an inner value must
-have one user. Their results become values without a producer; `shapes.info` has their elements.
-Unused nodes are removed, too. Known floats stay: they may be computed from stored tensors that are
-not trained, which are written back through these nodes. Views of a buffer of the state dict stay,
-too.
+Known results: exporters compute shapes beside the data (`Shape -> Gather -> Concat -> Reshape`). Once the elements are
+known, the nodes that made them only hide idioms, since an inner value must have one user. Their results become values
+without a producer; `shapes.info` has their elements. Unused nodes are removed, too. Known floats stay: they may be
+computed from stored tensors that are not trained, which are written back through these nodes. Views of a buffer of the
+state dict stay, too.
 
-Equal nodes: PyTorch's exporters write a value once. Others write what a loop's body needs again at
-each place: the next index of PaddlePaddle's decoders, three times in each turn. Only inner graphs
-are changed so: in the main graph a block that is written out again is a block of its own.
+Equal nodes: PyTorch's exporters write a value once. Others write what a loop's body needs again at each place: the next
+index of PaddlePaddle's decoders, three times in each turn. Only inner graphs are changed so: in the main graph a block
+that is written out again is a block of its own.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@
     x * m + (bias - mean(x) * m);  m = scale / sqrt(var(x) + eps)    the same, TensorFlow's way
     x / sqrt(mean(x * x) + eps) * scale                              Zhang & Sennrich 2019
 
-Over the last axes it is LayerNorm (arXiv 1607.06450) or RMSNorm (arXiv 1910.07467), over all axes
-behind the channels InstanceNorm (Ulyanov et al. 2016, arXiv 1607.08022), and over the channels of
-an image LayerNorm between two Transposes, as in ConvNeXt. GroupNorm (Wu & He 2018, arXiv
-1803.08494) becomes GroupNormalization-21. Scale and bias have the shape [C, 1, 1], or both are
-missing:
+Over the last axes it is LayerNorm (arXiv 1607.06450) or RMSNorm (arXiv 1910.07467), over all axes behind the channels
+InstanceNorm (Ulyanov et al. 2016, arXiv 1607.08022), and over the channels of an image LayerNorm between two
+Transposes, as in ConvNeXt. GroupNorm (Wu & He 2018, arXiv 1803.08494) becomes GroupNormalization-21. Scale and bias
+have the shape [C, 1, 1], or both are missing:
 
     Reshape to [N, groups, -1]; InstanceNormalization with scale 1 and bias 0; Reshape back;
     Mul by a scale; Add a bias
@@ -17,10 +16,10 @@ missing:
 
     F.batch_norm(x, None, None, weight, bias, training=True)
 
-It is a BatchNorm without running statistics, or it standardises a weight (Qiao et al. 2019, arXiv
-1903.10520), as in NFNet and ResNetV2: the weight as one sample, [1, out, -1]. Torch's exporters
-compute the statistics beside the norm. The legacy exporter may do so from a folded copy of the
-weight, and stores the weight as the norm takes it. Its own shape is the convolution's.
+It is a BatchNorm without running statistics, or it standardises a weight (Qiao et al. 2019, arXiv 1903.10520), as in
+NFNet and ResNetV2: the weight as one sample, [1, out, -1]. Torch's exporters compute the statistics beside the norm.
+The legacy exporter may do so from a folded copy of the weight, and stores the weight as the norm takes it. Its own
+shape is the convolution's.
 """
 
 from __future__ import annotations

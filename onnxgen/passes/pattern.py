@@ -6,24 +6,21 @@
     d / sqrt(v),  d * reciprocal(sqrt(v)),  d * v ** -0.5     one product: 1, [d, v ** -0.5]
     relu(max(x, c)),  min(max(x, 0), 6)               one clamp of x
 
-A value that is also used elsewhere is not taken apart: it is one factor or one term. A `Pattern`
-compares a formula with these forms:
+A value that is also used elsewhere is not taken apart: it is one factor or one term. A `Pattern` compares a formula
+with these forms:
 
     Pattern("0.5 * x * (1 + Erf(x / sqrt2))", numbers={"sqrt2": math.sqrt(2)})
 
-- A single letter is a tensor, the same one everywhere. A longer name is a number: given, like
-  `sqrt2`, or bound to the graph's number. As the second argument of a reduction it is bound to the
-  axes.
+- A single letter is a tensor, the same one everywhere. A longer name is a number: given, like `sqrt2`, or bound to the
+  graph's number. As the second argument of a reduction it is bound to the axes.
 - `+ - * / **` are sums and products in any order, grouping and spelling.
 - `Clip(x, low, high)` and `Relu(x)` are clamps in any spelling. A missing bound is infinite.
-- `ReduceMean(x, axes)` and its siblings keep the axes that they reduce. A third argument is
-  `keepdims`, bound or given.
-- Any other call is that operator with those inputs; keywords are its attributes. Max and Min take
-  inputs in any order. `onnxgen_Name(x)` is one of onnxgen's own operators.
+- `ReduceMean(x, axes)` and its siblings keep the axes that they reduce. A third argument is `keepdims`, bound or given.
+- Any other call is that operator with those inputs; keywords are its attributes. Max and Min take inputs in any order.
+  `onnxgen_Name(x)` is one of onnxgen's own operators.
 - `p | q` matches p or q. `where` has the formulas of tensors in the pattern.
 
-A `Table` holds idioms: an `Idiom` has several patterns, and a function that builds the node they
-become.
+A `Table` holds idioms: an `Idiom` has several patterns, and a function that builds the node they become.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""LSTM, GRU and RNN nodes that torch's layers can compute become `onnxgen.LSTM(x, h, c, W0, R0, B0,
-W1, ...)` etc.
+"""LSTM, GRU and RNN nodes that torch's layers can compute become `onnxgen.LSTM(x, h, c, W0, R0, B0, W1, ...)` etc.
 
-ONNX has one node for each layer, a separate axis for the directions, and initial states that
-exporters fill with zeros. The pass gives the outputs torch's layout, and removes nodes that moved
-their axes there. Nodes of one module that feed each other become its layers. A module with a
-transposed input and output becomes `batch_first`. Nodes that torch's layers can't compute
-(peepholes, clipping, other activations, lengths, ...) stay as they are.
+ONNX has one node for each layer, a separate axis for the directions, and initial states that exporters fill with zeros.
+The pass gives the outputs torch's layout, and removes nodes that moved their axes there. Nodes of one module that feed
+each other become its layers. A module with a transposed input and output becomes `batch_first`. Nodes that torch's
+layers can't compute (peepholes, clipping, other activations, lengths, ...) stay as they are.
 
-A layer of one step becomes torch's cell, if its tensors are called as a cell's:
-`onnxgen.LSTMCell(...)`. torch's legacy exporter writes `nn.LSTMCell` as an LSTM over a sequence of
-one step: it puts an axis before the input and the states, and takes it off the results.
+A layer of one step becomes torch's cell, if its tensors are called as a cell's: `onnxgen.LSTMCell(...)`. torch's legacy
+exporter writes `nn.LSTMCell` as an LSTM over a sequence of one step: it puts an axis before the input and the states,
+and takes it off the results.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from onnxgen.passes.roles import CELL, RECURRENT
 from onnxgen.passes.slices import make_up_axis, piece
 from onnxgen.passes.unrolled.cells import Rows, bare
 from onnxgen.passes.unrolled.chains import same
-from onnxgen.passes.unrolled.writing import TORCH_ORDER, joined_rows, squeezed, unsqueezed
+from onnxgen.passes.unrolled.writing import TORCH_ORDER, concat, joined_rows, squeezed, unsqueezed
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info, set_info
@@ -156,11 +154,7 @@ def _joined(before: ir.Node, states: list[ir.Value | None]) -> ir.Value | None:
     pieces = [piece(s) for s in known]
     if make_up_axis(pieces) and pieces[0] is not None and pieces[0].axis == 0:
         return pieces[0].x
-    joined = ir.node("Concat", known, {"axis": 0}, version=13)
-    facts, rows = info(known[0]), [(info(s).shape or ("?",))[0] for s in known]
-    total = sum(n for n in rows if isinstance(n, int))
-    shape = None if facts.shape is None else (total, *facts.shape[1:])
-    return insert(before, joined, f"{known[0].name}.all", Info(facts.dtype, shape))
+    return concat(before, known)
 
 
 def _split_states(chain: list[RecurrentLayer], state: ir.Value, index: int) -> None:
@@ -183,9 +177,9 @@ def make_batch_first(node: ir.Node) -> None:
     """Remove the Transposes around a module whose input and output are batch-first."""
     x, y = node.inputs[0], node.outputs[0]
     producer, users = maker(x), [use.node for use in y.uses()]
-    if producer is None or y.is_graph_output() or not all(map(_swaps, [producer, *users])):
+    if producer is None or y.is_graph_output() or node.attributes["batch_first"].as_int():
         return
-    if node.attributes["batch_first"].as_int():
+    if not all(map(_swaps, [producer, *users])):
         return
     node.attributes["batch_first"] = ir.AttrInt64("batch_first", 1)
     node.replace_input_with(0, producer.inputs[0])
@@ -301,9 +295,6 @@ def _modules(layers: dict[ir.Value, RecurrentLayer]) -> list[list[RecurrentLayer
     return [chain for chain in chains if chain]
 
 
-# ---- which nodes are layers of torch ----
-
-
 def _layer(node: ir.Node, views: Views) -> RecurrentLayer | None:
     form, weights = _form(node), [v for v in node.inputs[1:4] if v is not None]
     sources = [s for v in weights if (s := views(v)) is not None]
@@ -344,9 +335,6 @@ def _note_module(layer: RecurrentLayer) -> bool:
         layer.module, layer.number = places.pop()
         return True
     return not places
-
-
-# ---- one node ----
 
 
 def _rewrite(layer: RecurrentLayer) -> None:

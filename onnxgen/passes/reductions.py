@@ -6,13 +6,13 @@
     Cast(ReduceMin(Cast(x, INT32)), BOOL)             is   ReduceMin(x) of truth values: `x.all()`
     ReduceSum(x, axes) * (1 / n)                      is   ReduceMean(x, axes), n: elements of a sum
 
-TensorFlow and JAX drop the axes and add them again, and write a mean as a sum. Sums of sums stay:
-they are rounded in another order. `deviation` writes torch's `var` and `std`, which are unbiased:
+TensorFlow and JAX drop the axes and add them again, and write a mean as a sum. Sums of sums stay: they are rounded in
+another order. `deviation` writes torch's `var` and `std`, which are unbiased:
 
     mean((x - mean(x)) ** 2) * n / (n - 1)            n: the number of elements that are averaged
 
-The variance divided by n is left alone: it is more often a step of a norm that was written out.
-`normalise` writes `F.normalize` and `F.cosine_similarity`, since ONNX's LpNormalization has no eps:
+The variance divided by n is left alone: it is more often a step of a norm that was written out. `normalise` writes
+`F.normalize` and `F.cosine_similarity`, since ONNX's LpNormalization has no eps:
 
     x / max(norm(x), eps)                                  norms of order 1 or 2
     x * rsqrt(max(sum(x * x), eps ** 2))                   TensorFlow's l2_normalize

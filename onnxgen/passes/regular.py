@@ -98,9 +98,6 @@ def is_fresh(tensor: ir.TensorProtocol) -> bool:
     return is_uniform(tensor) and tensor.numpy().flat[0] in (0, 1)
 
 
-# ---- vectors
-
-
 def _is_mask(flat: NDArray[Any]) -> bool:
     low = flat.min() if bool((flat == 0).any()) else np.finfo(np.float16).min  # Swin's is -100, BERT's was -10000
     lowest = np.finfo(np.float32).min
@@ -141,9 +138,6 @@ def _are_strides(flat: NDArray[Any]) -> bool:
         return False
     numbers = np.unique(flat)
     return 2 <= numbers.size <= 8 and bool((np.frexp(numbers)[0] == 0.5).all())
-
-
-# ---- tables
 
 
 def _is_grid(table: NDArray[Any]) -> bool:

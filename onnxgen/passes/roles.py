@@ -1,19 +1,15 @@
-"""What names, places and values tell of the role of a stored tensor: parameter, buffer, bias or
-constant.
+"""What names, places and values tell of the role of a stored tensor: parameter, buffer, bias or constant.
 
-Names: PyTorch's legacy (TorchScript) exporter keeps the names of parameters and buffers. Tensors
-that it computes are called `onnx::Conv_41`, or `41` before PyTorch 1.12. The dynamo exporter
-records on each tensor what it is, and calls values that it makes `val_3`; onnxslim and onnxsim drop
-the records.
+Names: PyTorch's legacy (TorchScript) exporter keeps the names of parameters and buffers. Tensors that it computes are
+called `onnx::Conv_41`, or `41` before PyTorch 1.12. The dynamo exporter records on each tensor what it is, and calls
+values that it makes `val_3`; onnxslim and onnxsim drop the records.
 
-Places: a name says nothing of a tensor where an exporter names constants as it names weights. Its
-place does: a number that is added to the result of a convolution is a bias, and an exponent is
-nobody's weight.
+Places: a name says nothing of a tensor where an exporter names constants as it names weights. Its place does: a number
+that is added to the result of a convolution is a bias, and an exponent is nobody's weight.
 
-Values: a constant is the same in every copy of a block; a weight is not. So a number that scales or
-shifts a map, in a place that occurs several times in the network, is learned if the numbers there
-differ, and are not such as a person types (`3`, `1 / 6`, `0.044715`, `1 / sqrt(64)`). PaddleOCR's
-LearnableAffineBlock has two of them.
+Values: a constant is the same in every copy of a block; a weight is not. So a number that scales or shifts a map, in a
+place that occurs several times in the network, is learned if the numbers there differ, and are not such as a person
+types (`3`, `1 / 6`, `0.044715`, `1 / sqrt(64)`). PaddleOCR's LearnableAffineBlock has two of them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Give each module its own copy of a node that the exporter wrote once for several modules.
 
-PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first
-layer prepares the mask that all layers use, or the activation of the value that all branches take.
-With a copy in each, the layers are equal again, as their author wrote them. Only cheap nodes are
-copied: views, arithmetic on the network's inputs and constants, and functions of one value that
-comes into the layer (leaky ReLU, Mish). The scopes of the users must differ only in numbers; those
-of such functions may also be other modules with a part of the same name (`time`).
+PyTorch's exporters merge equal nodes (TorchScript's, and dynamo's of torch 2.9 to 2.13): the first layer prepares the
+mask that all layers use, or the activation of the value that all branches take. With a copy in each, the layers are
+equal again, as their author wrote them. Only cheap nodes are copied: views, arithmetic on the network's inputs and
+constants, and functions of one value that comes into the layer (leaky ReLU, Mish). The scopes of the users must differ
+only in numbers; those of such functions may also be other modules with a part of the same name (`time`).
 
-`shared_views` does it early, for views of a vector of equal numbers. Biases are equal before
-training, and the dynamo exporter merges equal tensors and then equal nodes. So the attentions of a
-decoder all read one Split of an encoder's `in_proj_bias`. With a node in each module, the parameter
-is that module's own. A tied weight has no equal numbers once it is trained.
+`shared_views` does it early, for views of a vector of equal numbers. Biases are equal before training, and the dynamo
+exporter merges equal tensors and then equal nodes. So the attentions of a decoder all read one Split of an encoder's
+`in_proj_bias`. With a node in each module, the parameter is that module's own. A tied weight has no equal numbers once
+it is trained.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ def _uses(node: ir.Node) -> list[Use]:
 
 
 def _hand_over(copy: ir.Node, uses: list[Use]) -> None:
-    """Let the users of a node's results take those of its copy."""
     for user, index, place in uses:
         user.replace_input_with(index, copy.outputs[place])
 

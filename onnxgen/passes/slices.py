@@ -3,16 +3,14 @@
     x[:, :, :n][..., :n]   is   x[:, :, :n, :n]     exporters write a Slice for each axis
     x[-1:].squeeze(0)      is   x[-1]               a part of one element, its axis is dropped
 
-Nodes that take the parts of one axis one by one become one `unbind` or one Split: `q, k, v =
-qkv.unbind(0)`.
+Nodes that take the parts of one axis one by one become one `unbind` or one Split: `q, k, v = qkv.unbind(0)`.
 
     Split to size 1 and Squeeze      the legacy exporter's `unbind`
     Slice of one and Squeeze         the dynamo exporter's
     Gather of 0, 1, 2, ...           `qkv[0], qkv[1], qkv[2]`
     Slice of each piece              the legacy exporter's `chunk`, and `x[:, :8], x[:, 8:]`
 
-ONNX has no operator with an output for each element of an axis, so the pass writes
-`onnxgen.Unbind(x)`.
+ONNX has no operator with an output for each element of an axis, so the pass writes `onnxgen.Unbind(x)`.
 """
 
 from __future__ import annotations
@@ -255,10 +253,7 @@ def _squeeze_of(value: ir.Value, axis: int) -> ir.Node | None:
 
 
 def _put(new: ir.Node, value: ir.Value, ends: list[ir.Node], positions: list[int]) -> None:
-    """Place `new` right after the value that it takes apart, and let its outputs replace those of the nodes `ends`.
-
-    `positions`: for each of `ends`, the index of the output.
-    """
+    """Place `new` right after the value that it takes apart. Its outputs at `positions` replace those of `ends`."""
     producer, graph = value.producer(), ends[0].graph
     assert graph is not None
     if producer is not None:

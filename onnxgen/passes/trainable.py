@@ -1,11 +1,10 @@
 """Decide which stored tensors are trained, and note it as `TRAINABLE` of each tensor of floats.
 
-A tensor is trained if an output depends on it differentiably, whether it is an initializer or a
-Constant. Exceptions are the Constant nodes of PyTorch's exporters, which store parameters as
-initializers; one-element constants without a parameter's name; exponents and bounds, and single
-numbers that a person types, unless PyTorch recorded parameters; masks, and vectors of evenly or
-geometrically spaced numbers; kernels that are their own mirror image; the mean and deviation of the
-input, which `scales_input` tells from a trained affine; and what the network measures, by its name.
+A tensor is trained if an output depends on it differentiably, whether it is an initializer or a Constant. Exceptions
+are the Constant nodes of PyTorch's exporters, which store parameters as initializers; one-element constants without a
+parameter's name; exponents and bounds, and single numbers that a person types, unless PyTorch recorded parameters;
+masks, and vectors of evenly or geometrically spaced numbers; kernels that are their own mirror image; the mean and
+deviation of the input, which `scales_input` tells from a trained affine; and what the network measures, by its name.
 The options `trainable` and `frozen` overrule all of this. The graph is not changed.
 """
 
@@ -49,27 +48,9 @@ from onnxgen.graph.traits import (
     VIEW,
 )
 from onnxgen.options import Options
+from onnxgen.passes import roles
 from onnxgen.passes.regular import is_expectation, is_filter, is_fresh, is_spectrum, rule_of
-from onnxgen.passes.roles import (
-    FILL,
-    KIND,
-    PERSISTENT,
-    TYPED,
-    is_beginning,
-    is_bias,
-    is_buffer_name,
-    is_by_dynamo,
-    is_by_pytorch,
-    is_made_of_constants,
-    is_measured,
-    is_typed,
-    may_be_root_name,
-    number,
-    operator,
-    setting,
-    slots,
-    varying,
-)
+from onnxgen.passes.roles import KIND, number, operator, slots
 from onnxgen.scopes.origin import param_path, parameter_name
 from onnxgen.shapes.infer import STANDARD
 from onnxgen.shapes.info import info
@@ -89,11 +70,11 @@ def trainable(model: ir.Model, options: Options) -> None:
     """
     graph = model.graph
     reached = differentiable(graph)
-    PRODUCER.set(graph, "pytorch" if is_by_pytorch(model) else model.producer_name)
-    KEEPS_STATE.set(graph, is_by_pytorch(model) and any(map(param_path, graph.initializers)))
+    PRODUCER.set(graph, "pytorch" if roles.is_by_pytorch(model) else model.producer_name)
+    KEEPS_STATE.set(graph, roles.is_by_pytorch(model) and any(map(param_path, graph.initializers)))
     RECORDED.set(graph, any(KIND in v.metadata_props for v in graph.initializers.values()))
     _note_root_names(graph)
-    for value in () if KEEPS_STATE.get(graph) or RECORDED.get(graph) else varying(graph):
+    for value in () if KEEPS_STATE.get(graph) or RECORDED.get(graph) else roles.varying(graph):
         VARIES.set(value, True)
     inputs = set(graph.inputs) - set(graph.initializers.values())
     names = []
@@ -128,8 +109,8 @@ def _is_in_state_dict(value: ir.Value) -> bool:
     records, tensor = value.metadata_props, stored(value)
     is_named = param_path(value.name or "") is not None or ROOT.has(value)
     is_empty = tensor is not None and tensor.size == 0 and KIND not in records
-    is_recorded = records.get(KIND) == "BUFFER" and PERSISTENT in records
-    return (is_named or is_recorded) and not is_empty and records.get(PERSISTENT) != "False"
+    is_recorded = records.get(KIND) == "BUFFER" and roles.PERSISTENT in records
+    return (is_named or is_recorded) and not is_empty and records.get(roles.PERSISTENT) != "False"
 
 
 def _note_root_names(graph: ir.Graph) -> None:
@@ -140,10 +121,10 @@ def _note_root_names(graph: ir.Graph) -> None:
     constants have the names of nodes (`mul_2`).
     """
     values = list(graph.initializers.values())
-    if KEEPS_STATE.get(graph) and not RECORDED.get(graph) and not is_by_dynamo(graph):
+    if KEEPS_STATE.get(graph) and not RECORDED.get(graph) and not roles.is_by_dynamo(graph):
         values += [o for v in values for u in v.uses() if operator(u.node) == "Identity" for o in u.node.outputs]
         for value in values:
-            if may_be_root_name(value.name or "") and not folded_from(value):
+            if roles.may_be_root_name(value.name or "") and not folded_from(value):
                 ROOT.set(value, True)
 
 
@@ -217,7 +198,7 @@ def _decide(
 
 def _by_role(value: ir.Value, tensor: ir.TensorProtocol, kind: str | None, graph: ir.Graph) -> tuple[bool, str] | None:
     """Return the decision for a tensor that is where weights are, or that records or a name say something of."""
-    is_computed = kind is None and RECORDED.get(graph) and is_made_of_constants(value)
+    is_computed = kind is None and RECORDED.get(graph) and roles.is_made_of_constants(value)
     why = _why_no_weight(value, tensor, graph) or _why_made(value, kind, graph)
     if why or is_computed and not is_plain(tensor):  # a plain one may stand for a parameter of equal numbers, too
         return False, why or COMPUTED
@@ -228,7 +209,7 @@ def _by_role(value: ir.Value, tensor: ir.TensorProtocol, kind: str | None, graph
         return False, f"{statistic}, by its name"
     if kind == "BUFFER":
         return False, "the exporter recorded it as a buffer"
-    if is_bias(value, tensor):
+    if roles.is_bias(value, tensor):
         return True, "the bias of a product with a weight"
     return (False, COMPUTED) if is_computed else None
 
@@ -307,7 +288,7 @@ def _by_elements(
         return False, why
     if not _is_called_weight(path):
         if not is_recorded and _is_typed(value, tensor, path):
-            return False, TYPED
+            return False, roles.TYPED
         if decision := _by_place(value, tensor, inputs, graph):
             return decision
     if not is_named:
@@ -327,12 +308,12 @@ def _is_called_weight(path: ModulePath | None) -> bool:
 def _is_typed(value: ir.Value, tensor: ir.TensorProtocol, path: ModulePath | None) -> bool:
     """True for a number that a person types, unless it has a name and is one that parameters begin with."""
     is_counted = path is not None and path[-1].isdigit()  # `constant.3`: the name tells nothing
-    return tensor.size == 1 and is_typed(number(tensor)) and (is_counted or not is_beginning(value, tensor))
+    return tensor.size == 1 and roles.is_typed(number(tensor)) and (is_counted or not roles.is_beginning(value, tensor))
 
 
 def _why_setting(value: ir.Value, tensor: ir.TensorProtocol) -> str:
     measured = "a statistic of a BatchNorm, by its place"
-    return setting(value, tensor) or (measured if is_measured(value) else "")
+    return roles.setting(value, tensor) or (measured if roles.is_measured(value) else "")
 
 
 def _by_place(
@@ -358,7 +339,7 @@ def _may_be_fresh(tensor: ir.TensorProtocol, graph: ir.Graph) -> bool:
 def _is_made(value: ir.Value) -> bool:
     """True for what `torch.zeros` and its like made, if it is no weight, too: equal tensors may be stored once."""
     weight = any(use.idx in known(use.node).weights for use in value.uses())
-    return FILL.fullmatch(value.name or "") is not None and not weight
+    return roles.FILL.fullmatch(value.name or "") is not None and not weight
 
 
 def _why_no_weight(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> str:
@@ -369,7 +350,7 @@ def _why_no_weight(value: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) 
         return "a bias of zeros that several kernels share: the format has no layer without one"
     if _is_spread(value, tensor):
         return "a number that is repeated as often as the input says"
-    if KIND not in value.metadata_props and is_buffer_name(value.name or ""):  # a fixed transform
+    if KIND not in value.metadata_props and roles.is_buffer_name(value.name or ""):  # a fixed transform
         return "a buffer, by its name"
     return ""
 

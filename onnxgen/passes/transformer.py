@@ -54,7 +54,6 @@ def transformer(model: ir.Model, options: Options) -> None:
 
 
 def _begins(node: ir.Node) -> bool:
-    """Return True for the first attention of a layer."""
     return (node.domain, node.op_type) == (DOMAIN, "MultiheadAttention") and SCOPE.get(node)[1:][-1:] == ("self_attn",)
 
 

@@ -1,12 +1,11 @@
 """Stacks of transformer layers become `nn.TransformerEncoder` and `nn.TransformerDecoder`.
 
-A stack is `layers.0`, `layers.1`, ... of one module, each with the result of the last, and perhaps
-a norm behind them. All layers have one form, the same masks and, in a decoder, the same memory.
+A stack is `layers.0`, `layers.1`, ... of one module, each with the result of the last, and perhaps a norm behind them.
+All layers have one form, the same masks and, in a decoder, the same memory.
 
-torch's composite layers use their own submodules: `nn.TransformerEncoder` applies what is called
-`norm`, a layer what is called `dropout1`. So nodes become such a layer only if the file has nothing
-else in the module (`Takers`): no other node in a submodule takes a parameter, and no other node
-takes one of the layer's. Else the class is the author's own.
+torch's composite layers use their own submodules: `nn.TransformerEncoder` applies what is called `norm`, a layer what
+is called `dropout1`. So nodes become such a layer only if the file has nothing else in the module (`Takers`): no other
+node in a submodule takes a parameter, and no other node takes one of the layer's. Else the class is the author's own.
 """
 
 from __future__ import annotations

@@ -76,9 +76,6 @@ def dynamic_batch(model: ir.Model, options: Options) -> None:
     FREED.set(model, Freed(size, axes, outputs, tuple(dict.fromkeys(batch.notes))))
 
 
-# ---- inputs and outputs ----------------------------------------------------------------------------------------------
-
-
 def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value, int]]]:
     """Return the fixed batch size, and the inputs with a batch axis and that axis.
 
@@ -134,9 +131,6 @@ def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:
         problems.add("no output depends on the batch", help=WAY_OUT)
     problems.raise_if_any()
     return axes
-
-
-# ---- the proof -------------------------------------------------------------------------------------------------------
 
 
 def _walk(model: ir.Model, batch: Batch) -> None:
@@ -202,9 +196,6 @@ def _used(node: ir.Node) -> Iterator[ir.Value]:
         for inner in graph:
             yield from _used(inner)
         yield from graph.outputs
-
-
-# ---- the check -------------------------------------------------------------------------------------------------------
 
 
 def _infer_anew(model: ir.Model, options: Options, batch: Batch, name: str) -> None:

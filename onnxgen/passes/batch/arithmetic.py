@@ -45,9 +45,6 @@ def quantize(n: RuleNode) -> Stack:
 dequantize = quantize
 
 
-# ---- along axes ------------------------------------------------------------------------------------------------------
-
-
 def _reduce(n: RuleNode, axes: list[int], keeps: bool) -> Stack:
     stack = n.only_stack()
     if stack.axis in axes:
@@ -117,9 +114,6 @@ def layer_norm(n: RuleNode) -> Stack:
 
 
 rms_norm = layer_norm
-
-
-# ---- products --------------------------------------------------------------------------------------------------------
 
 
 def matmul(n: RuleNode) -> Stack:

@@ -92,9 +92,6 @@ def unsqueeze(n: RuleNode) -> Stack:
     return moved
 
 
-# ---- moved, joined, cut ----------------------------------------------------------------------------------------------
-
-
 def transpose(n: RuleNode) -> Stack:
     stack, rank = n.need(0), len(n.shape(0))
     perm = list(n.attribute("perm", range(rank - 1, -1, -1)))
@@ -173,9 +170,6 @@ def pad(n: RuleNode) -> Stack:
     return stack
 
 
-# ---- selected --------------------------------------------------------------------------------------------------------
-
-
 def gather(n: RuleNode) -> Stack:
     rank = len(n.shape(0))
     axis = n.attribute("axis", 0) % rank
@@ -248,9 +242,6 @@ def one_hot(n: RuleNode) -> Stack:
     return stack if stack.axis < axis else stack.moved(stack.axis + 1)
 
 
-# ---- repeated --------------------------------------------------------------------------------------------------------
-
-
 def expand(n: RuleNode) -> Stack:
     """The batch must keep its size. In the wanted shape it becomes 1, which broadcasts to any size."""
     stack = n.only_stack()
@@ -294,9 +285,6 @@ def _scales(n: RuleNode) -> list[float]:
     for axis, scale in zip(n.attribute("axes", range(rank)), n.numbers(at).reshape(-1), strict=True):
         factors[axis % rank] = float(scale)
     return factors
-
-
-# ---- layers ----------------------------------------------------------------------------------------------------------
 
 
 def recurrent(n: RuleNode) -> list[Stack | None]:

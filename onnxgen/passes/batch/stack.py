@@ -6,6 +6,7 @@ batch. A rule proves for one node: if its inputs are stacks of the single result
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,15 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.graph.annotations import SCOPE, is_trained
+from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import ELEMENTWISE, SAME
-from onnxgen.passes.match import maker
+from onnxgen.passes.match import elements, maker, shape_of
 from onnxgen.passes.rewrite import drop, insert, known_ints
 from onnxgen.passes.rewrite import replace as replace_node
 from onnxgen.shapes.dims import Dim, Sym
 from onnxgen.shapes.info import Info, Shape, info, set_info
-from onnxgen.weights.stored import stored
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class RuleNode:
 
     def numbers(self, i: int) -> np.ndarray[Any, Any]:
         """Return the elements of a constant input."""
-        array = _elements(self.value(i))
+        array = elements(self.value(i), sys.maxsize)
         if array is None:
             raise Refusal(f"{self.name(i)} is not a constant")
         return array
@@ -249,23 +249,16 @@ class RuleNode:
         if not is_uniform(value, axis):
             raise Refusal(f"{self.name(i)} has an element of its own for each of the file's {shape[axis]} samples")
         one = (*shape[:axis], 1, *shape[axis + 1 :])
-        elements, node = _elements(value), value.producer()
-        if elements is not None:
-            tensor = ir.tensor(np.take(elements, [0], axis), name=f"{value.name}.one")
+        array, node = elements(value, sys.maxsize), value.producer()
+        if array is not None:
+            tensor = ir.tensor(np.take(array, [0], axis), name=f"{value.name}.one")
             return self.add("Constant", [], one, "one", [ir.AttrTensor("value", tensor)], value)
         if node is not None and node.op_type == "ConstantOfShape":
             return self.add("ConstantOfShape", [self.sizes(one)], one, "one", node.attributes.values(), value)
         source = node.inputs[0] if node is not None and node.op_type == "Expand" else None
-        if source is not None and (info(source).shape or ())[axis - len(shape) :][:1] in ((), (1,)):
+        if source is not None and shape_of(source)[axis - len(shape) :][:1] in ((), (1,)):
             return self.add("Expand", [source, self.sizes(one)], one, "one", like=value)
         return self.add("Slice", [value, *(self.sizes([n], "bound") for n in (0, 1, axis))], one, "one")
-
-
-def _elements(value: ir.Value) -> np.ndarray[Any, Any] | None:
-    """Return the elements of a constant that is not trained, else None."""
-    constant, tensor = info(value).constant, stored(value)
-    is_kept = constant is None and tensor is not None and not is_trained(value)
-    return tensor.numpy() if is_kept and tensor is not None else constant
 
 
 def is_uniform(value: ir.Value, axis: int) -> bool:
@@ -273,7 +266,7 @@ def is_uniform(value: ir.Value, axis: int) -> bool:
     shape = info(value).shape
     if shape is None or shape[axis] == 1:
         return shape is not None
-    node, constant = value.producer(), _elements(value)
+    node, constant = value.producer(), elements(value, sys.maxsize)
     if constant is not None:
         return bool((constant == np.take(constant, [0], axis)).all())
     if node is None or node.domain != "":

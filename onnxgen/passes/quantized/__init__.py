@@ -88,7 +88,7 @@ def _problem(node: ir.Node, what: str, help: str) -> Problem:
 
 
 def _drop_unused(model: ir.Model) -> None:
-    """Remove nodes that nothing uses any more."""
+
     for node in reversed(all_nodes(model.graph)):
         if node.op_type != "Constant" and node.graph is not None and node.outputs:
             if not any(map(is_used, node.outputs)):

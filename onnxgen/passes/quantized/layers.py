@@ -1,8 +1,8 @@
 """Operators on integers as float operators that they approximate: dequantise, compute, quantise.
 
-Each operator has one function, as in `passes/contrib`. Plugins add the bodies of theirs that have this
-form anyway. A bias has the scale `input scale * weight scale`. `products` does the same for integer
-products that are cast and scaled afterwards:
+Each operator has one function, as in `passes/contrib`. Plugins add the bodies of theirs that have this form anyway. A
+bias has the scale `input scale * weight scale`. `products` does the same for integer products that are cast and scaled
+afterwards:
 
     Mul(Cast(MatMulInteger(a, b, a_zero, b_zero)), Mul(a_scale, b_scale))
         = MatMul(DequantizeLinear(a, a_scale, a_zero), DequantizeLinear(b, b_scale, b_zero))
@@ -47,9 +47,6 @@ def float_bodies() -> Bodies:
 
 def _floats(g: Writer, x: Value, scale: Value, zero: Maybe = None, axis: int = 0) -> Value:
     return g("DequantizeLinear", x, scale, zero, axis=axis)
-
-
-# ---- convolutions and products -----------------------------------------------------------------------------------
 
 
 @body("QLinearConv", domain="", table=FLOAT_BODIES)
@@ -156,9 +153,6 @@ def matmul_bnb4(
     if quant_type not in (0, 1) or block_size < 1 or not transB:
         raise Refused("the weights are neither FP4 nor NF4, or transposed", "generate with --quantized keep")
     return g("MatMul", A, _packed(g, [B, absmax], N, K, block_size, form="table", kind=quant_type))
-
-
-# ---- one or two operands -----------------------------------------------------------------------------------------
 
 
 @body("QLinearAdd", "QLinearMul", table=FLOAT_BODIES)

@@ -2,9 +2,8 @@
 
 It moves up to where the integers were quantised or stored.
 
-`dequantise(move(x)) == move(dequantise(x))` holds for one scale, and also for a maximum, since
-scales are positive. `Scaled` reads the scale, zero point and axis of a QuantizeLinear or
-DequantizeLinear.
+`dequantise(move(x)) == move(dequantise(x))` holds for one scale, and also for a maximum, since scales are positive.
+`Scaled` reads the scale, zero point and axis of a QuantizeLinear or DequantizeLinear.
 """
 
 from __future__ import annotations

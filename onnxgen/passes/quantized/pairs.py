@@ -1,7 +1,7 @@
 """QuantizeLinear with DequantizeLinear becomes the value itself, or a fake quantisation of it.
 
-`onnxgen.FakeQuantize(x, scale, zero)` rounds and saturates like integers, and returns floats.
-`least` is a lower bound of a value's elements, from the operators that produce it.
+`onnxgen.FakeQuantize(x, scale, zero)` rounds and saturates like integers, and returns floats. `least` is a lower bound
+of a value's elements, from the operators that produce it.
 """
 
 from __future__ import annotations
@@ -86,10 +86,8 @@ def once(model: ir.Model, options: Options) -> None:
 
 def _is_of_one_scale(quantise: ir.Node) -> bool:
     """Return True if one tensor is the scale for quantising and dequantising. Two would be trained apart."""
-    users = [use.node for use in quantise.outputs[0].uses()]
-    return not FIXED.has(quantise) and all(
-        n.op_type == "DequantizeLinear" and n.inputs[1] is quantise.inputs[1] for n in users
-    )
+    users, scale = (use.node for use in quantise.outputs[0].uses()), quantise.inputs[1]
+    return not FIXED.has(quantise) and all(n.op_type == "DequantizeLinear" and n.inputs[1] is scale for n in users)
 
 
 def _is_rounded(x: ir.Value, scaled: Scaled, mode: str, passed: set[ir.Value]) -> bool:
@@ -165,10 +163,8 @@ def _learn(node: ir.Node, scale: ir.Value, one_scale: bool) -> None:
 
 
 def _is_own(scale: ir.Value) -> bool:
-    """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained.
-
-    A DequantizeLinear of a stored weight may just have lost its users.
-    """
+    """Return True if a scale belongs to one tensor of integers only. Shared scales are not trained."""
+    # a DequantizeLinear of a stored weight may just have lost its users
     nodes = [u.node for u in scale.uses() if any(map(is_used, u.node.outputs)) or stored(u.node.inputs[0]) is not None]
     integers = {n.outputs[0] for n in nodes if n.op_type == "QuantizeLinear"}
     return len(integers | {n.inputs[0] for n in nodes if n.op_type == "DequantizeLinear"}) < 2

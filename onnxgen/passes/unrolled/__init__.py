@@ -11,7 +11,7 @@ is the bias. `COPIES` notes it of such tensors, so that they are written back wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -20,7 +20,7 @@ from onnxgen.graph.nodes import all_graphs
 from onnxgen.options import Options
 from onnxgen.passes.unrolled.cells import Cell, Forms, cell_of
 from onnxgen.passes.unrolled.chains import Chain, Copies, Linker
-from onnxgen.passes.unrolled.writing import Layers, Moved, single_cells, write_cell
+from onnxgen.passes.unrolled.writing import Layers, Moved, single_cells, weights_of, write_cell
 from onnxgen.weights.stored import Copied, Views, note_copy, view_of
 
 ROOTS = {"Tanh", "Relu", "Mul", "Add"}
@@ -75,18 +75,11 @@ def _with_all_users(groups: Mapping[Cell, tuple[Cell, ...]]) -> set[Cell]:
     while True:
         inside = set[ir.Node]().union(*(cell.nodes for cell in kept))
         alone: dict[ir.Value, bool] = {}
-        wrong = {cell for cell in kept if not all(_is_alone(v, inside, alone) for v in _weights(cell))}
+        weights = {cell: {rows.value for group in weights_of(cell) for rows in group} for cell in kept}
+        wrong = {cell for cell in kept if not all(_is_alone(value, inside, alone) for value in weights[cell])}
         if not wrong:
             return kept
         kept -= {cell for each in wrong for cell in groups[each]}
-
-
-def _weights(cell: Cell) -> Iterable[ir.Value]:
-    for gate in cell.gates:
-        for term in (gate.x, gate.h):
-            for rows in () if term is None else (term.matrix, term.bias):
-                if rows is not None:
-                    yield rows.value
 
 
 def _is_alone(value: ir.Value, inside: set[ir.Node], known: dict[ir.Value, bool]) -> bool:

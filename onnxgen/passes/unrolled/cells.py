@@ -1,5 +1,4 @@
-"""Recognise the cells of RNN, GRU and LSTM by their gates, which are sums of products with stored
-matrices.
+"""Recognise the cells of RNN, GRU and LSTM by their gates, which are sums of products with stored matrices.
 
     RNN     h' = tanh(W x + U h), or relu
     GRU     r, z = sigmoid(W x + U h)      n = tanh(W x + r * (U h))
@@ -13,8 +12,8 @@ A `Form` is such a sum:
                                   whole sequence and then take one step, or take one gate's rows of
                                   a larger product
 
-Which product is that of the state shows in a GRU. In the other cells it is decided later: by names,
-or because the state is what another cell made.
+Which product is that of the state shows in a GRU. In the other cells it is decided later: by names, or because the
+state is what another cell made.
 """
 
 from __future__ import annotations
@@ -224,9 +223,6 @@ def _sum(a: Form | None, b: Form | None) -> Form | None:
     if len(terms) == 1 and terms[0].bias is None and len(b.loose) == 1 and not (a.loose or a.constants or b.constants):
         terms, loose = (replace(terms[0], bias=b.loose[0]),), ()
     return Form(a.size, terms, loose, (*a.constants, *b.constants), a.nodes | b.nodes)
-
-
-# ---- steps of a sequence ----
 
 
 def step_of(value: ir.Value) -> Step:

@@ -1,7 +1,6 @@
 """Link cells with the same weights to chains, one cell for each step of a sequence.
 
-`Results` are the values that are made of the states of a chain: the sequence of all states, and the
-last ones.
+`Results` are the values that are made of the states of a chain: the sequence of all states, and the last ones.
 """
 
 from __future__ import annotations
@@ -128,8 +127,6 @@ class Linker:
                 self._contents[pair] = first.dtype == second.dtype and np.array_equal(first, second)
                 self._contents[pair] &= not is_uniform(one)
         return self._contents[pair]
-
-    # ---- from the last cell back to the first ----
 
     def _chain(self, last: Cell, before: dict[Cell, Cell]) -> Chain | None:
         cells = [last]

@@ -1,8 +1,7 @@
-"""Write what was found: chains of cells as ONNX's RNN, GRU and LSTM nodes, other cells as torch's
-cells.
+"""Write what was found: chains of cells as ONNX's RNN, GRU and LSTM nodes, other cells as torch's cells.
 
-Both directions of a layer are one node, and everything uses its results. Cells that are no step of
-a layer become `onnxgen.RNNCell`, `GRUCell` and `LSTMCell`.
+Both directions of a layer are one node, and everything uses its results. Cells that are no step of a layer become
+`onnxgen.RNNCell`, `GRUCell` and `LSTMCell`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from onnxgen.passes.rewrite import (
 )
 from onnxgen.passes.roles import RECURRENT
 from onnxgen.passes.slices import piece
-from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN, Cell, Rows, Term, bare
+from onnxgen.passes.unrolled.cells import GRU, LSTM, RNN, Cell, Rows, bare
 from onnxgen.passes.unrolled.chains import Chain, Copies, Results, folded_bias, is_alone, joined, same, users
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.dims import Dim
@@ -98,7 +97,7 @@ def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> 
 
 def _stacked(before: ir.Node, directions: Sequence[Sequence[Rows]], kind: str) -> ir.Value:
     """Return the matrices of all gates and directions as ONNX has them, [directions, gates * hidden, in]."""
-    return _concat(before, [unsqueezed(before, _gates(before, gates, kind)) for gates in directions])
+    return concat(before, [unsqueezed(before, _gates(before, gates, kind)) for gates in directions])
 
 
 def _biases(before: ir.Node, chains: Sequence[Chain], kind: str) -> ir.Value | None:
@@ -110,12 +109,12 @@ def _biases(before: ir.Node, chains: Sequence[Chain], kind: str) -> ir.Value | N
         if not of_x:
             return None
         both = [_gates(before, rows, kind) for rows in (of_x, of_h)]
-        biases.append(unsqueezed(before, _concat(before, both)))
-    return _concat(before, biases)
+        biases.append(unsqueezed(before, concat(before, both)))
+    return concat(before, biases)
 
 
 def _gates(before: ir.Node, rows: Sequence[Rows], kind: str) -> ir.Value:
-    return _concat(before, [_rows(before, rows[i]) for i in ORDER[kind]])
+    return concat(before, [_rows(before, rows[i]) for i in ORDER[kind]])
 
 
 def joined_rows(before: ir.Node, rows: Sequence[Rows]) -> ir.Value:
@@ -123,7 +122,7 @@ def joined_rows(before: ir.Node, rows: Sequence[Rows]) -> ir.Value:
     first = rows[0]
     is_run = all(a.value is b.value and a.stop == b.start for a, b in zip(rows, rows[1:]))
     whole = Rows(first.value, first.transposed, first.start, rows[-1].stop)
-    return _rows(before, whole) if is_run else _concat(before, [_rows(before, each) for each in rows])
+    return _rows(before, whole) if is_run else concat(before, [_rows(before, each) for each in rows])
 
 
 def _rows(before: ir.Node, rows: Rows) -> ir.Value:
@@ -150,17 +149,18 @@ def _state(before: ir.Node, values: Sequence[ir.Value | None], moved: Moved) -> 
             if (a.start, b.end) == (0, shape[0]):
                 return a.x
             return _slice(before, a.x, 0, a.start, b.end, Info(info(a.x).dtype, (2, *shape[1:])))
-    return _concat(before, states) if states else None
+    return concat(before, states) if states else None
 
 
-def _concat(before: ir.Node, values: Sequence[ir.Value]) -> ir.Value:
+def concat(before: ir.Node, values: Sequence[ir.Value]) -> ir.Value:
     """Return values side by side along their first axis."""
     if len(values) == 1:
         return values[0]
-    shapes = [info(v).shape or () for v in values]
-    rows = sum(s[0] for s in shapes if isinstance(s[0], int))
+    shapes = [shape_of(v) for v in values]
+    rows = sum(s[0] for s in shapes if s and isinstance(s[0], int))
     node = ir.node("Concat", values, {"axis": 0}, version=13)
-    return insert(before, node, f"{values[0].name}.all", Info(info(values[0]).dtype, (rows, *shapes[0][1:])))
+    facts = Info(info(values[0]).dtype, (rows, *shapes[0][1:]) if shapes[0] else None)
+    return insert(before, node, f"{values[0].name}.all", facts)
 
 
 def unsqueezed(before: ir.Node, value: ir.Value) -> ir.Value:
@@ -365,10 +365,10 @@ class Layers:
         of_a, of_b = self._places[a], self._places[b]
         if of_a and of_b:
             return {(*place[:2], True) for place in of_a} == of_b
-        scope = SCOPE.get(_maker(a))
-        if not bool(scope) or SCOPE.get(_maker(b)) != scope:
-            return a.h is None and a.c is None and joined(forward, reverse) is not None
-        return True
+        scopes = {SCOPE.get(node) for chain in (a, b) if (node := chain.last.out.producer()) is not None}
+        if len(scopes) == 1 and () not in scopes:
+            return True
+        return a.h is None and a.c is None and joined(forward, reverse) is not None
 
 
 def _places(chain: Chain, views: Views) -> set[Place] | None:
@@ -388,12 +388,6 @@ def _places(chain: Chain, views: Views) -> set[Place] | None:
                     return None
                 places.add((path[:-1], parsed[1], path[-1].endswith("_reverse")))
     return places
-
-
-def _maker(chain: Chain) -> ir.Node:
-    node = chain.last.out.producer()
-    assert node is not None
-    return node
 
 
 KEYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -456,7 +450,7 @@ def _is_square(matrix: Rows) -> bool:
 
 def _names(cell: Cell, views: Views, index: int) -> set[str]:
     """Return the letters in the names of the input's weights (0) or the state's (1): "i" or "h"; "" for other names."""
-    weights = _weights(cell)
+    weights = weights_of(cell)
     paths = [path for rows in (weights[index], weights[index + 2]) for path in _paths(views, rows)]
     return {path[-1][-2] if path[-1] in KEYS else "" for path in paths}
 
@@ -468,18 +462,17 @@ def _paths(views: Views, rows: Iterable[Rows | None]) -> Iterator[ModulePath]:
         yield from (path for path in map(param_path, names) if path is not None)
 
 
-def _weights(cell: Cell) -> list[list[Rows]]:
+def weights_of(cell: Cell) -> list[list[Rows]]:
     """Return the rows of the matrices and biases, in the order of `KEYS`. Biases may be missing."""
-    of_h = [gate.h for gate in cell.gates if gate.h is not None]
-    terms: list[tuple[Sequence[Term], bool]] = [([gate.x for gate in cell.gates], False), (of_h, False)]
-    matrices = [[term.matrix for term in each] for each, _ in terms]
-    return matrices + [[term.bias for term in each if term.bias is not None] for each, _ in terms]
+    terms = [gate.x for gate in cell.gates], [gate.h for gate in cell.gates if gate.h is not None]
+    matrices = [[term.matrix for term in each] for each in terms]
+    return matrices + [[term.bias for term in each if term.bias is not None] for each in terms]
 
 
 def _is_named(cell: Cell, views: Views) -> bool:
     """True if the names of the weights are those of one cell of torch, or they have none."""
     modules: set[ModulePath] = set()
-    for key, rows in zip(KEYS, _weights(cell)):
+    for key, rows in zip(KEYS, weights_of(cell)):
         for path in _paths(views, rows):
             if path[-1] != key:
                 return False
@@ -526,7 +519,7 @@ def write_cell(cell: Cell, moved: Moved) -> None:
     assert last is not None
     place = memory or last
     states = [None if v is None or uniform(v) == 0 else v for v in ((cell.h, cell.c) if cell.memory else (cell.h,))]
-    weights = without_last([joined_rows(place, rows) if rows else None for rows in _weights(cell)])
+    weights = without_last([joined_rows(place, rows) if rows else None for rows in weights_of(cell)])
     relu = {"relu": 1} if cell.relu else {}
     operands = [None if v is None else moved.get(v, v) for v in (cell.gates[0].x.x.value, *states)]
     node = own(f"{cell.kind}Cell", [*operands, *weights], 1 + (cell.memory is not None), **relu)
