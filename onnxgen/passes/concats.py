@@ -31,7 +31,7 @@ from onnxgen.graph.annotations import SCOPE
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_graphs, made_by
 from onnxgen.options import Options
-from onnxgen.passes.match import ints, shape_of, source_of, standard_nodes
+from onnxgen.passes.match import ints, maker, shape_of, source_of, standard_nodes
 from onnxgen.passes.rewrite import known_ints, only_user, own, replace, stored_views, together
 from onnxgen.passes.slices import make_up_axis, only_cut, piece
 from onnxgen.shapes.dims import Dim, nonnegative
@@ -76,7 +76,7 @@ def _roll(node: ir.Node, axis: int) -> None:
 def _wrap(node: ir.Node, axis: int, rank: int) -> None:
     """Write a Pad that continues an axis with its other end; of the axes that `F.pad` knows, and of a known size."""
     before, x, after = node.inputs
-    last, first = (only_cut(made_by(value, "Slice")) for value in (before, after))
+    last, first = only_cut(maker(before)), only_cut(maker(after))
     is_of_x = source_of(before, "Slice") is x is source_of(after, "Slice")
     if last is None or first is None or not is_of_x or {last.axis, first.axis} != {axis}:
         return
@@ -96,7 +96,7 @@ def _shift(node: ir.Node, axis: int, size: Dim) -> int | None:
     if first is not None and last is not None:
         is_whole = first.axis == axis and make_up_axis([first, last])
         return _shift_of(first.end, last.end) if is_whole else None
-    after, before = (only_cut(made_by(value, "Slice")) for value in node.inputs)
+    after, before = map(only_cut, map(maker, node.inputs))
     if after is None or before is None or {after.axis, before.axis} != {axis}:
         return None
     k = after.start

@@ -26,7 +26,7 @@ from onnxgen.graph.nodes import FLOATS, made_by
 from onnxgen.graph.operators import having_all, is_a
 from onnxgen.graph.traits import PICKS, PRODUCT, SAMPLES
 from onnxgen.options import Options
-from onnxgen.passes.match import ints, other, reduction, scalar, standard_nodes
+from onnxgen.passes.match import ints, other, reduction, scalar, shape_of, standard_nodes
 from onnxgen.passes.rewrite import drop, flattened, input_at, insert, known_ints, only_user, replace
 from onnxgen.scopes.origin import param_path
 from onnxgen.shapes.info import Info, info
@@ -53,11 +53,9 @@ def one_row(model: ir.Model, options: Options) -> None:
 
 def _has_one_row(node: ir.Node) -> bool:
     """True if an image has one row, and the kernel, which neither pads rows nor steps over them."""
-    shape, kernel = info(node.inputs[0]).shape, info(node.inputs[1]).shape
-    if shape is None or kernel is None or len(shape) != 4 or len(kernel) != 4 or (shape[ROW], kernel[ROW]) != (1, 1):
-        return False
+    shape, kernel = shape_of(node.inputs[0]), shape_of(node.inputs[1])
     pads = node.attributes.get_ints("pads", [0] * 4)
-    return pads[0] == pads[2] == 0
+    return len(shape) == len(kernel) == 4 and shape[ROW] == kernel[ROW] == 1 and pads[0] == pads[2] == 0
 
 
 def _of_columns(attribute: ir.Attr) -> ir.Attr:
@@ -67,9 +65,8 @@ def _of_columns(attribute: ir.Attr) -> ir.Attr:
 
 
 def _without_row(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
-    facts, shape = info(value), info(value).shape or ()
-    squeeze = ir.node("Squeeze", [value, known_ints([ROW])], version=13)
-    return insert(node, squeeze, name, Info(facts.dtype, (*shape[:ROW], *shape[ROW + 1 :])), node)
+    shape, squeeze = shape_of(value), ir.node("Squeeze", [value, known_ints([ROW])], version=13)
+    return insert(node, squeeze, name, Info(info(value).dtype, (*shape[:ROW], *shape[ROW + 1 :])), node)
 
 
 def paddings(model: ir.Model, options: Options) -> None:
@@ -150,16 +147,15 @@ def added_bias(model: ir.Model, options: Options) -> None:
 def added_vector(node: ir.Node, axis: int) -> tuple[ir.Node, ir.Value] | None:
     """Return the Add that is the only user of a node, and its other operand if that varies along one static axis."""
     result = node.outputs[0]
-    shape, add = info(result).shape, only_user(result, "Add")
+    shape, add = shape_of(result), only_user(result, "Add")
     vector = None if add is None else other(add, result)
-    dims = info(vector).shape
-    if add is None or add.attributes or vector is None or not shape or not dims or len(dims) > len(shape):
+    dims = shape_of(vector)
+    if add is None or add.attributes or vector is None or not dims or len(dims) > len(shape):
         return None
     wanted: list[object] = [1] * len(shape)
     wanted[axis] = shape[axis]
-    if not isinstance(shape[axis], int) or [1] * (len(shape) - len(dims)) + list(dims) != wanted:
-        return None
-    return add, vector
+    is_vector = isinstance(shape[axis], int) and [1] * (len(shape) - len(dims)) + list(dims) == wanted
+    return (add, vector) if is_vector else None
 
 
 def _may_belong_together(bias: ir.Value, weight: ir.Value | None, views: Views) -> bool:

@@ -23,7 +23,7 @@ from onnxgen.graph.operators import having_all, is_a, known
 from onnxgen.graph.traits import NORM, PRODUCT, RECTIFIER, SAMPLES, VIEW
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
-from onnxgen.passes.rewrite import input_at
+from onnxgen.passes.rewrite import input_at, insert_behind
 from onnxgen.passes.roles import holds_folded_norm, is_by_pytorch, is_in_norm
 from onnxgen.scopes.origin import param_path, recorded_scope
 from onnxgen.shapes.info import Info, info, set_info
@@ -173,7 +173,10 @@ def _restore(model: ir.Model, nodes: list[ir.Node], paths: _Paths, is_recorded: 
     values = {key: _initializer(model, f"{prefix}.{key}", array) for key, array in arrays.items()}
     for node in nodes:
         inputs = [values["weight"], values.get("bias", bias), values["running_mean"], values["running_var"]]
-        _insert_after(node, [node.outputs[0], *inputs], scope)
+        inputs = [node.outputs[0], *inputs]
+        norm = ir.node("BatchNormalization", inputs, {"epsilon": EPSILON}, version=15, name=node.name)
+        SCOPE.set(norm, scope)
+        insert_behind(node.outputs[0], norm, "folded")
         if not keeps:
             node.resize_inputs(2)
     axis = 1 if conv.op_type == "ConvTranspose" else 0
@@ -191,20 +194,6 @@ def _initializer(model: ir.Model, name: str, array: np.ndarray[tuple[int, ...], 
     set_info(value, Info(tensor.dtype, array.shape))
     model.graph.register_initializer(value)
     return value
-
-
-def _insert_after(node: ir.Node, inputs: list[ir.Value], scope: ModulePath) -> None:
-    result = node.outputs[0]
-    norm = ir.node("BatchNormalization", inputs, {"epsilon": EPSILON}, version=15, name=node.name)
-    SCOPE.set(norm, scope)
-    output = norm.outputs[0]
-    output.shape, output.type = result.shape, result.type
-    set_info(output, info(result))
-    assert node.graph is not None
-    node.graph.insert_after(node, norm)
-    ir.convenience.replace_all_uses_with(result, output, replace_graph_outputs=True)
-    norm.replace_input_with(0, result)
-    output.name, result.name = result.name, f"{result.name}.folded"
 
 
 def folds(restored: list[Restored], keys: Mapping[str, Source]) -> dict[str, Fold]:

@@ -251,9 +251,8 @@ def is_spectrum(tensor: ir.TensorProtocol) -> bool:
     shape = tensor.shape.numpy()
     if tensor.dtype not in PRECISE or len(shape) < 2 or not LEAST_BINS <= shape[0] <= tensor.size // LEAST_BINS:
         return False
-    if tensor.size > MAX_ELEMENTS or not _is_transform(
-        leading(tensor, tensor.size // shape[0] * LEAST_BINS), LEAST_BINS
-    ):
+    first = leading(tensor, tensor.size // shape[0] * LEAST_BINS)
+    if tensor.size > MAX_ELEMENTS or not _is_transform(first, LEAST_BINS):
         return False  # the first rows show it, of a large weight too
     bins = shape[0] // 2 if shape[0] % 2 == 0 else shape[0]
     whole = tensor.numpy()

@@ -199,6 +199,20 @@ def permuted(facts: Info, perm: Sequence[int]) -> Info:
     return Info(facts.dtype, None if facts.shape is None else tuple(facts.shape[i] for i in perm))
 
 
+def insert_behind(value: ir.Value, new: ir.Node, suffix: str) -> None:
+    """Insert a node that takes a value behind the one that makes it, and let everything else take its first output.
+
+    The output gets the name and the facts of the value, whose own name gets the suffix.
+    """
+    node, output, index = value.producer(), new.outputs[0], new.inputs.index(value)
+    assert node is not None and node.graph is not None
+    take_facts(output, value)
+    node.graph.insert_after(node, new)
+    ir.convenience.replace_all_uses_with(value, output, replace_graph_outputs=True)
+    new.replace_input_with(index, value)
+    value.name = f"{value.name}.{suffix}"
+
+
 def replace_uses(old: ir.Value, new: ir.Value) -> None:
     """Let everything use `new`; a graph output keeps its name."""
     if old.is_graph_output():

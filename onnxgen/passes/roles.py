@@ -31,9 +31,9 @@ from onnxgen.scopes.recorded import CALL
 from onnxgen.shapes.info import info
 from onnxgen.weights.stored import folded_names, stored
 
-# The dynamo exporter, on each initializer: "PARAMETER", "BUFFER", ...
-# what the dynamo exporter calls the folded result of `torch.zeros` and its like
+# What the dynamo exporter calls the folded result of `torch.zeros` and its like.
 FILL = re.compile(r"(new_)?(full|zeros|ones)(_like)?(_\d+)?")
+# The dynamo exporter, on each initializer: "PARAMETER", "BUFFER", ...
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 # The dynamo exporter, on each initializer: "False" for a buffer that the state dict does not have.
 PERSISTENT = "pkg.torch.export.graph_signature.InputSpec.persistent"

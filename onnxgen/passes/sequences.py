@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgen.options import Options
 from onnxgen.passes.match import standard_nodes
-from onnxgen.passes.rewrite import constant, drop, input_at, insert, replace_uses
+from onnxgen.passes.rewrite import constant, input_at, insert, take_over
 from onnxgen.shapes.info import Info, info, set_info
 
 
@@ -71,5 +71,4 @@ def _split(node: ir.Node, axis: int, sizes: list[int], items: dict[ir.Node, int]
             inputs = [part, constant(item, [axis], f"{part.name}.axis")]
             squeeze = ir.node("Squeeze", inputs, version=13, name=item.name)
             part = insert(item, squeeze, item.outputs[0].name, Info(facts.dtype, (*head, *tail)), item)
-        replace_uses(item.outputs[0], part)
-        drop(item)
+        take_over(item.outputs[0], part)

@@ -16,7 +16,7 @@ from onnxgen.graph.nodes import all_nodes, told
 from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import FILLS, MOVES, TEXTS
 from onnxgen.options import Options
-from onnxgen.passes.rewrite import beside, input_at, insert, own
+from onnxgen.passes.rewrite import beside, input_at, insert, insert_behind, own
 from onnxgen.shapes.info import Info, info, set_info
 
 STRING = ir.DataType.STRING
@@ -37,10 +37,8 @@ def text(model: ir.Model, options: Options) -> None:
         if (is_a(node, MOVES) or node.op_type in COMPARES) and not _puts_zeros(node):
             _by_codes(node, list(dict.fromkeys(texts)))
         else:
-            name, operator = told(node), printable(node.op_type)
-            problems.add(
-                Problem("the operator does not take strings", name, operator, help="do it before or after the network")
-            )
+            what, way_out = "the operator does not take strings", "do it before or after the network"
+            problems.add(Problem(what, told(node), printable(node.op_type), help=way_out))
     problems.raise_if_any()
 
 
@@ -51,11 +49,8 @@ def _is_text(value: ir.Value) -> bool:
 
 def _puts_zeros(node: ir.Node) -> bool:
     """True if a node puts zeros between the elements: the code 0 stands for some string, not for an empty one."""
-    return (
-        is_a(node, FILLS)
-        and input_at(node, 2) is None
-        and node.attributes.get_string("mode", None) in (None, "constant")
-    )
+    mode = node.attributes.get_string("mode", None)
+    return is_a(node, FILLS) and input_at(node, 2) is None and mode in (None, "constant")
 
 
 def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
@@ -68,22 +63,9 @@ def _by_codes(node: ir.Node, texts: list[ir.Value]) -> None:
         for i, operand in enumerate(node.inputs):
             if operand is value:
                 node.replace_input_with(i, code)
-    for output in node.outputs:
-        if _is_text(output):
-            _decode(node, table, output)
-
-
-def _decode(node: ir.Node, table: ir.Value, output: ir.Value) -> None:
-    """Put `TextAt` behind an output, which is numbers now. The strings keep the output's name."""
-    at = own("TextAt", [table, output])
-    strings = at.outputs[0]
-    strings.shape, strings.type = output.shape, output.type
-    set_info(strings, info(output))
-    set_info(output, replace(info(output), dtype=ir.DataType.INT64))
-    beside(at, node)
-    assert node.graph is not None
-    node.graph.insert_after(node, at)
-    strings.name, output.name = output.name, f"{output.name}.codes"
-    ir.convenience.replace_all_uses_with(output, strings, replace_graph_outputs=True)
-    at.replace_input_with(1, output)
-    output.type = ir.TensorType(ir.DataType.INT64)
+    for output in filter(_is_text, node.outputs):
+        at = own("TextAt", [table, output])
+        beside(at, node)
+        insert_behind(output, at, "codes")
+        set_info(output, replace(info(output), dtype=ir.DataType.INT64))
+        output.type = ir.TensorType(ir.DataType.INT64)

@@ -154,9 +154,8 @@ def _stacked(chain: Sequence[ir.Node], norm: ir.Node | None, module: ModulePath,
         noted |= {len(tensors) + i: sites for i, sites in SITES.get(node).items()}
         tensors += node.inputs[FIRST:]
     attributes = {name: a.value for name, a in first.attributes.items()}
-    attributes |= {
-        key: [v for node in chain for v in node.attributes[key].as_ints()] for key in ("starts", "transposed")
-    }
+    for key in ("starts", "transposed"):
+        attributes[key] = [v for node in chain for v in node.attributes[key].as_ints()]
     attributes |= {key: attributes[key] * len(chain) for key in ("encoders", "decoders")} | {"stacked": 1}
     if norm is not None:
         nodes, y = [*nodes, norm], norm.outputs[0]

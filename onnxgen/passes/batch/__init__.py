@@ -84,7 +84,7 @@ def _inputs(graph: ir.Graph, options: Options) -> tuple[int, list[tuple[ir.Value
     """
     asked, problems = options.batch_axes, Problems()
     values = _named_inputs(graph, asked, problems)
-    shapes = {name: shape_of(v) for name, v in values.items() if info(v).kind == "tensor"}
+    shapes = {name: shape_of(v) for name, v in values.items()}
     is_open = any(shape and not isinstance(shape[0], int) for shape in shapes.values())
     axes: dict[str, int] = {}
     size = 0
@@ -109,12 +109,12 @@ def _why_not(axis: int, dim: Dim | None, size: int) -> str:
 
 
 def _named_inputs(graph: ir.Graph, asked: Iterable[str], problems: Problems) -> dict[str, ir.Value]:
-    """Return the inputs by name. A name that is asked for and is none of theirs is a problem."""
+    """Return the tensors among the inputs by name. A name that is asked for and is none of theirs is a problem."""
     values = {v.name or "": v for v in graph.inputs if v.name not in graph.initializers}
     for name in (name for name in asked if name not in values):
         known = ", ".join(map(printable, values))
         problems.add(f"--batch-axis: the model has no input {printable(name)}", help=f"its inputs are: {known}")
-    return values
+    return {name: value for name, value in values.items() if info(value).kind == "tensor"}
 
 
 def _outputs(graph: ir.Graph, batch: Batch) -> dict[str, int]:

@@ -157,9 +157,8 @@ def gemm(n: RuleNode) -> Stack:
     summed = (0 if n.attribute("transA", 0) else 1), (1 if n.attribute("transB", 0) else 0)
     carrying = [i for i in (0, 1) if n.stack(i) is not None]
     if len(carrying) != 1:
-        raise Refusal(
-            "the operator multiplies samples with each other" if carrying else "only the bias depends on the batch"
-        )
+        both = "the operator multiplies samples with each other"
+        raise Refusal(both if carrying else "only the bias depends on the batch")
     (i,) = carrying
     stack = n.need(i)
     if stack.axis == summed[i]:
@@ -189,9 +188,7 @@ def einsum(n: RuleNode) -> Stack:
     ((letter, stack),) = letters
     if letter not in right:
         raise Refusal("the operator sums over the batch")
-    if any(letter in term for i, term in enumerate(terms) if i not in stacks) or any(
-        terms[i].count(letter) > 1 for i in stacks
-    ):
+    if any(term.count(letter) != (i in stacks) for i, term in enumerate(terms)):
         raise Refusal("the batch's letter stands for another axis too")
     return stack.moved(right.index(letter))
 

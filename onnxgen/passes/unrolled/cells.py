@@ -18,13 +18,13 @@ state is what another cell made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from onnxgen.graph.nodes import made_by
-from onnxgen.passes.match import maker, scalar, uniform
+from onnxgen.passes.match import is_plain_gemm, maker, scalar, shape_of, uniform
 from onnxgen.passes.rewrite import input_at
 from onnxgen.passes.slices import only_cut, piece
 from onnxgen.shapes.dims import Dim
@@ -63,13 +63,13 @@ class Rows:
     @property
     def columns(self) -> Dim | None:
         """The size of the input that a matrix takes."""
-        shape = info(self.value).shape or ()
+        shape = shape_of(self.value)
         return shape[0 if self.transposed else -1] if len(shape) == 2 else None
 
     @property
     def whole(self) -> bool:
         """True if these are all rows."""
-        shape = info(self.value).shape or ()
+        shape = shape_of(self.value)
         return bool(shape) and self.start == 0 and self.stop == shape[-1 if self.transposed else 0]
 
 
@@ -80,6 +80,9 @@ class Term:
     x: Step
     matrix: Rows
     bias: Rows | None = None
+
+    def cut(self, start: int, stop: int) -> Term:
+        return Term(self.x, self.matrix.cut(start, stop), self.bias and self.bias.cut(start, stop))
 
 
 @dataclass(frozen=True)
@@ -99,15 +102,8 @@ class Form:
 
     def cut(self, start: int, stop: int) -> Form:
         """Return these columns."""
-
-        def rows(all_rows: Iterable[Rows]) -> tuple[Rows, ...]:
-            return tuple(r.cut(start, stop) for r in all_rows)
-
-        terms = tuple(
-            Term(t.x, t.matrix.cut(start, stop), None if t.bias is None else t.bias.cut(start, stop))
-            for t in self.terms
-        )
-        return Form(stop - start, terms, rows(self.loose), rows(self.constants), self.nodes)
+        loose, constants = (tuple(r.cut(start, stop) for r in rows) for rows in (self.loose, self.constants))
+        return Form(stop - start, tuple(t.cut(start, stop) for t in self.terms), loose, constants, self.nodes)
 
 
 class Forms:
@@ -142,16 +138,9 @@ class Forms:
 
     def _product(self, node: ir.Node) -> Form | None:
         x, w = node.inputs[:2]
-        transposed = True
-        if node.op_type == "Gemm":
-            attributes = node.attributes
-            if (
-                attributes.get_int("transA", 0)
-                or attributes.get_float("alpha", 1.0) != 1
-                or attributes.get_float("beta", 1.0) != 1
-            ):
-                return None
-            transposed = not attributes.get_int("transB", 0)
+        if node.op_type == "Gemm" and not is_plain_gemm(node):
+            return None
+        transposed = node.op_type == "MatMul" or not node.attributes.get_int("transB", 0)
         matrix = self._rows(w, transposed, 2)
         if x is None or matrix is None:
             return None

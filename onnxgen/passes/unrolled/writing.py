@@ -75,9 +75,8 @@ def _node(first: ir.Node, chains: Sequence[Chain], batch: Dim, moved: Moved) -> 
     sequence = sequence if x.axis == 0 else transposed(first, sequence, SWAP)
     w = _stacked(first, [[g.x.matrix for g in c.gates] for c in chains], kind)
     r = _stacked(first, [[g.h.matrix for g in c.gates if g.h is not None] for c in chains], kind)
-    states = [_state(first, [c.h for c in chains], moved)] + (
-        [_state(first, [c.c for c in chains], moved)] if kind == LSTM else []
-    )
+    starts = list(zip(*((c.h, c.c) for c in chains)))[: 2 if kind == LSTM else 1]
+    states = [_state(first, values, moved) for values in starts]
     inputs = without_last([sequence, w, r, _biases(first, chains, kind), None, *states])
     attributes: dict[str, int | str | list[str]] = {"hidden_size": hidden}
     attributes |= {"direction": "bidirectional"} if d == 2 else {}
@@ -165,19 +164,16 @@ def concat(before: ir.Node, values: Sequence[ir.Value]) -> ir.Value:
 
 def unsqueezed(before: ir.Node, value: ir.Value) -> ir.Value:
     """Return a value with a first axis of size 1."""
-    facts = info(value)
     node = ir.node("Unsqueeze", [value, constant(before, [0], f"{value.name}.axes")], version=13)
-    return insert(before, node, f"{value.name}.unsqueezed", Info(facts.dtype, (1, *(facts.shape or ()))))
+    return insert(before, node, f"{value.name}.unsqueezed", Info(info(value).dtype, (1, *shape_of(value))))
 
 
 def squeezed(before: ir.Node, value: ir.Value, axis: int) -> ir.Value:
     """Return a value without an axis of size 1."""
-    facts = info(value)
-    shape = facts.shape or ()
+    shape = shape_of(value)
     node = ir.node("Squeeze", [value, constant(before, [axis], f"{value.name}.axes")], version=13)
-    return insert(
-        before, node, f"{value.name}.squeezed", Info(facts.dtype, (*shape[:axis], *shape[axis + 1 :])), before
-    )
+    facts = Info(info(value).dtype, (*shape[:axis], *shape[axis + 1 :]))
+    return insert(before, node, f"{value.name}.squeezed", facts, before)
 
 
 def _slice(before: ir.Node, value: ir.Value, axis: int, start: int, stop: int, facts: Info) -> ir.Value:
