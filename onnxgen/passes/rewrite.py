@@ -128,10 +128,7 @@ def stored_views(model: ir.Model) -> set[ir.Value]:
 def insert(
     before: ir.Node, new: ir.Node, name: str | None = None, facts: Info | None = None, scope_of: ir.Node | None = None
 ) -> ir.Value:
-    """Insert a node before another one. Returns its first output, which gets the name and facts if they are given.
-
-    `scope_of`: the node whose scope the new one takes.
-    """
+    """Insert a node, in the scope of `scope_of`. Returns its first output, which gets the name and facts if given."""
     assert before.graph is not None
     before.graph.insert_before(before, new)
     if scope_of is not None:
@@ -180,10 +177,7 @@ def reshaped(before: ir.Node, value: ir.Value, shape: Sequence[Dim], name: str) 
 
 
 def flattened(value: ir.Value, before: ir.Node) -> ir.Value:
-    """Reshape a tensor of static shape to one axis, [1, C, 1, 1] to [C].
-
-    If it was reshaped from one axis, that original is returned, and nothing is inserted.
-    """
+    """Reshape a tensor of static shape to one axis, [1, C, 1, 1] to [C]; return a vector that was reshaped to it."""
     source: ir.Value | None = value
     while source is not None and info(source).rank is not None:
         if info(source).rank == 1:
@@ -200,10 +194,7 @@ def permuted(facts: Info, perm: Sequence[int]) -> Info:
 
 
 def insert_behind(value: ir.Value, new: ir.Node, suffix: str) -> None:
-    """Insert a node that takes a value behind the one that makes it, and let everything else take its first output.
-
-    The output gets the name and the facts of the value, whose own name gets the suffix.
-    """
+    """Insert a node behind a value, for all its users. Its first output gets the name; that of the value the suffix."""
     node, output, index = value.producer(), new.outputs[0], new.inputs.index(value)
     assert node is not None and node.graph is not None
     take_facts(output, value)

@@ -58,7 +58,7 @@ def _begins(node: ir.Node) -> bool:
 
 
 def _layer(node: ir.Node, views: Views, classes: Mapping[ModulePath, str]) -> _Parts | None:
-    """Return the layer that begins with this attention."""
+
     for norm_first in (False, True):
         parts = _Reader(node, norm_first, views).layer()
         if parts is not None and classes.get(parts.scope, kind := NAMES[len(parts.attentions)]) == kind:

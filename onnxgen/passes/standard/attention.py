@@ -80,7 +80,7 @@ def _count(x: Value, heads: int | None) -> Dim | None:
 
 
 def _per_head(x: Value, heads: int | None) -> Dim | None:
-    """Return the size of one head."""
+
     size = _size(x, -1)
     return size if info(x).rank == 4 or size is None else floordiv(size, heads or 1)
 
@@ -93,7 +93,7 @@ def _fits(heads: Dim | None, shared: Dim | None) -> bool:
 
 
 def _total(K: Value, past_key: Maybe) -> Dim | None:
-    """Return the number of all keys."""
+
     new = _size(K, -2 if info(K).rank == 4 else 1)
     past = 0 if past_key is None else _size(past_key, 2)
     return None if new is None or past is None else new + past

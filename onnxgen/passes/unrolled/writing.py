@@ -213,7 +213,7 @@ class _Lazy:
 
 
 def _become(old: ir.Value, new: ir.Value, moved: Moved) -> None:
-    """Let everything use a new value, and remove the node of the old one."""
+
     moved[old] = new
     take_over(old, new)
 
