@@ -75,7 +75,7 @@ def _is_of(statistic: ir.Value | None, formula: Pattern, x: ir.Value | None) -> 
 
 
 def _reshaped(node: ir.Node, x: ir.Value | None) -> tuple[ir.Node, ir.Value | None, list[int]]:
-    """Return the Reshape after the norm of a stored weight, the weight, and its own shape; else the norm and no shape."""
+    """Return the Reshape after the norm of a stored weight, the weight and its shape; else the norm and no shape."""
     reshape = only_user(node.outputs[0])
     weight = _unshaped(x)
     before, after = info(x).shape or (), () if reshape is None else info(reshape.outputs[0]).shape or ()
