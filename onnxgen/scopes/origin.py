@@ -150,7 +150,7 @@ def _recorded(node: ir.Node, known: set[ModulePath], classes: dict[ModulePath, s
 def _by_first_call(recorded: Recorded, known: set[ModulePath]) -> Recorded:
     """Return the scopes, those of all calls of a module as one."""
     # the legacy exporter's names of constants begin with a slash, and each call of a module has its own
-    calls = {
+    calls: dict[Hashable, tuple[ModulePath, frozenset[str]]] = {
         node: (scope, frozenset(name for name in _roots(node) if not name.startswith("/")))
         for node, scope in recorded.items()
         if scope and _has_path(node)

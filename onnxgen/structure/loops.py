@@ -157,11 +157,11 @@ class Run:
         order = [n for n in modules_first if n not in self.halves]
         lists += [self._column(self.own[n]) for n in order]
         self.first = {result: self._first(result) for result in self.kept}
-        collected = {result: self._collected(result) for result in self.kept}
+        filled = {result: self._collected(result) for result in self.kept}
         begun: list[Statement] = [
             Assign((self._name(r),), self._before(start), scope.path) for r, start in self.starts.items()
         ]
-        for result, name in collected.items():
+        for result, name in filled.items():
             first = ast.List([Ref(self._name(result)) for _ in self.first[result]], ast.Load())
             begun.append(Assign((name,), first, scope.path))
         turn = [*parts.values(), *(own[n] for n in order)]
@@ -169,22 +169,22 @@ class Run:
             turn.append(self._value("count", ""))
             lists.append(call("range", len(self.turns)))
         iterable = lists[0] if len(lists) == 1 else call("zip", *lists)
-        around = (*map(self._name, self.starts), *collected.values(), *map(self._name, self.left))
-        body = self._body(parts, own, collected)
+        around = (*map(self._name, self.starts), *filled.values(), *map(self._name, self.left))
+        body = self._body(parts, own, filled)
         loop = Loop(tuple(turn), iterable, None, body, around, scope.path, form=_form(len(parts), len(own)))
         self._forget_sizes()
         self._reuse(loop)
         if self.kept:
-            self._read_lists(collected)
+            self._read_lists(filled)
         scope.body = [*self.before, *begun, loop, *self.after]
         return [*begun, loop]
 
-    def _body(self, parts: dict[int, str], own: list[str], collected: Mapping[Result, str]) -> list[Statement]:
+    def _body(self, parts: dict[int, str], own: list[str], filled: Mapping[Result, str]) -> list[Statement]:
         """Return the statements of one turn, each with those that append its results to lists."""
         body: list[Statement] = []
         for s in range(len(self.turns[-1])):
             body.append(self._statement(s, parts, own))
-            for result, name in collected.items():
+            for result, name in filled.items():
                 if result[0] == s:
                     append = ast.Attribute(Ref(name), "append", ast.Load())
                     body.append(Assign((), ast.Call(append, [Ref(self._name(result))], []), self.scope.path))

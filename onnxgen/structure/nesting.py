@@ -407,9 +407,10 @@ def _assign_anew(block: list[Statement], kept: set[str]) -> set[str]:
 
 def _copies_in_sides(block: list[Statement]) -> Iterator[tuple[int, If, list[Statement], Statement]]:
     """Yield the copies that the sides of each `if` hand on, with its place, the `if` and the side."""
-    for i, statement in enumerate(block):
-        for side in (statement.orelse, statement.then) if isinstance(statement, If) else ():
-            yield from ((i, statement, side, copy) for copy in side if _copied(copy) in statement.targets)  # type: ignore[misc]
+    choices = ((i, statement) for i, statement in enumerate(block) if isinstance(statement, If))
+    for i, choice in choices:
+        for side in (choice.orelse, choice.then):
+            yield from ((i, choice, side, copy) for copy in side if _copied(copy) in choice.targets)
 
 
 def _copied(statement: Statement) -> str:
