@@ -17,16 +17,7 @@ from onnxgen.arguments.sizes import Operands, Related, Shapes, Size, Sizes, Unkn
 from onnxgen.code.module_def import Assign, If, Member, ModuleDef, Statement, assigned, blocks, expressions
 from onnxgen.code.quote import MemberRef, Ref, value_of
 from onnxgen.code.style import PARTS as PARTS_OF_ONE
-from onnxgen.code.torch_api import (
-    ACTIVATIONS,
-    CELLS,
-    CONVOLUTIONS,
-    NORMS,
-    PARTS,
-    RECURRENT,
-    TRANSPOSED,
-    function_of,
-)
+from onnxgen.code.torch_api import ACTIVATIONS, CELLS, CONVOLUTIONS, NORMS, PARTS, RECURRENT, TRANSPOSED, function_of
 from onnxgen.lowering.roles import called
 from onnxgen.structure.consumers import INTEGERS
 from onnxgen.structure.literals import is_literal

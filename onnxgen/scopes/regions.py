@@ -142,13 +142,7 @@ _KINDS = {
     QUANTISES: "quant",
     SAME: "move",
 }
-_BY_NAME = {
-    "Erf": "act",
-    "Attention": "attention",
-    "Dropout": "drop",
-    "Hardmax": "softmax",
-    "Expand": "move",
-}
+_BY_NAME = {"Erf": "act", "Attention": "attention", "Dropout": "drop", "Hardmax": "softmax", "Expand": "move"}
 SOFT = {"norm", "act", "drop", "move", "scale", "quant", "gate"}  # optional in a block
 
 

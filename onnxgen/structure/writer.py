@@ -279,11 +279,7 @@ class Lists:
     """Finds the loops of a body that fill a list. `text` prints an expression. `turns`: see `ModuleDef`."""
 
     def __init__(
-        self,
-        scope: Scope,
-        names: Mapping[str, LocalName],
-        turns: frozenset[str],
-        text: Callable[[ast.expr], str],
+        self, scope: Scope, names: Mapping[str, LocalName], turns: frozenset[str], text: Callable[[ast.expr], str]
     ) -> None:
         self.scope, self.names, self.turns, self.text, self.uses = scope, names, turns, text, scope.uses()
 
