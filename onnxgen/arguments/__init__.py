@@ -58,7 +58,7 @@ def _arguments(
         if not slots or not spots.isdisjoint({0, *sums}):
             continue  # a size that no number of its own in the text gives
         spots |= reader.like(spots) - places.keys()
-        numbers = {spot: reader.number(spot) for spot in spots}
+        numbers = {spot: reader.number_at(spot) for spot in spots}
         shares = summed[related.find(sizes[0])]
         number = number_of([*numbers.values(), *roles.taken(sizes), *shares])
         if number is not None and (name := roles.name(sizes, bool(shares))):
@@ -84,7 +84,9 @@ def _widths(
     """Return the widths in the text of each class, by spot, but for those that arguments give as sums (`fixed`)."""
     widths = {spot for place, spot in spot_of.items() if roles.is_width(place) and related.value.get(place) != 1}
     mapped = {spot for place, spot in spot_of.items() if roles.is_of_map(place)}
-    return [{spot: (spot in mapped, reader.number(spot)) for spot in text & (widths - fixed)} for text in reader.texts]
+    return [
+        {spot: (spot in mapped, reader.number_at(spot)) for spot in text & (widths - fixed)} for text in reader.texts
+    ]
 
 
 def _placed(related: Related, reader: Reader, parts: dict[Size, int]) -> dict[int, list[Size]]:
@@ -114,7 +116,7 @@ def _sums(related: Related, reader: Reader, spot_of: dict[Size, int]) -> dict[in
                 spot = spot_of.get(size, 0)
                 terms = related.terms(size)
                 if spot:  # a place may have half of the number that is written
-                    written, number = reader.number(spot), related.value[size]
+                    written, number = reader.number_at(spot), related.value[size]
                     terms = sums[spot] = {part: share * written / number for part, share in terms.items()}  # type: ignore
                 if not spot or any(share.denominator > 1 for share in terms.values()):
                     lost.append(size)

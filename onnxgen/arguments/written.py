@@ -129,7 +129,7 @@ class Reader(Text):
     def _spoil(self, *values: Value) -> None:
         self.spoilt |= {id(value.spot) for value in values if isinstance(value, Written)}
 
-    def number(self, spot: int) -> int:
+    def number_at(self, spot: int) -> int:
         """Return the number that is written at a spot."""
         return int(self.spots[spot].value)  # type: ignore[arg-type]
 

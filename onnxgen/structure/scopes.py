@@ -149,7 +149,7 @@ def needs(
 
     def guarded(step: Callable[Concatenate[Scope, P], None]) -> Callable[Concatenate[Scope, P], None]:
         @wraps(step)
-        def at_door(scope: Scope, *args: P.args, **options: P.kwargs) -> None:
+        def at_door(scope: Scope, /, *args: P.args, **options: P.kwargs) -> None:
             if has(scope):
                 step(scope, *args, **options)
 
@@ -542,7 +542,7 @@ def _alike(calls: list[list[Assign]], infos: dict[str, Info]) -> Repeated | None
     varies = not _are_equal([str(f.shape) for f in own] for own in facts)
     if varies and any(isinstance(n, (SizeOf, DeviceOf)) for s in calls[0] for n in walk(s.value)):
         return None  # a size would be read from another value
-    return Repeated([*map(list, calls)], [*inputs], [*values], varies, numbers)
+    return Repeated([list(call) for call in calls], [*inputs], [*values], varies, numbers)
 
 
 def _are_equal(rows: Iterable[list[str]]) -> bool:
