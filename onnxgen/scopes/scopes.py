@@ -244,7 +244,7 @@ def write_branches(graph: ir.Graph, taken: set[str], least: int) -> dict[ModuleP
         if "then_branch" not in node.attributes or SCOPE.get(node):
             continue
         bodies = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
-        layers = [[kind(flow, i) for i, weighs in enumerate(flow.weighs) if weighs] for flow in map(Flow, bodies)]
+        layers = [_layers(Flow(body)) for body in bodies]
         if layers[0] != layers[1] or len(layers[0]) < least or any(SCOPE.get(inner) for b in bodies for inner in b):
             continue
         for body in bodies:
@@ -254,6 +254,10 @@ def write_branches(graph: ir.Graph, taken: set[str], least: int) -> dict[ModuleP
             for inner in body:
                 set_scope(inner, (f"branch{number}",))
     return classes
+
+
+def _layers(flow: Flow) -> list[str]:
+    return [kind(flow, i) for i, weighs in enumerate(flow.weighs) if weighs]
 
 
 _SHAPES = {
