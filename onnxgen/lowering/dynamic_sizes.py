@@ -249,9 +249,9 @@ class Resize:
         return f"{self.size.arg} {ast.dump(self.size.value)} {dims}"
 
     @property
-    def others(self) -> list[str]:
+    def others(self) -> tuple[str, ...]:
         """The other keywords."""
-        return [f"{k.arg} {ast.dump(k.value)}" for k in self.call.keywords if k is not self.size]
+        return tuple(f"{k.arg} {ast.dump(k.value)}" for k in self.call.keywords if k is not self.size)
 
     def change(self) -> None:
         """Resize to the size of `to`."""
@@ -270,14 +270,14 @@ def resize_as_joined(block: list[Statement], infos: Mapping[str, Info], inputs: 
         for name in dict.fromkeys(name for tree in expressions(statement) for name in refs(tree)):
             uses[name].append(statement)
         place.update(dict.fromkeys(statement.targets, i))
-    alike: dict[tuple[str, ...], list[Resize]] = defaultdict(list)
+    alike: dict[tuple[tuple[str, ...], ...], list[Resize]] = defaultdict(list)
     for i, statement in enumerate(block):
         size = _size(statement)
         if isinstance(statement, Assign) and size is not None:
             way, joined = _joined(statement, uses, infos)
             if earlier := [name for name in joined if place.get(name, i) < i]:
                 resize = Resize(statement, size, min(earlier, key=lambda name: place[name]))
-                alike[(*resize.others, *way)].append(resize)
+                alike[resize.others, tuple(way)].append(resize)
     for resizes in alike.values():
         _change(resizes)
 

@@ -122,7 +122,7 @@ def moved(node: ir.Node, opset: int, args: Sequence[Arg | None]) -> list[Sized] 
     operands = list(filter(None, (_operand(arg, i in data) for i, arg in enumerate(args))))
     if rule is None or len(operands) < len(args):
         return None
-    facts = NodeFacts(node, opset, [arg and arg.info for arg in args], Symbols({}))
+    facts = NodeFacts(node, opset, [None if arg is None else arg.info for arg in args], Symbols({}))
     facts.inferred = [*map(info, node.outputs)]
     try:
         outputs = rule(facts, *(operand.elements for operand in operands))

@@ -330,7 +330,8 @@ class Text(Statements):
                 raise Unreadable("a module is made outside of __init__")
             return self._construct(function.definition, args, kwargs)
         if isinstance(function, tuple) and isinstance(function[0], (Holder, Leaf)):
-            return self._method_result(*function, args, kwargs)
+            owner, name = function
+            return self._method_result(owner, name, args, kwargs)
         if not self.building:
             return self._invoke(function, args, kwargs)
         if function in self.containers:
