@@ -417,7 +417,7 @@ def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
     flip = ".flip(-1)" if flips else ""
     if form.dtype == ir.DataType.FLOAT:
         if flips and not form.is_loaded and (scaling := _scale(u, v)) is not None:
-            return _centres(len(u), len(v), *scaling, form)
+            return _centres(u, v, scaling, form)
         sides = [form.call("torch.arange", len(side), implied=ir.DataType.FLOAT) for side in (u, v)]
         grid = quote(f"torch.cartesian_prod(a, b){flip}", a=sides[0], b=sides[1])
         scaled = _scaled(u, v, grid, form)
@@ -427,11 +427,12 @@ def _grid(u: Array, v: Array, flips: bool, form: Form) -> ast.expr | None:
     return None if a is None or b is None else quote(f"torch.cartesian_prod(a, b){flip}", a=a, b=b)
 
 
-def _centres(height: int, width: int, offset: float, divides: bool, scale: Any, form: Form) -> ast.expr:
+def _centres(u: Array, v: Array, scaling: tuple[float, bool, Any], form: Form) -> ast.expr:
     """`make_grid(h, w, stride)`, a helper."""
+    offset, divides, scale = scaling
     number = form.number(scale) if scale != int(scale) else int(scale)
     stride = OMIT if divides or scale == 1 else number
-    grid = call("make_grid", height, width, stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
+    grid = call("make_grid", len(u), len(v), stride, offset=unless(int(offset) if offset != 0.5 else offset, 0.5))
     return quote("x / s", x=grid, s=number) if divides else grid
 
 
