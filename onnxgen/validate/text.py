@@ -16,9 +16,9 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-from onnxgen.code.class_tree import is_alias
+from onnxgen.code.class_tree import is_alias, same
 from onnxgen.code.copied import FRAME, helpers
-from onnxgen.code.quote import last_step
+from onnxgen.code.quote import last_step, parsed
 from onnxgen.code.torch_api import dotted
 from onnxgen.common.names import MODULE_ATTRIBUTES
 from onnxgen.validate.expressions import Lazy
@@ -220,7 +220,7 @@ class Text(Statements):
         self._enter(definition.name)
         first, *rest = init.body
         begin = first.value if isinstance(first, ast.Expr) else None
-        if not isinstance(begin, ast.Call) or begin.keywords or ast.unparse(begin.func) != "super().__init__":
+        if not isinstance(begin, ast.Call) or begin.keywords or not same(parsed("super().__init__"), begin.func):
             raise Unreadable(f"{definition.name} does not begin with super().__init__()")
         scope = self._bound(init, instance, args, kwargs)
         layers = self._several(begin.args, scope)
@@ -385,7 +385,8 @@ class Text(Statements):
     def _tie(self, root: Holder) -> None:
         if not self.tying:
             return
-        if self.tying != [root] or ast.unparse(_method(root.definition, "__init__").body[-1]) != "self.tie_weights()":
+        last = _method(root.definition, "__init__").body[-1]
+        if self.tying != [root] or not same(ast.Expr(parsed("self.tie_weights()")), last):
             raise Unreadable("tie_weights is not the last that the network does")
         for statement in _method(root.definition, "tie_weights").body:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -437,11 +438,7 @@ class Text(Statements):
         return super().call(function, args, kwargs)
 
     def _call(self, tree: ast.Call, scope: LocalVariables) -> Value:
-        if (
-            isinstance(tree.func, ast.Attribute)
-            and tree.func.attr == "forward"
-            and ast.unparse(tree.func.value) == "super()"
-        ):
+        if same(parsed("super().forward"), tree.func):
             (value,) = self._several(tree.args, scope)
             own = scope.find("self", None)
             if not isinstance(own, Holder) or own.kind != "Sequential" or tree.keywords:
