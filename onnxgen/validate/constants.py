@@ -181,7 +181,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.empty": lambda dtype, shape: np.empty(shape if 0 in shape else (), dtype or DEFAULT),
     "torch.arange": lambda dtype, *bounds: np.arange(*bounds).astype(dtype or np.int64),
     "torch.eye": lambda dtype, *sides: np.eye(*sides).astype(dtype or DEFAULT),
-    "torch.linspace": lambda dtype, *bounds: np.asarray(linspace(*bounds, FUSED.get())),
+    "torch.linspace": lambda dtype, start, end, count: np.asarray(linspace(start, end, count, FUSED.get())),
     "torch.cartesian_prod": _product,
     "torch.cat": lambda dtype, arrays: np.concatenate(arrays, casting="no"),
     "relative_positions": _windows,
