@@ -74,11 +74,11 @@ def lower(model: ir.Model, options: Options, name: str) -> ModuleDef:
     outputs = [state.result(value) for value in graph.outputs]
     state.problems.raise_if_any()
     where = shown(inputs, state.block, state.infos)
-    given, returned = [argument.value for argument in inputs], [r for o in outputs for r in refs(o)]
+    arguments, returned = [argument.value for argument in inputs], [r for o in outputs for r in refs(o)]
     body = live(state.block, [*returned, *makers(outputs, where)], where)
-    write_fills(body, state.members.written, state.infos, state.fresh, given)
-    resize_as_joined(body, state.infos, given)
-    free_rows(body, state.infos, given, returned)
+    write_fills(body, state.members.written, state.infos, state.fresh, arguments)
+    resize_as_joined(body, state.infos, arguments)
+    free_rows(body, state.infos, arguments, returned)
     state.members.share(body)
     outputs = state.members.read_inside(body, outputs)
     find_roles(body, state.infos, state.roles, outputs)
