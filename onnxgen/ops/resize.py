@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +25,7 @@ SPATIAL = {3: "linear", 4: "bilinear", 5: "trilinear"}
 WHOLE_SIZE_PRODUCERS = ("pytorch", "tf2onnx")  # their frameworks align corners between whole sizes
 LONGEST = 2048  # the sizes up to which a ratio that is no single number is tried
 HALF = np.float32(0.5)
-Coordinates = NDArray[np.floating[Any]]
+Coordinates: TypeAlias = Any  # an array of float32; numpy says no more of most results
 COMPARED_SIZE = 1024  # the input size for which two roundings are compared if the size is dynamic
 
 

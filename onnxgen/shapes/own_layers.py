@@ -75,7 +75,7 @@ def _one_way(
     h, c = states[0], states[-1]  # only an LSTM has the second
     outputs = []
     for step in x:
-        h, c = KINDS[kind][0](step, h, c, *weights, relu)  # type: ignore[call-arg, arg-type]
+        h, c = KINDS[kind][0](step, h, c, *weights, relu)  # type: ignore[call-arg]
         outputs.append(h)
     return np.stack(outputs), h, c
 
@@ -159,7 +159,7 @@ def MultiheadAttention(
     width = out_weight.shape[0]
     inputs = [x.swapaxes(0, 1) for x in (query, key, value)] if not batch_first else [query, key, value]
     operands = zip(inputs, weights, biases, starts)
-    q, k, v = (_linear(x, w, b, slice(start, start + width)) for x, w, b, start in operands)
+    q, k, v = (_linear(x, (w, b), slice(start, start + width)) for x, w, b, start in operands)
     q, k, v = (x.reshape(*x.shape[:2], heads, width // heads).swapaxes(1, 2) for x in (q, k, v))
     scores = q @ k.swapaxes(-1, -2) / q.dtype.type(math.sqrt(width // heads))
     if not need_weights and 0 in (len(scores), scores.shape[-1]) and (attn_mask is not None or padding is not None):
@@ -171,7 +171,7 @@ def MultiheadAttention(
         shares = np.where((scores > -np.inf).any(-1, keepdims=True), shares, scores.dtype.type(0))
     shares = dropped(shares, dropout)
     y = (shares @ v).swapaxes(1, 2)
-    y = _linear(y.reshape(*y.shape[:2], width), out_weight if transposed else out_weight.T, out_bias)
+    y = _linear(y.reshape(*y.shape[:2], width), (out_weight if transposed else out_weight.T, out_bias))
     return [y if batch_first else y.swapaxes(0, 1), shares.mean(1) if average else shares]
 
 
@@ -216,9 +216,9 @@ class _Module:
         def block(i: int, x: Array) -> Array:
             if i < len(parts):
                 return dropped(parts[i](x, memory if i else None, masks[i]), rate)
-            inner = _linear(x, *linears[0])
+            inner = _linear(x, linears[0])
             inner = np.maximum(inner, 0) if self.options["activation"] == "relu" else _gelu(inner)
-            return dropped(_linear(dropped(inner, rate), *linears[1]), rate)
+            return dropped(_linear(dropped(inner, rate), linears[1]), rate)
 
         for i, norm in enumerate(norms):
             if self.options["norm_first"]:
@@ -228,7 +228,9 @@ class _Module:
         return x
 
 
-def _linear(x: Array, weight: Array, bias: Array | None, columns: slice = slice(None)) -> Array:
+def _linear(x: Array, tensors: Sequence[Any], columns: slice = slice(None)) -> Array:
+    """Return `x @ weight + bias` for some columns of both."""
+    weight, bias = tensors
     y = x @ weight[:, columns]
     return y if bias is None else y + bias[columns]
 
