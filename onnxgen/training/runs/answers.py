@@ -15,6 +15,7 @@ from onnxgen.training.data.image_options import parse_scale
 from onnxgen.training.goals.names import BINARY_LOSSES
 from onnxgen.training.goals.outputs import greedy, peaks, spelled
 from onnxgen.training.runs.record import Target
+from onnxgen.training.tasks import reader_of
 
 Probabilities: TypeAlias = Mapping[str, float]
 COSINE = "cosine"  # the name of an answer: how alike the vectors of a pair are
@@ -118,8 +119,8 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
         soft: of a map of classes, return probabilities (see `Answer.soft`).
     """
     output = output.float() if output.dtype in _HALF else output
-    if target is not None and target.loss in READERS:
-        return READERS[target.loss](output, target)
+    if target is not None and (read := reader_of(target.loss)) is not None:
+        return read(output, target)
     value = output[0].numpy()
     if target is None or not target.classes:
         return Answer(None, {}, value)
@@ -168,8 +169,9 @@ def compared(names: Sequence[str], outputs: Mapping[str, Tensor], target: object
 
 def is_map(output: Tensor, target: Target | None) -> bool:
     """Return True for probabilities, or scores that stand for them, of classes at several positions."""
-    is_of_classes = target is not None and target.classes > 0 and target.loss not in (*READERS, "multi_margin_loss")
-    return is_of_classes and output.ndim > 2
+    if target is None or target.loss == "multi_margin_loss" or reader_of(target.loss) is not None:
+        return False
+    return target.classes > 0 and output.ndim > 2
 
 
 def _probabilities(output: Tensor, target: Target) -> Tensor:
@@ -194,7 +196,7 @@ def _labels(output: Tensor, target: Target) -> Answer:
     return Answer(tuple(name for name, p in likely.items() if p > LIKELY), likely, value)
 
 
-def _text(output: Tensor, target: Target) -> Answer:
+def text(output: Tensor, target: Target) -> Answer:
     """Return the text of class scores, whose axes are `target.batch`, `target.axis` and time."""
     sure, best = (x.flatten() for x in _probabilities(output, target).max(target.axis))
     ids = greedy(best[None], target.blank)[0]
@@ -205,17 +207,15 @@ def _text(output: Tensor, target: Target) -> Answer:
     return Answer(text, {}, output.squeeze(target.batch).numpy(), score=score)
 
 
-def _peaks(output: Tensor, target: Target) -> Answer:
+def places(output: Tensor, target: Target) -> Answer:
+    """Return the places of keypoints, and how high their peaks are."""
     return Answer(None, {}, peaks(output)[0].numpy())
 
 
-def _picture(output: Tensor, target: Target) -> Answer:
+def picture(output: Tensor, target: Target) -> Answer:
     """Return an image of bytes, [H, W] or [H, W, C]."""
     x = output.movedim(target.axis, 3) if target.axis > 0 else output[..., None]
     mean, deviation = (x.new_tensor(values) for values in parse_scale(target.scale, x.shape[3]))
     image = (x * deviation + mean).clamp(0, 1).mul(255).round().to(torch.uint8)[0].numpy()
     image = image[..., ::-1] if target.order == "BGR" else image
     return Answer(None, {}, image[..., 0] if image.shape[2] == 1 else image)
-
-
-READERS = {"ctc_loss": _text, "heatmaps": _peaks, "image": _picture}

@@ -6,7 +6,7 @@ No other file asks for a task by its name. Nothing here imports torch before a c
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -17,11 +17,15 @@ from onnxgen.training.byname import FUNCTION, by_name
 from onnxgen.training.tasks.card import Card, Situation
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from onnxgen.training.data.samples import Data
     from onnxgen.training.goals.goal import Goal
+    from onnxgen.training.runs.answers import Answer
+    from onnxgen.training.runs.record import Target
     from onnxgen.training.settings import Settings
 
-AUTO = "auto"  # what the network is for, and the data (`goals/deciding.py`)
+AUTO = "auto"  # what the network is for, and the data (`goals/outputs.py`)
 OUTPUTS = "outputs"  # a loss for each output that has a target
 _FILES = sorted(found.name for found in pkgutil.iter_modules(__path__) if found.name != "card")
 CARDS: dict[str, Card] = {card.name: card for card in (import_module(f"{__name__}.{name}").CARD for name in _FILES)}
@@ -31,8 +35,7 @@ _PLAIN = Card(OUTPUTS)
 def card_of(name: str) -> Card:
     """Return the card of the task that `--task` names; that of "outputs" for "auto", if nothing decided.
 
-    Raises:
-        OnnxgenError: there is no such task.
+    Raises `OnnxgenError` if there is no such task.
     """
     if FUNCTION.fullmatch(name):
         return Card(name, partial(_of_function, name), reads="rest")
@@ -54,6 +57,11 @@ def with_task(settings: Settings, opened: Data) -> Settings:
     """Return the settings with what was decided when data was opened: the task, and how images get their size."""
     task = opened.task or OUTPUTS if settings.task == AUTO else settings.task
     return replace(settings, task=task, resize=opened.resize or settings.resize)
+
+
+def reader_of(loss: str) -> Callable[[Tensor, Target], Answer] | None:
+    """Return what reads an output that was trained with a task's own loss; None if it is one of torch's."""
+    return next((card.answers[loss] for card in CARDS.values() if loss in card.answers), None)
 
 
 def task_for(data: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
     from onnxgen.training.goals.goal import Goal, Outputs
-    from onnxgen.training.runs.answers import Prediction
+    from onnxgen.training.runs.answers import Answer, Prediction
     from onnxgen.training.runs.record import Target
     from onnxgen.training.settings import Settings
 
@@ -51,10 +51,10 @@ class Situation:
     training: bool = True
 
 
-def later(place: str) -> Callable[..., Any]:
-    """Return a function of `goals/`, named like "ctc.make", that is imported when it is called."""
+def later(place: str, folder: str = "goals") -> Callable[..., Any]:
+    """Return a function of a folder of training, named like "ctc.make", that is imported when it is called."""
     module, _, function = place.rpartition(".")
-    return lambda *arguments: getattr(import_module(f"onnxgen.training.goals.{module}"), function)(*arguments)
+    return lambda *arguments: getattr(import_module(f"onnxgen.training.{folder}.{module}"), function)(*arguments)
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ class Card:
             data do not suit the task. None: a loss of each output.
         losses: the values of `--loss` beside "auto".
         metrics: the names of what an evaluation measures, beside the loss.
+        answers: what reads an output as an answer, by the loss that a run records (`Target.loss`).
         reads: the columns beside the inputs that the task reads: "target" (the one that is the target), "rest" (all
             columns that no input takes), "labels" (the column that is made of the texts), or "" (none).
         columns: names that the target usually has.
@@ -173,6 +174,7 @@ class Card:
     make: Callable[[Situation], Sequence[Goal]] | None = None
     losses: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    answers: Mapping[str, Callable[[Tensor, Target], Answer]] = field(default_factory=dict)
     reads: str = ""
     columns: tuple[str, ...] = ()
     classes: str = "all"

@@ -18,6 +18,7 @@ CARD = Card(
     "ctc",
     later("ctc.make"),
     metrics=("character_error", "exact_match"),
+    answers={"ctc_loss": later("answers.text", "runs")},
     reads="target",
     columns=("text",),
     classes="characters",

@@ -25,6 +25,7 @@ CARD = Card(
     later("images.make"),
     losses=PLACE_LOSSES,
     metrics=("mean_absolute_error", "root_mean_squared_error", "psnr", "ssim"),
+    answers={"image": later("answers.picture", "runs")},
     reads="target",
     columns=("target", "clean"),
     data="images",

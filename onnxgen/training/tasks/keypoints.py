@@ -16,6 +16,7 @@ CARD = Card(
     later("keypoints.make"),
     losses=PLACE_LOSSES,
     metrics=("keypoint_error", "pck"),
+    answers={"heatmaps": later("answers.places", "runs")},
     reads="target",
     columns=("keypoints",),
     stays="the keypoints",
