@@ -42,9 +42,8 @@ class CausalPorts:
 def causal_ports(ports: Signature) -> CausalPorts:
     """Return what the inputs and outputs are for.
 
-    Raises:
-        OnnxgenError: the network lacks an input or an output that a causal language model has, has one of another kind,
-            or fixes the number of tokens.
+    Raises `OnnxgenError` if the network lacks an input or an output that a causal language model has, has one of
+    another kind, or fixes the number of tokens.
     """
     roles = roles_of(ports, ())
     names = listed(port.name for port in ports.inputs)

@@ -86,9 +86,8 @@ class CausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if labels is not None:
             shifted = labels[:, 1:].to(logits.device)
             loss = F.cross_entropy(logits[:, :-1].float().transpose(1, 2), shifted, ignore_index=IGNORED_CLASS)
-        cache = (
-            self._grown(past_key_values, outputs, past, new) if self.ports.layers and use_cache is not False else None
-        )
+        caches = self.ports.layers and use_cache is not False
+        cache = self._grown(past_key_values, outputs, past, new) if caches else None
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
     def _outputs(
@@ -111,7 +110,6 @@ class CausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return results if isinstance(results, tuple) else (results,)
 
     def _grown(self, cache: DynamicCache | None, outputs: tuple[Tensor, ...], past: int, new: int) -> DynamicCache:
-        """Return the cache with the keys and values of the new tokens."""
         cache = DynamicCache(config=self.config) if cache is None else cache
         for number, (names, places) in enumerate(self.ports.layers):
             keys, values = (outputs[place] for place in places)
@@ -122,7 +120,6 @@ class CausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return cache
 
     def _length(self, cache: DynamicCache | None) -> int:
-        """Return the number of tokens in a cache."""
         if cache is None:
             return 0
         if not self.ports.layers:

@@ -159,8 +159,7 @@ class _Errors(Scores):
 def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task ctc`.
 
-    Raises:
-        OnnxgenError: output, targets, classes and blank do not fit together.
+    Raises `OnnxgenError` if output, targets, classes and blank do not fit together.
     """
     refuse_augment(situation, MIRRORS, "mirrors the image, but not its text")
     layout, (column,) = _layout(situation), situation.feeding.others
@@ -190,9 +189,8 @@ def make(situation: Situation) -> list[Goal]:
 def _check_count(classes: Sequence[str], layout: Layout) -> None:
     """Check that `--classes` names the classes of the output, with or without the blank."""
     if len(classes) not in (layout.classes, layout.classes - 1):
-        what = (
-            f"--classes has {counted(len(classes), 'name')}, but the output has {layout.classes - 1} beside the blank"
-        )
+        named, count = counted(len(classes), "name"), layout.classes - 1
+        what = f"--classes has {named}, but the output has {count} beside the blank"
         raise OnnxgenError(what, help="name them in the order of the output, without the blank or with it")
 
 
@@ -314,9 +312,8 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
     ]
     free = own.classes - 1 - count
     if alphabet is not None:
-        whence = (
-            f"as {alphabet.source} of the file lists them" if alphabet.listed else "with the classes that they have"
-        )
+        listed_there = f"as {alphabet.source} of the file lists them"
+        whence = listed_there if alphabet.listed else "with the classes that they have"
         more = f" and new ones ({_spelled(new)})" if new else ""
         notes.append(f"the {count:,} characters are the model's own{more}, {whence}; give others with --classes")
     elif goal.texts and not settings.classes:
@@ -333,8 +330,7 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
 def _check(situation: Situation, goal: Reading) -> list[str]:
     """Return notes of targets that no answer could match: they are too long, or have characters without a class.
 
-    Raises:
-        OnnxgenError: one is wrong, or all are too long.
+    Raises `OnnxgenError` if one is wrong, or all are too long.
     """
     column, own = goal.column, goal.layout
     long, total, first = 0, 0, -1
@@ -346,10 +342,9 @@ def _check(situation: Situation, goal: Reading) -> list[str]:
         wrong |= (unknown & (not goal.texts)) | ((targets[:, 1:] >= 0) & (targets[:, :-1] == PADDING)).any(1)
         if len(rows := wrong.nonzero()):
             row = int(rows[0])
-            rule = (
-                f"class indices are 0 to {own.classes - 1} without the blank, {goal.blank}, and {PADDING} behind them"
-            )
-            raise OnnxgenError(f"column {column!r} has {targets[row].tolist()} in sample {indices[row]}", help=rule)
+            rule = f"class indices are 0 to {own.classes - 1} without the blank, {goal.blank}"
+            what = f"column {column!r} has {targets[row].tolist()} in sample {indices[row]}"
+            raise OnnxgenError(what, help=f"{rule}, and {PADDING} behind them")
         strange += values[unknown].tolist() if goal.texts else []
         bad = ~goal.readable(targets) & ~unknown
         first = indices[int(bad.nonzero()[0])] if first < 0 and bad.any() else first
@@ -373,6 +368,5 @@ def _strange(texts: Sequence[str], goal: Reading, total: int, short: int) -> str
     lacking = _spelled(sorted({c for text in texts for c in text} - known))
     have = "has" if len(texts) == 1 else "have"
     what = f"{len(texts):,} of {counted(total, 'text')} {have} {lacking}, not among the {len(known):,} characters"
-    return (
-        f"{what} that the network knows: each counts as an error, and the loss is of the other {short - len(texts):,}"
-    )
+    left = f"{short - len(texts):,}"
+    return f"{what} that the network knows: each counts as an error, and the loss is of the other {left}"

@@ -106,8 +106,7 @@ class Feature(nn.Module):
     def __init__(self, seen: Seen, name: str, value: Tensor, column: str, wanted: Tensor) -> None:
         """`name` is the student's module; `value` and `wanted` are the values for a few samples.
 
-        Raises:
-            OnnxgenError: the shapes differ in more than one axis.
+        Raises `OnnxgenError` if the shapes differ in more than one axis.
         """
         super().__init__()
         self.seen, self.column = seen, column
@@ -257,9 +256,8 @@ def _paired(names: Sequence[str], teacher: Teacher) -> dict[int, str]:
     pairs = {index: name for index, name in enumerate(names) if name in has}
     if not pairs:
         what = f"the teacher's outputs are {listed(has)}, and the student's are {listed(names)}: none has the same name"
-        raise OnnxgenError(
-            what, help="give a teacher with an output of the same name (--outputs of `onnxgen` cuts one)"
-        )
+        way = "give a teacher with an output of the same name (--outputs of `onnxgen` cuts one)"
+        raise OnnxgenError(what, help=way)
     return pairs
 
 
@@ -275,17 +273,14 @@ def _pair(
 ) -> Pair:
     """Return how an output learns the teacher's.
 
-    Raises:
-        OnnxgenError: their sizes differ, or the loss that was asked for is none that a teacher has.
+    Raises `OnnxgenError` if their sizes differ, or the loss that was asked for is none that a teacher has.
     """
     if output.numel() != answer.numel() or len(output) != len(answer):
         what = f"output {name} of the student is {list(output.shape)}, and {taught} of the teacher {list(answer.shape)}"
-        way = (
-            f"--replace-head {answer.shape[1]}"
-            if output.ndim == answer.ndim == 2
-            else "give a teacher of the same classes"
+        rows = output.ndim == answer.ndim == 2
+        raise OnnxgenError(
+            what, help=f"--replace-head {answer.shape[1]}" if rows else "give a teacher of the same classes"
         )
-        raise OnnxgenError(what, help=way)
     ending = read_ending(output)
     kind = _kind(output, ending, teacher, objective, "auto" if objective else settings.loss_of(name))
     axis = objective.axis if objective and objective.classes else 1 if ending.axis is None else ending.axis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -187,20 +187,32 @@ def _of_pairs(goal: Embedding) -> Scores:
     return Scores({"recall_at_1": PairRecallAt1()}, arranged)
 
 
-class Correlation(Metric):
+class _Gathered(Metric):
+    """A metric of all samples of a part: of tensors that are gathered from all batches and processes, by name."""
+
+    higher_is_better, is_differentiable, full_state_update = True, False, False
+    gathered: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.gathered:
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def whole(self) -> list[Tensor]:
+        """Return the tensors; after a synchronisation each is one already."""
+        states = (getattr(self, name) for name in self.gathered)
+        return [torch.cat([*state]) if isinstance(state, list) else state for state in states]
+
+
+class Correlation(_Gathered):
     """Pearson's correlation of cosines and scores, and Spearman's: that of their ranks, equal values with the mean one.
 
     Both are NaN if all cosines are equal, or all scores. (The sums of ranks in torchmetrics' own overflow 32 bits.)
     """
 
-    higher_is_better, is_differentiable, full_state_update = True, False, False
+    gathered = ("cosines", "scores")
     cosines: list[Tensor]
     scores: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("cosines", [], dist_reduce_fx="cat")
-        self.add_state("scores", [], dist_reduce_fx="cat")
 
     def update(self, cosines: Tensor, scores: Tensor) -> None:
         """Add the cosines [n] of pairs and their scores [n]."""
@@ -208,8 +220,7 @@ class Correlation(Metric):
         self.scores.append(scores)
 
     def compute(self) -> dict[str, Tensor]:
-        states = (self.cosines, self.scores)
-        both = torch.stack([(torch.cat([*s]) if isinstance(s, list) else s).cpu().double() for s in states])
+        both = torch.stack([values.cpu().double() for values in self.whole()])
         ranked = torch.stack([_ranks(values) for values in both])
         return {"spearman": torch.corrcoef(ranked)[0, 1], "pearson": torch.corrcoef(both)[0, 1]}
 
@@ -221,19 +232,14 @@ def _ranks(values: Tensor) -> Tensor:
     return mean[place].double()
 
 
-class PairRecallAt1(Metric):
+class PairRecallAt1(_Gathered):
     """The share of anchors whose nearest by cosine, of all positives of the part, is their own."""
 
-    higher_is_better, is_differentiable, full_state_update = True, False, False
+    gathered = ("anchors", "positives", "pairs", "of_positives")
     anchors: list[Tensor]
     positives: list[Tensor]
     pairs: list[Tensor]
     of_positives: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("anchors", "positives", "pairs", "of_positives"):
-            self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, vectors: Tensor, pairs: Tensor, roles: Tensor) -> None:
         """Add vectors [n, D] with the number of the pair [n] and the role [n] of each (see `Tuples`)."""
@@ -244,8 +250,7 @@ class PairRecallAt1(Metric):
         self.of_positives.append(pairs[roles == 1])
 
     def compute(self) -> Tensor:
-        states = (self.anchors, self.positives, self.pairs, self.of_positives)
-        anchors, positives, pairs, others = (torch.cat([*s]) if isinstance(s, list) else s for s in states)
+        anchors, positives, pairs, others = self.whole()
         right = 0
         for start in range(0, len(anchors), _AT_ONCE):
             near = (anchors[start : start + _AT_ONCE] @ positives.T).argmax(1)
@@ -253,21 +258,16 @@ class PairRecallAt1(Metric):
         return torch.tensor(right / max(len(anchors), 1))
 
 
-class RecallAt1(Metric):
+class RecallAt1(_Gathered):
     """The share of samples whose nearest neighbour by cosine, in the whole part, has their label.
 
     Samples count whose label another sample of the part has. Their number is `recall_at_1_samples`; without any, the
     share is NaN.
     """
 
-    higher_is_better, is_differentiable, full_state_update = True, False, False
+    gathered = ("vectors", "labels")
     vectors: list[Tensor]
     labels: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("vectors", [], dist_reduce_fx="cat")
-        self.add_state("labels", [], dist_reduce_fx="cat")
 
     def update(self, vectors: Tensor, labels: Tensor) -> None:
         """Add vectors [n, D] and labels [n]."""
@@ -275,9 +275,7 @@ class RecallAt1(Metric):
         self.labels.append(labels)
 
     def compute(self) -> dict[str, Tensor]:
-        vectors, labels = (
-            torch.cat([*state]) if isinstance(state, list) else state for state in (self.vectors, self.labels)
-        )
+        vectors, labels = self.whole()
         right, counted = 0, 0
         for start in range(0, len(vectors), _AT_ONCE):
             mine = torch.arange(start, min(start + _AT_ONCE, len(vectors)), device=vectors.device)
@@ -313,9 +311,8 @@ def make(situation: Situation) -> list[Goal]:
     if len(labels) < 2:
         raise OnnxgenError(f"all samples of column {column!r} have one class", help="give samples of two or more")
     name = "arcface" if asked == "auto" else asked
-    return [
-        by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")(situation, output, labels)
-    ]
+    make_goal = by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")
+    return [make_goal(situation, output, labels)]
 
 
 def _of_scores(situation: Situation, output: int, samples: Tuples) -> Goal:

@@ -205,8 +205,7 @@ class FunctionGoal(Goal, nn.Module):
     def called(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Return the function's numbers by name.
 
-        Raises:
-            OnnxgenError: the function fails, or returns something else.
+        Raises `OnnxgenError` if the function fails, or returns something else.
         """
         try:
             returned = self.function(dict(zip(self.outputs, outputs)), batch)
@@ -275,8 +274,7 @@ def keep_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 def restore(model: nn.Module, goals: Sequence[Goal], task: str = "this run") -> None:
     """Give goals the tensors that they had when this model object was trained.
 
-    Raises:
-        OnnxgenError: goals have parameters, and none are known for the model, or they do not fit.
+    Raises `OnnxgenError` if goals have parameters, and none are known for the model, or they do not fit.
     """
     modules = own_modules(goals)
     if not any(module.state_dict() for module in modules):
@@ -300,8 +298,7 @@ OF_A_MAP, OF_LABELS = ("JaccardIndex",), ("F1Score", "AveragePrecision")
 def measured(objective: Objective) -> Scores:
     """Return the metrics that an objective names.
 
-    Raises:
-        OnnxgenError: there is no such metric for this kind of output, or it needs more than output and target.
+    Raises `OnnxgenError` if there is no such metric for this kind of output, or it needs more than output and target.
     """
     metrics = {snake(name): _metric(name, objective) for name in objective.metrics}
 

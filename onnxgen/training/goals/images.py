@@ -132,12 +132,11 @@ def make(situation: Situation) -> list[Goal]:
     if not axes:
         raise OnnxgenError(f"column {column!r} is {list(target.shape)}, which are no images", help="give [n, C, H, W]")
     small = min(size for axis, size in zip(axes, target.shape[1:]) if axis != "C") < SMALLEST
-    images = isinstance(step, ToInput) and step.scale is not None
-    scale, note = (
-        _range(situation, output, axes, target) if images else (None, f"column {column!r} is taken as it is stored")
-    )
+    scale, note = None, f"column {column!r} is taken as it is stored"
+    if isinstance(step, ToInput) and step.scale is not None:
+        scale, note = _range(situation, output, axes, target)
     note = f"{note}; output {situation.names[output]} is trained with {loss}"
-    note += f"; no ssim, which needs {SMALLEST} pixels in both directions" if small and images else ""
+    note += f"; no ssim, which needs {SMALLEST} pixels in both directions" if small and scale is not None else ""
     order = "BGR" if isinstance(step, ToInput) and step.reversed else "RGB"
     return [Images(output, situation.names[output], column, axes, scale, loss, small, order, said=(note,))]
 
@@ -147,27 +146,23 @@ def _range(situation: Situation, output: int, axes: str, target: Tensor) -> tupl
     input.
     """
     (column,), channels = situation.feeding.others, 1 if axes == "HW" else target.shape[1 + axes.index("C")]
+    step = getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0])
     if (bounds := _bounds(situation.outputs[output].grad_fn)) in _RANGES:
-        assert bounds is not None
         low, high = bounds
         why = f"{column} goes from {low:g} to {high:g}, as output {situation.names[output]} does"
         return (((0.0 - low) / (high - low),) * channels, (1 / (high - low),) * channels), why
-    step = getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0])
     if not isinstance(step, ToInput):
         return ((0.0,) * channels, (1.0,) * channels), f"{column} goes from 0 to 1"
     if step.scale is None:
-        return (
-            (0.0,) * channels,
-            (1 / step.white,) * channels,
-        ), f"{column} goes from 0 to {step.white:g}, as the input"
-    scale: Any = step.scale
-    if len(scale[0]) != channels:
-        scale = tuple({*values} for values in scale)
-        if any(len(values) > 1 for values in scale):
+        scale = (0.0,) * channels, (1 / step.white,) * channels
+        return scale, f"{column} goes from 0 to {step.white:g}, as the input"
+    mean, deviation = step.scale
+    if len(mean) != channels:
+        if len({*mean}) > 1 or len({*deviation}) > 1:
             what = f"the range of output {situation.names[output]} is open: the input has {scale_text(step.scale)}"
             raise OnnxgenError(what, help="give one mean and deviation for all channels: --normalize 0,1")
-        scale = tuple(tuple(values) * channels for values in scale)
-    return scale, f"{column} is scaled like the input"
+        mean, deviation = mean[:1] * channels, deviation[:1] * channels
+    return (mean, deviation), f"{column} is scaled like the input"
 
 
 def _bounds(step: Any) -> tuple[float, float] | None:

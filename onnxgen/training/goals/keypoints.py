@@ -141,30 +141,25 @@ def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task keypoints`. Raises `OnnxgenError` if output, places or loss do not fit."""
     refuse_augment(situation, MOVES, "moves the image, but not its keypoints")
     (column,) = situation.feeding.others
-    field = situation.samples.fields[column]
-    if len(field.shape) != 2 or field.shape[1] not in (2, 3):
-        what = f"column {column!r} has {list(field.shape)} for each sample"
-        raise OnnxgenError(
-            what, help="give x and y, or x, y and visible, for each of K keypoints: [n, K, 2] or [n, K, 3]"
-        )
-    count = field.shape[0]
-    shapes = [(2 * count,), (count, 2), *([(count, 3)] if field.shape[1] == 3 else [])]
+    shape = situation.samples.fields[column].shape
+    if len(shape) != 2 or shape[1] not in (2, 3):
+        way = "give x and y, or x, y and visible, for each of K keypoints: [n, K, 2] or [n, K, 3]"
+        raise OnnxgenError(f"column {column!r} has {list(shape)} for each sample", help=way)
+    count = shape[0]
+    shapes = [(2 * count,), (count, 2), *([(count, 3)] if shape[1] == 3 else [])]
     output = trained_output(
         situation,
         lambda raw: tuple(raw.shape[1:]) in shapes or (raw.ndim == 4 and raw.shape[1] == count),
         f"an output for {count} keypoints, [N, {2 * count}], [N, {count}, 2 or 3] or [N, {count}, H, W]",
     )
-    raw = situation.outputs[output]
+    raw, name = situation.outputs[output], situation.names[output]
     size, stored = _sizes(situation)
     pixels = stored if _pixels(situation.samples, column, stored) else None
     loss = _loss(situation, raw.ndim == 4)
     of_image = "" if pixels is None else f"pixels of an image of {pixels[0]:.0f}x{pixels[1]:.0f}"
     note = f"places in {column} are {of_image or 'shares of width and height'}"
     note += f"; trained with {loss} of " + ("heatmaps" if raw.ndim == 4 else "shares, without keypoints not visible")
-    shape = tuple(raw.shape[1:])
-    ending = ending_of(raw)
-    goal = Keypoints(output, situation.names[output], column, shape, size, loss, pixels, ending, said=(note,))
-    return [goal]
+    return [Keypoints(output, name, column, tuple(raw.shape[1:]), size, loss, pixels, ending_of(raw), said=(note,))]
 
 
 def _loss(situation: Situation, of_maps: bool) -> str:
@@ -187,11 +182,7 @@ def _sizes(situation: Situation) -> tuple[tuple[float, float], tuple[float, floa
 
 
 def _pixels(samples: Samples, column: str, size: tuple[float, float] | None) -> bool:
-    """Return True if places are pixels, False if they are shares.
-
-    Raises:
-        OnnxgenError: they are neither.
-    """
+    """Return True if places are pixels, False if they are shares. Raises `OnnxgenError` if they are neither."""
     highest = lowest = 0.0
     for _, values in Values(samples, [column])[column]:
         if values.ndim != 3:  # read from files, of which the extremes are kept
@@ -205,7 +196,5 @@ def _pixels(samples: Samples, column: str, size: tuple[float, float] | None) -> 
     if size is not None and -max(size) <= lowest and highest <= 2 * max(size):
         return True
     image = f"pixels of an image {size[0]:.0f}x{size[1]:.0f}" if size else "pixels, since the input is no image"
-    what = (
-        f"column {column!r} has places from {lowest:g} to {highest:g}: neither shares of width and height, nor {image}"
-    )
-    raise OnnxgenError(what, help="divide x by the width and y by the height of the image")
+    what = f"column {column!r} has places from {lowest:g} to {highest:g}: neither shares of width and height"
+    raise OnnxgenError(f"{what}, nor {image}", help="divide x by the width and y by the height of the image")

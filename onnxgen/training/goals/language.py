@@ -67,8 +67,7 @@ class Tokens(Goal):
 def next_token(situation: Situation) -> Sequence[Goal]:
     """Return the goal to predict each next token.
 
-    Raises:
-        OnnxgenError: no output has scores of tokens, or the scores at a position depend on later tokens.
+    Raises `OnnxgenError` if no output has scores of tokens, or the scores at a position depend on later tokens.
     """
     goal = _scored(situation, 1)
     changed = _later_tokens_change(situation, goal)
@@ -82,8 +81,7 @@ def next_token(situation: Situation) -> Sequence[Goal]:
 def every_token(situation: Situation) -> Sequence[Goal]:
     """Return the goal to predict the tokens of masks, or of another text.
 
-    Raises:
-        OnnxgenError: no output has scores of tokens.
+    Raises `OnnxgenError` if no output has scores of tokens.
     """
     return [_scored(situation, 0)]
 
@@ -96,10 +94,8 @@ def _scored(situation: Situation, shift: int) -> Tokens:
             _check_vocabulary(situation, output.shape[2])
             return Tokens(index, shift, read_ending(output, [2]).kind == "softmax")
     shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in zip(situation.names, situation.outputs))
-    what = (
-        f"--task {situation.settings.task} needs scores of each token [{size[0]}, {size[1]}, vocabulary], but there are"
-    )
-    raise OnnxgenError(f"{what} {shapes}", help="export the network with its language-model head")
+    what = f"--task {situation.settings.task} needs scores of each token [{size[0]}, {size[1]}, vocabulary]"
+    raise OnnxgenError(f"{what}, but there are {shapes}", help="export the network with its language-model head")
 
 
 def _check_vocabulary(situation: Situation, size: int) -> None:

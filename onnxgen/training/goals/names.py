@@ -46,8 +46,7 @@ _RENAMED = {"jaccard_index": "mean_iou"}  # the name that the field uses
 def loss_name(text: str) -> str:
     """Return torch's name of a loss. The text may be in any case, without `_loss`, or one of `ALIASES`.
 
-    Raises:
-        OnnxgenError: there is no such loss (the error lists near matches).
+    Raises `OnnxgenError` if there is no such loss (the error lists near matches).
     """
     return by_name(text, {name: name for name in LOSSES} | ALIASES, "loss")
 
@@ -95,7 +94,6 @@ def losses_asked(settings: Settings) -> Iterator[str]:
 
 
 def _check_metrics(settings: Settings, problems: Problems, classes: bool) -> None:
-    """Add metrics that no output has."""
     kinds = [_listed("torchmetrics", f"{kind}/__init__.py") for kind in ("classification", "regression")]
     if not all(kinds):
         return

@@ -44,8 +44,7 @@ def decide(source: DataSource, model: nn.Module, settings: Settings) -> str:
     """Return the task of `--task auto`: that of the data if it is certain, else the one that the network is for, if the
     data has what it reads; else "outputs". A note of the source says why, or what else was possible.
 
-    Raises:
-        OnnxgenError: the network is for one task alone, and the data for another.
+    Raises `OnnxgenError` if the network is for one task alone, and the data for another.
     """
     purpose = recorded_purpose(model)
     if source.task or purpose is None:
@@ -153,8 +152,7 @@ def asked_loss(situation: Situation, usual: str, way: str) -> str:
 def batch_axis(situation: Situation, output: int) -> int:
     """Return the axis of an output that is the batch: the first or the second one.
 
-    Raises:
-        OnnxgenError: neither is, or both may be.
+    Raises `OnnxgenError` if neither is, or both may be.
     """
     ports, tensor, count = fed(situation.model), situation.outputs[output], _count(situation)
     dims = (ports.outputs[output].dims if output < len(ports.outputs) else None) or ()
@@ -221,10 +219,8 @@ def as_author(situation: Situation) -> list[str]:
 
     A new head changes nothing about that.
     """
-    step, usual = (
-        getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0]),
-        usual_of(_metadata(situation.model)),
-    )
+    step = getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0])
+    usual = usual_of(_metadata(situation.model))
     return usual.left(situation.settings) if usual is not None and isinstance(step, ToInput) else []
 
 

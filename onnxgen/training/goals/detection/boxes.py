@@ -165,8 +165,7 @@ class Decoder:
     def __call__(self, maps: Sequence[Tensor]) -> Decoded:
         """Decode the maps, [batch, channels, height, width] each, in the order of `Tail.maps`.
 
-        Raises:
-            OnnxgenError: the number of maps or of their channels is not the recorded one.
+        Raises `OnnxgenError` if the number of maps or of their channels is not the recorded one.
         """
         if len(maps) != len(self.tail.maps):
             raise OnnxgenError(f"the head has {len(self.tail.maps)} raw maps, but the network has {len(maps)} outputs")

@@ -31,7 +31,7 @@ from onnxgen.training.goals.detection.boxes import Decoder, suppress
 from onnxgen.training.goals.detection.head import detector_of, tail_of_model
 from onnxgen.training.goals.detection.loss import COLUMN, DetectionLoss, refuse_wrong
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
-from onnxgen.training.runs.contract import BEST_SCORE, MOST_BOXES, MOST_OVERLAP
+from onnxgen.training.runs.contract import BEST_SCORE
 from onnxgen.training.runs.record import BOXES, Target
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ class Detection(Goal):
 def make(situation: Situation) -> list[Goal]:
     """Return the goal of a network whose outputs are the raw maps of a detector.
 
-    Raises:
-        OnnxgenError: the ONNX file is not there or is no detector that can be read, the outputs are not its raw maps,
-            or a box can't be learned.
+    Raises `OnnxgenError` if the ONNX file is not there or is no detector that can be read, the outputs are not its raw
+    maps, or a box can't be learned.
     """
     detector = detector_of(situation.model)
     detector.refuse_whole()
@@ -145,18 +144,12 @@ class MeanAveragePrecision(Metric):
     truth_counts: list[Tensor]
     best: Tensor
 
-    def __init__(
-        self, decoder: Decoder, column: str = COLUMN, most_overlap: float = MOST_OVERLAP, most: int = MOST_BOXES
-    ) -> None:
-        """Args: see `suppress`.
-
-        Raises:
-            OnnxgenError: faster-coco-eval is not installed.
-        """
+    def __init__(self, decoder: Decoder) -> None:
+        """Raises `OnnxgenError` if faster-coco-eval is not installed."""
         super().__init__()
         if importlib.util.find_spec(PACKAGE) is None:
             raise OnnxgenError("mAP needs faster-coco-eval", help=installing("detection"))
-        self.decoder, self.column, self.most_overlap, self.most = decoder, column, most_overlap, most
+        self.decoder = decoder
         for name in ("found", "truth", "found_counts", "truth_counts"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
         self.add_state("best", default=torch.zeros(()), dist_reduce_fx="max")
@@ -165,13 +158,12 @@ class MeanAveragePrecision(Metric):
     def update(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor]) -> None:
         """Take a batch: the raw maps of the head, and the column of targets. Boxes end at the edges of their image."""
         decoded = self.decoder(outputs)
-        scores, targets = decoded.scores, batch[self.column]
+        scores, targets = decoded.scores, batch[COLUMN]
         size = targets.new_tensor([*decoded.size, *decoded.size])
         self.best = torch.maximum(self.best, scores.max().to(self.best))
         edges = batch.get(INNER, WHOLE.expand(len(targets), 4)).to(size) * size
         for boxes, score, target, edge in zip(decoded.boxes, scores, targets, edges):
-            kept = suppress(boxes, score, self.most_overlap, most=self.most)
-            points, classes = kept.unbind(1)
+            points, classes = suppress(boxes, score).unbind(1)
             inside = boxes[points].clamp(edge[:2].repeat(2), edge[2:].repeat(2))
             rows = torch.cat((classes[:, None], inside, score[points, classes, None]), 1).double()
             real = target[target[:, 0] >= 0].double()

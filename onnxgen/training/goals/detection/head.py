@@ -44,9 +44,8 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     from onnxgen.export.decoding import need_decoding  # imported here: it reads graphs
 
     if COLUMN not in data.first.fields:
-        raise OnnxgenError(
-            f"--task detection trains boxes, and {data.name} has none", help="name boxes of COCO, YOLO or VOC"
-        )
+        what = f"--task detection trains boxes, and {data.name} has none"
+        raise OnnxgenError(what, help="name boxes of COCO, YOLO or VOC")
     detector = detector_of(model)
     detector.refuse_whole()
     ports = signature_of(model).outputs
@@ -175,9 +174,8 @@ def _begin(bias: Tensor, level: Level, background: bool) -> None:
 def detector_of(model: nn.Module, size: str = "auto") -> Detector:
     """Return what is known of a detector. `size`: see `detector_at`.
 
-    Raises:
-        OnnxgenError: the model is of no generated file, its ONNX file is not there, or it is no detector that can be
-            read.
+    Raises `OnnxgenError` if the model is of no generated file, its ONNX file is not there, or it is no detector that
+    can be read.
     """
     from onnxgen.training.goals.detection.ready import detector_at  # imported here: it imports the pipeline
 

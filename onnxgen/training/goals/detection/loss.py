@@ -101,7 +101,7 @@ def _contains(boxes: Tensor, centres: Tensor) -> Tensor:
 COLUMN = "boxes"  # the column of the targets
 
 
-def refuse_wrong(boxes: Tensor, classes: int, column: str = COLUMN) -> None:
+def refuse_wrong(boxes: Tensor, classes: int) -> None:
     """Refuse targets that can't be learned.
 
     Args:
@@ -112,7 +112,7 @@ def refuse_wrong(boxes: Tensor, classes: int, column: str = COLUMN) -> None:
         OnnxgenError: the shape is another, a class is unknown, or a corner is not a share of the image's size.
     """
     if boxes.ndim != 3 or boxes.shape[2] != 5 or not boxes.is_floating_point():
-        what = f"column {column!r} is {boxes.dtype} {list(boxes.shape)}, not float32 [images, most, 5]"
+        what = f"column {COLUMN!r} is {boxes.dtype} {list(boxes.shape)}, not float32 [images, most, 5]"
         raise OnnxgenError(what, help="a row is (class, x1, y1, x2, y2); rows of -1 fill up an image")
     labels, corners = boxes[..., 0], boxes[..., 1:]
     is_box = ~(boxes == -1).all(-1)
@@ -126,24 +126,14 @@ def refuse_wrong(boxes: Tensor, classes: int, column: str = COLUMN) -> None:
         if len(places):
             image, row = places[0].tolist()
             shown = ", ".join(f"{number:g}" for number in boxes[image, row].tolist())
-            more = f" ({len(places)} such boxes)" if len(places) > 1 else ""
-            more_classes = labels[(labels >= classes) & (labels % 1 == 0)]
-            way = (
-                f"--replace-head {int(more_classes.max()) + 1} makes a head of more classes"
-                if len(more_classes)
-                else ""
-            )
-            raise OnnxgenError(f"column {column!r}: box ({shown}) of image {image} {fault}{more}", help=way)
+            several = f" ({len(places)} such boxes)" if len(places) > 1 else ""
+            more = labels[(labels >= classes) & (labels % 1 == 0)]
+            way = f"--replace-head {int(more.max()) + 1} makes a head of more classes" if len(more) else ""
+            raise OnnxgenError(f"column {COLUMN!r}: box ({shown}) of image {image} {fault}{several}", help=way)
 
 
-@dataclass(frozen=True)
-class Gains:
-    """Weights of the parts of the loss. The defaults are YOLOv8's published settings, and 1 for the objectness."""
-
-    box: float = 7.5
-    classes: float = 0.5
-    bins: float = 1.5
-    objectness: float = 1.0
+# Weights of the parts of the loss: YOLOv8's published settings, and 1 for the objectness.
+GAINS = {"box": 7.5, "classes": 0.5, "bins": 1.5, "objectness": 1.0}
 
 
 @dataclass(frozen=True)
@@ -152,15 +142,11 @@ class DetectionLoss:
 
     Attributes:
         decoder: decodes the raw maps.
-        gains: weights of the parts.
         focal: weigh classes by the focal loss instead of the plain binary cross entropy.
-        column: name of the column of targets (see the package).
     """
 
     decoder: Decoder
-    gains: Gains = Gains()
     focal: bool = False
-    column: str = COLUMN
 
     def loss(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], training: bool = True) -> Tensor:
         """Return the sum over the batch by `count(batch)`. Losses of parts of a batch add up to that of the batch."""
@@ -169,59 +155,55 @@ class DetectionLoss:
         targets = targets * size
         scores = decoded.scores.detach()
         assigned = assign(scores, decoded.boxes.detach(), decoded.centres, decoded.strides, labels, targets)
-        total = sum(self._parts(decoded, assigned, labels, targets).values())
+        parts = self._parts(decoded, assigned, labels, targets)
+        total = sum(GAINS[name] * part for name, part in parts.items())
         # The qualities of a box's points add up to about half their number.
-        total = total / (self.count(batch) * (TOP / 2))
-        return total
+        return total / (self.count(batch) * (TOP / 2))
 
     def count(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the number of boxes and images, by which the loss is divided.
 
         An image counts as one more, so that those without a box count too.
         """
-        boxes = batch[self.column]
+        boxes = batch[COLUMN]
         return (boxes[..., 0] >= 0).sum() + len(boxes)
 
     def targets(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the classes int64 [batch, most], -1 for no box, and corners [batch, most, 4] as shares."""
-        boxes = batch[self.column].to(outputs[0].device)
+        boxes = batch[COLUMN].to(outputs[0].device)
         return boxes[..., 0].round().long().clamp_min(-1), boxes[..., 1:].to(outputs[0].dtype)
 
     def _parts(self, decoded: Decoded, assigned: Assignment, labels: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the weighted sums of the parts."""
         chosen, quality = assigned.chosen, assigned.quality
         rows = chosen.nonzero()[:, 0]
         index = assigned.index[chosen]
         wanted, weight = targets[rows, index], quality[chosen]
         classes = F.one_hot(labels[rows, index], decoded.classes.shape[-1]).to(decoded.classes)
-        parts = {"box": self.gains.box * ((1 - overlap(decoded.boxes[chosen], wanted, "ciou")) * weight).sum()}
+        parts = {"box": ((1 - overlap(decoded.boxes[chosen], wanted, "ciou")) * weight).sum()}
         if decoded.objectness is None:
             soft = torch.zeros_like(decoded.classes)
             soft[chosen] = classes * weight[:, None]
-            parts["classes"] = self.gains.classes * class_loss(decoded.classes, soft, self.focal)
+            parts["classes"] = class_loss(decoded.classes, soft, self.focal)
         else:
-            parts["classes"] = self.gains.classes * class_loss(decoded.classes[chosen], classes, self.focal)
-            parts["objectness"] = self.gains.objectness * class_loss(decoded.objectness, quality, self.focal)
+            parts["classes"] = class_loss(decoded.classes[chosen], classes, self.focal)
+            parts["objectness"] = class_loss(decoded.objectness, quality, self.focal)
         if decoded.bins is not None:
             points = chosen.nonzero()[:, 1]
             centres, strides = decoded.centres[points], decoded.strides[points, None]
             far = torch.cat((centres - wanted[:, :2], wanted[:, 2:] - centres), 1) / strides
-            parts["bins"] = self.gains.bins * (distribution_loss(decoded.bins[chosen], far) * weight).sum()
+            parts["bins"] = (distribution_loss(decoded.bins[chosen], far) * weight).sum()
         return parts
 
 
-def class_loss(logits: Tensor, wanted: Tensor, focal: bool = False, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
+def class_loss(logits: Tensor, wanted: Tensor, focal: bool = False) -> Tensor:
     """Return the sum of the binary cross entropies of logits and targets from 0 to 1, of one shape.
 
-    Args:
-        focal: weigh each by |target - probability| ** gamma, and positives by alpha, negatives by 1 - alpha. For
-            targets of 0 and 1 this is the focal loss (Lin et al., 1708.02002), for others the quality focal loss
-            (2006.04388) with an alpha.
+    `focal`: weigh each by |target - probability| ** 2, and positives by 0.25, negatives by 0.75. For targets of 0 and 1
+    this is the focal loss (Lin et al., 1708.02002), for others the quality focal loss (2006.04388) with an alpha.
     """
     losses = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
     if focal:
-        share = torch.where(wanted > 0, alpha, 1 - alpha)
-        losses = losses * share * (wanted - logits.sigmoid()).abs().pow(gamma)
+        losses = losses * torch.where(wanted > 0, 0.25, 0.75) * (wanted - logits.sigmoid()).square()
     return losses.sum()
 
 

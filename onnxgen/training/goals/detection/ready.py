@@ -98,10 +98,7 @@ class Detector:
         """Return the module to train, and notes: this one, or that of the raw maps, which is written beside it.
 
         It is generated with the same options from the same file. So it is what the user has, as long as nothing was
-        edited or trained.
-
-        Raises:
-            OnnxgenError: the module is not what a generation with its options writes.
+        edited or trained. Raises `OnnxgenError` if the module is not what a generation with its options writes.
         """
         if not self.missing and not self.said:
             return self.module, []
