@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,9 +41,10 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         OnnxgenError: a part is empty; the batch size, a shape or a dtype is not the model's; an input or a target is
             not finite; a class or an index is out of range; or the model fails on a batch.
     """
-    problems, ports = Problems(), fed(model).inputs
+    checks, ports = _Checks(model, data, feeding, settings), fed(model).inputs
+    problems = checks.problems
     for part, samples in data.parts.items():
-        _check_size(part, samples, ports, data, settings, problems)
+        checks.size(part, samples, ports)
         for port, column in zip(ports, feeding.inputs):
             _check_input(port, column, samples, problems)
     problems.raise_if_any()
@@ -57,77 +58,101 @@ def check(model: nn.Module, data: Data, feeding: Feeding, settings: Settings) ->
         for port, column in zip(ports, feeding.inputs):
             _check_held(part, values, port, column, problems)
     tried = _tried(model, data.first, feeding, settings)
-    _check_looked_up(tried, seen, data, problems)
+    checks.looked_up(tried, seen)
     if tried.error and not problems.found:
         problems.add(replace(tried.error, help=_other_size(model, data, feeding)))
     elif not problems.found and ":" not in settings.task:  # a function of one's own may take what it likes
         data.notes += check_batch(model, tried.batch, feeding, tried.outputs)
-    _check_targets(model, tried, seen, data, feeding, settings, problems)
+    checks.targets(tried.outputs, seen)
     problems.raise_if_any()
 
 
-def _check_looked_up(tried: Tried, seen: Mapping[str, Values], data: Data, problems: Problems) -> None:
-    """Check that embeddings have the rows that are looked up in them."""
-    for (column, places), (name, rows) in tried.embeddings.items():
-        for part, values in seen.items():
-            limit(values.samples, column, rows - 1, f"{name} has {rows} rows", places)
-            if fault := values.outside(column, 0, rows - 1, places=places):
-                help = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
-                which = _named(column, places, data)
-                problems.add(f"column {which} of {part} has {fault}: {name} has {rows} rows", help=help)
+@dataclass
+class _Checks:
+    """The state of one `check`."""
 
+    model: nn.Module
+    data: Data
+    feeding: Feeding
+    settings: Settings
+    problems: Problems = field(default_factory=Problems)
 
-def _check_targets(
-    model: nn.Module,
-    tried: Tried,
-    seen: Mapping[str, Values],
-    data: Data,
-    feeding: Feeding,
-    settings: Settings,
-    problems: Problems,
-) -> None:
-    """Check that class indices are those of the model's classes."""
-    names = [port.name for port in signature_of(model).outputs]
-    for index, column in feeding.targets.items():
-        check_order(data.first.fields[column], column, settings.classes, problems)
-        if index >= len(tried.outputs):
-            continue
-        name = names[index] if index < len(names) else ""
-        loss = settings.loss_of(name)
-        if column in data.named:
-            _check_named(tried.outputs[index], name, column, data.first, problems)
-        if loss == "auto" or loss_name(loss) in CLASS_LOSSES:
-            _check_classes(tried.outputs[index], column, seen, data, problems)
+    def size(self, part: str, samples: Samples, ports: Sequence[Port]) -> None:
+        """Check the number of samples, and the batch of each input."""
+        if len(samples) == 0:
+            what = f"the {part} part of {self.data.name} is empty"
+            self.problems.add(what, help="add samples to it, or remove the part")
+            return
+        for port in ports:
+            if port.dims is not None and len(port.dims) == 0:
+                what = f"input {port.name!r} is a single number without a batch axis"
+                way = f"--const {port.name}=NUMBER gives all samples the same, or wrap the model"
+                self.problems.add(what, help=way)
+            elif port.dims and isinstance(port.dims[0], int) and port.name != BRANCH:
+                if len({other.dims[0] for other in ports if other.dims and other.name != BRANCH}) > 1:
+                    what = f"the first axis of input {port.name!r} {shown(port)} is not that of the other inputs"
+                    way = f"generate with --dynamic-batch --batch-axis {port.name}=AXIS"
+                    way += f"; or fill it: --const {port.name}=0"
+                    self.problems.add(f"{what}, so it is no batch", help=way)
+                else:
+                    self.fixed_batch(port, port.dims[0], part, len(samples))
+        if part == "train" and len(samples) < self.settings.batch:
+            what = f"a batch has only {counted(len(samples), 'sample')}"
+            self.data.notes.append(f"{what}: the train part has no more")
 
+    def fixed_batch(self, port: Port, fixed: int, part: str, count: int) -> None:
+        what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
+        way, batch = "generate the model again with --dynamic-batch", self.settings.batch
+        if fixed != batch:
+            self.problems.add(f"{what}, but --batch-size is {batch}", help=f"--batch-size {fixed}, or {way}")
+        if count < fixed or (part != "train" and count % fixed):  # training leaves out the rest
+            self.problems.add(f"{what}, but the {part} part has {counted(count, 'sample')}", help=way)
 
-def _check_size(
-    part: str, samples: Samples, ports: Sequence[Port], data: Data, settings: Settings, problems: Problems
-) -> None:
-    if len(samples) == 0:
-        problems.add(f"the {part} part of {data.name} is empty", help="add samples to it, or remove the part")
-        return
-    for port in ports:
-        if port.dims is not None and len(port.dims) == 0:
-            what = f"input {port.name!r} is a single number without a batch axis"
-            problems.add(what, help=f"--const {port.name}=NUMBER gives all samples the same, or wrap the model")
-        elif port.dims and isinstance(port.dims[0], int) and port.name != BRANCH:
-            if len({other.dims[0] for other in ports if other.dims and other.name != BRANCH}) > 1:
-                what = f"the first axis of input {port.name!r} {shown(port)} is not that of the other inputs"
-                way = f"generate with --dynamic-batch --batch-axis {port.name}=AXIS; or fill it: --const {port.name}=0"
-                problems.add(f"{what}, so it is no batch", help=way)
-            else:
-                _check_fixed_batch(port, port.dims[0], part, len(samples), settings, problems)
-    if part == "train" and len(samples) < settings.batch:
-        data.notes.append(f"a batch has only {counted(len(samples), 'sample')}: the train part has no more")
+    def looked_up(self, tried: Tried, seen: Mapping[str, Values]) -> None:
+        """Check that embeddings have the rows that are looked up in them."""
+        for (column, places), (name, rows) in tried.embeddings.items():
+            for part, values in seen.items():
+                limit(values.samples, column, rows - 1, f"{name} has {rows} rows", places)
+                if fault := values.outside(column, 0, rows - 1, places=places):
+                    way = "the numbers must come from the same preprocessing as in training, for example the tokenizer"
+                    what = f"column {_named(column, places, self.data)} of {part} has {fault}"
+                    self.problems.add(f"{what}: {name} has {rows} rows", help=way)
 
+    def targets(self, outputs: Sequence[Tensor], seen: Mapping[str, Values]) -> None:
+        """Check that class indices are those of the model's classes."""
+        names = [port.name for port in signature_of(self.model).outputs]
+        for index, column in self.feeding.targets.items():
+            check_order(self.data.first.fields[column], column, self.settings.classes, self.problems)
+            if index < len(outputs):
+                name = names[index] if index < len(names) else ""
+                loss = self.settings.loss_of(name)
+                if column in self.data.named:
+                    _check_named(outputs[index], name, column, self.data.first, self.problems)
+                if loss == "auto" or loss_name(loss) in CLASS_LOSSES:
+                    self.classes(outputs[index], column, seen)
 
-def _check_fixed_batch(port: Port, fixed: int, part: str, count: int, settings: Settings, problems: Problems) -> None:
-    what = f"input {port.name!r} {shown(port)} fixes the batch at {fixed}"
-    way = "generate the model again with --dynamic-batch"
-    if fixed != settings.batch:
-        problems.add(f"{what}, but --batch-size is {settings.batch}", help=f"--batch-size {fixed}, or {way}")
-    if count < fixed or (part != "train" and count % fixed):  # training leaves out the rest
-        problems.add(f"{what}, but the {part} part has {counted(count, 'sample')}", help=way)
+    def classes(self, output: Tensor, column: str, parts: Mapping[str, Values]) -> None:
+        """Check that class indices are below the number of classes in the output."""
+        column_field = self.data.first.fields[column]
+        count = _classes_of(output, column_field)
+        if count < 2:
+            return  # not class indices, or two classes as one number, or the axis is open and the loss will decide
+        highest = max(values.highest(column) for values in parts.values())
+        has = len(column_field.classes) or highest + 1
+        if problem := _wrong_numbers(column, column_field, parts, count, highest):
+            self.problems.add(problem)
+            return
+        of_model = f"the model's {count} classes are 0 to {count - 1}"
+        for part, values in parts.items():
+            if not column_field.shape:
+                limit(values.samples, column, count - 1, of_model)
+            if fault := values.outside(column, 0, count - 1, IGNORED_CLASS if column_field.shape else None):
+                way = "count the classes from 0" if fault.startswith("-") else f"--replace-head {has}"
+                self.problems.add(f"column {column!r} of {part} has {fault}: {of_model}", help=way)
+        streamed = stream_of(self.data.first) is not None  # the first samples may lack some classes
+        if has < count and not self.problems.found and not column_field.shape and not streamed:
+            what = f"the model has {count} classes, the data {has}"
+            self.data.notes.append(f"{what}: --replace-head {has} fits the model to the data")
 
 
 def _check_input(port: Port, column: str, samples: Samples, problems: Problems) -> None:
@@ -165,30 +190,6 @@ def _check_named(output: Tensor, name: str, column: str, samples: Samples, probl
         what = f"{what}, but output {name or 0!r} is one number for each sample"
         way = f"store numbers, if the names stand for some; or make it a classifier: --replace-head {len(classes)}"
         problems.add(what, help=way)
-
-
-def _check_classes(output: Tensor, column: str, parts: Mapping[str, Values], data: Data, problems: Problems) -> None:
-    """Check that class indices are below the number of classes in the output."""
-    field = data.first.fields[column]
-    count = _classes_of(output, field)
-    if count < 2:
-        return  # not class indices, or two classes as one number, or the axis is open and the loss will decide
-    highest = max(values.highest(column) for values in parts.values())
-    has = len(field.classes) or highest + 1
-    if problem := _wrong_numbers(column, field, parts, count, highest):
-        problems.add(problem)
-        return
-    for part, values in parts.items():
-        if not field.shape:
-            limit(values.samples, column, count - 1, f"the model's {count} classes are 0 to {count - 1}")
-        if fault := values.outside(column, 0, count - 1, IGNORED_CLASS if field.shape else None):
-            what = f"column {column!r} of {part} has {fault}: the model's {count} classes are 0 to {count - 1}"
-            way = "count the classes from 0" if fault.startswith("-") else f"--replace-head {has}"
-            problems.add(what, help=way)
-    streamed = stream_of(data.first) is not None  # the first samples may lack some classes
-    if has < count and not problems.found and not field.shape and not streamed:
-        what = f"the model has {count} classes, the data {has}"
-        data.notes.append(f"{what}: --replace-head {has} fits the model to the data")
 
 
 def _classes_of(output: Tensor, field: Field) -> int:
@@ -331,10 +332,7 @@ def check_batch(model: nn.Module, batch: Batch, feeding: Feeding, results: Seque
     """Return a note if outputs for a sample depend on the others of its batch, which may then be no batch.
 
     The signature decides where it names the batch, else the network does, in runs on the samples of `batch`, of which
-    it has made `results`.
-
-    Raises:
-        OnnxgenError: an output does not grow with the number of samples.
+    it has made `results`. Raises `OnnxgenError` if an output does not grow with the number of samples.
     """
     signature, count = fed(model), len(batch[feeding.inputs[0]])
     wanted = sorted(feeding.targets) or range(len(signature.outputs))

@@ -54,10 +54,8 @@ def open_digits() -> DataSource:
 def from_columns(arrays: Mapping[str, Any], name: str, table: bool = False) -> DataSource:
     """Return the data in named arrays, tensors or lists. Names like `x_train` or `test_images` make parts.
 
-    Text becomes class indices, with the classes in sorted order.
-
-    Raises:
-        OnnxgenError: an array holds neither numbers nor text, or its length differs from the others.
+    Text becomes class indices, with the classes in sorted order. Raises `OnnxgenError` if an array holds neither
+    numbers nor text, or its length differs from the others.
     """
     if not arrays:
         raise OnnxgenError(f"{name} has no arrays")
@@ -185,8 +183,7 @@ def is_idx(path: Path) -> bool:
 def read_idx(path: Path) -> NDArray[np.generic]:
     """Return the array of one file, which may be gzipped, in the file's dtype and native byte order.
 
-    Raises:
-        OnnxgenError: it is not an idx file, or it has more or fewer bytes than its header says.
+    Raises `OnnxgenError` if it is not an idx file, or it has more or fewer bytes than its header says.
     """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -209,8 +206,7 @@ def read_idx(path: Path) -> NDArray[np.generic]:
 def open_idx(path: Path) -> DataSource:
     """Open a folder of idx files, or a file of images beside its labels: columns "image" and "label".
 
-    Raises:
-        OnnxgenError: a file is missing or damaged, or the numbers of labels and images differ.
+    Raises `OnnxgenError` if a file is missing or damaged, or the numbers of labels and images differ.
     """
     folder = path if path.is_dir() else path.parent
     read = {part: _pair(folder, *files) for part, files in _idx_files(folder, path).items()}

@@ -37,10 +37,8 @@ FORM = "none, auto, or COLUMN=HOW,... with HOW made of median or frequent, and s
 def encode(source: DataSource, ports: Signature, feeding: Feeding, settings: Settings) -> Table | None:
     """Replace each joined column by what a table makes of its members, and return that table.
 
-    `settings.table` is a fitted table, or says what to fit to the training part; with "none", nothing is done.
-
-    Raises:
-        OnnxgenError: the table can't be fitted, can't represent a value, or does not fit an input.
+    `settings.table` is a fitted table, or says what to fit to the training part; with "none", nothing is done. Raises
+    `OnnxgenError` if the table can't be fitted, can't represent a value, or does not fit an input.
     """
     if settings.table == "none":
         return None
@@ -121,8 +119,8 @@ def _fit(source: DataSource, inputs: Mapping[str, Port], made_of: Mapping[str, t
         with problems.gathered():
             columns[name] = fit_column(name, values, ways.get(name, ""))
     problems.raise_if_any()
-    told = listed(f"{name}={way}" for name, way in ways.items() if way)
-    source.notes.append(f"table, fitted to the train part: {told}")
+    shown = listed(f"{name}={way}" for name, way in ways.items() if way)
+    source.notes.append(f"table, fitted to the train part: {shown}")
     return Table(made_of, columns)
 
 
@@ -181,7 +179,6 @@ def fit_column(name: str, values: NDArray[Any], way: str) -> Column:
 
 
 def _scale(numbers: NDArray[Any], shown: str) -> tuple[float, float]:
-    """Return mean and deviation of the numbers of a column."""
     from sklearn.preprocessing import StandardScaler
 
     with np.errstate(over="ignore", invalid="ignore"):
@@ -195,11 +192,8 @@ def stacked(source: DataSource, ports: Signature, settings: Settings, targets: b
     """Return the data with a column [n, k] for each input or target that takes k columns, in their order.
 
     It takes several columns if the settings say so (`a+b`). The only input without a column of a table takes all that
-    are no targets.
-
-    Raises:
-        OnnxgenError: a column is text, has missing values, or has several numbers per sample; or no column of a table
-            is known to be the target.
+    are no targets. Raises `OnnxgenError` if a column is text, has missing values, or has several numbers per sample; or
+    no column of a table is known to be the target.
     """
     aims = aims_of(source, ports, settings, [*source.fields])
     singles = _singles(source) if settings.table != "none" else []

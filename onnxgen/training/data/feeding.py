@@ -143,8 +143,7 @@ class Arrangement:
 def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
     """Remember for this very object the numbers that fill some inputs, by their names.
 
-    Raises:
-        OnnxgenError: there is no such input, its shape is not known, or the number is not of its type.
+    Raises `OnnxgenError` if there is no such input, its shape is not known, or the number is not of its type.
     """
     if constants == _CONSTANTS.get(model, {}):
         return
@@ -221,9 +220,8 @@ def _constant(port: Port, value: float, axis: int) -> Constant:
         raise OnnxgenError(f"--const {name}: the input is no tensor of a known shape", help="wrap the model")
     dtype: torch.dtype = getattr(torch, str(port.dtype))
     if not dtype.is_floating_point and value != int(value):
-        raise OnnxgenError(
-            f"--const {name}={value:g}: the input takes whole numbers", help=f"--const {name}={value:.0f}"
-        )
+        what = f"--const {name}={value:g}: the input takes whole numbers"
+        raise OnnxgenError(what, help=f"--const {name}={value:.0f}")
     sizes = [None if n == axis and isinstance(dim, str) else dim for n, dim in enumerate(port.dims)]
     known = [dim for dim in sizes if not isinstance(dim, str)]
     if len(known) < len(sizes):

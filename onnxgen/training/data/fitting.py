@@ -97,8 +97,7 @@ S = TypeVar("S", bound="int | str")
 def fit_to_model(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Data:
     """Split the data, and convert its columns to the model's inputs and targets.
 
-    Raises:
-        OnnxgenError: columns can't be matched, images can't be made to fit, or settings don't suit the data.
+    Raises `OnnxgenError` if columns can't be matched, images can't be made to fit, or settings don't suit the data.
     """
     ports = fed(model, settings.const)
     task = _task(source, model, ports, settings, targets)
@@ -471,10 +470,8 @@ def split(source: DataSource, target: str, settings: Settings, batch: int = 1) -
     """Move samples from "train" to a missing "val" or "test" part, by the shares in `settings`.
 
     The split is stratified if `target` holds class indices. It depends only on `settings.seed`. The new parts have a
-    multiple of `batch` samples, for a model with a fixed batch size. A note tells the sizes.
-
-    Raises:
-        OnnxgenError: there are too few samples.
+    multiple of `batch` samples, for a model with a fixed batch size. A note tells the sizes. Raises `OnnxgenError` if
+    there are too few samples.
     """
     shares = {"val": settings.val, "test": settings.test}
     train = source.parts.get("train")

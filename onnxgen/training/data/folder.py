@@ -131,8 +131,7 @@ def size_of(path: Path | Image.Image) -> tuple[int, int]:
 def open_images(images: Sequence[Path | Image.Image]) -> DataSource:
     """Open image files or PIL images, in this order, without labels.
 
-    Raises:
-        OnnxgenError: one can't be read, or PIL is missing.
+    Raises `OnnxgenError` if one can't be read, or PIL is missing.
     """
     paths = [image for image in images if isinstance(image, Path)]
     for path, seen in looked(Path(), paths).items() if paths else ():

@@ -289,7 +289,7 @@ class _Columns:
         if self.target and _is_text(values):
             with self.problems.gathered():
                 _refuse_classes(model, self.settings, sorted({str(value) for value in values}))
-        elif count and not self.settings.classes and _are_labels(values):
+        elif count and not self.settings.classes and getattr(values, "ndim", 0) == 1 and values.dtype.kind in "iu":
             _check_labels(self.target, sorted({*values.tolist()}), count, self.problems)
 
     def check_input(self) -> None:
@@ -324,7 +324,6 @@ class _Columns:
 
 
 def _read(path: Path, settings: Settings, problems: Problems) -> Mapping[str, Any]:
-    """Return the columns of the training part."""
     if path.suffix.lower() in _TEXTS:
         return read_csv(path, texts_of(settings.table))
     if path.suffix.lower() == ".parquet":
@@ -374,10 +373,6 @@ def _check_shape(port: Port, shape: tuple[int, ...], column: str, problems: Prob
     gives = ", ".join(map(str, ("n", *shape)))
     what = f"input {port.name!r} takes [{', '.join(map(str, dims))}], but column {column!r} gives [{gives}]"
     problems.add(what, help=way)
-
-
-def _are_labels(values: Any) -> bool:
-    return hasattr(values, "dtype") and values.dtype.kind in "iu" and values.ndim == 1
 
 
 def _is_text(values: Any) -> bool:
@@ -433,11 +428,8 @@ def _check_sizes(ports: Sequence[Port], settings: Settings) -> None:
             continue
         pairs = zip(dims[2:], parse_size(size))
         if any(isinstance(dim, int) and dim != side for dim, side in pairs):
-            raise OnnxgenError(f"size {size}: input {name!r} is {_shown(port)}", help="leave --size out")
-
-
-def _shown(port: Port) -> str:
-    return f"[{', '.join(map(str, port.dims or ()))}]"
+            what = f"size {size}: input {name!r} is [{', '.join(map(str, dims))}]"
+            raise OnnxgenError(what, help="leave --size out")
 
 
 _BESIDE = ("", ".db", ".ini", ".md", ".pdf")  # what lies beside data and says nothing of it: README.md, Thumbs.db

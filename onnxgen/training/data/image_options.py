@@ -39,8 +39,7 @@ def scale_text(scale: Scale) -> str:
 def by_input(text: str, inputs: Sequence[str]) -> dict[str, str]:
     """Parse `Settings.normalize` or `.size` to a text for each input: "left=0.1,0.3;right=none", or one text for all.
 
-    Raises:
-        OnnxgenError: it names an unknown input.
+    Raises `OnnxgenError` if it names an unknown input.
     """
     if "=" not in text:
         return dict.fromkeys(inputs, text)
@@ -82,7 +81,6 @@ def recipes(text: str, glyphs: bool) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in RECIPES:
-            raise OnnxgenError(
-                f"there is no augmentation {name!r}", help=f"use none, auto, or some of {', '.join(RECIPES)}"
-            )
+            way = f"use none, auto, or some of {', '.join(RECIPES)}"
+            raise OnnxgenError(f"there is no augmentation {name!r}", help=way)
     return names

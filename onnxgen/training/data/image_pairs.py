@@ -21,7 +21,7 @@ from torch import Tensor
 
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.record.signature import Port, Signature
+from onnxgen.record.signature import Signature
 from onnxgen.training.data.arrays import Columns, in_columns
 from onnxgen.training.data.boxes.formats import images_by_stem, listed_parts
 from onnxgen.training.data.boxes.there import VOC_IMAGES
@@ -67,10 +67,7 @@ def open_pairs(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
     """Open `input/` beside `target/` (see `TARGET_FOLDERS`): columns "image" and "target".
 
     Input and target have the same name but for their ending. The target may be larger by a whole number, the same for
-    all pairs.
-
-    Raises:
-        OnnxgenError: no pair can be used.
+    all pairs. Raises `OnnxgenError` if no pair can be used.
     """
     faults, folders = Faults(path), _folders(path)
     pairs = ((part, paired(*both, SUFFIXES, faults, "target")) for part, both in folders.items())
@@ -207,8 +204,7 @@ def classes_in(path: Path, size: tuple[int, int] | None = None) -> NDArray[np.in
     """Return the class indices [H, W] of a mask, upright, in a size if one is given. Ignored are 255, or 65535 of 16
     bits.
 
-    Raises:
-        OnnxgenError: it can't be read, or its values are not class indices.
+    Raises `OnnxgenError` if it can't be read, or its values are not class indices.
     """
     from PIL import Image, ImageOps
 
@@ -266,9 +262,7 @@ def open_masks(path: Path, *, strict: bool, labelled: bool = True) -> DataSource
     Image and mask have the same name but for their ending. Without names, classes are called by their numbers.
 
     If all masks are black and white, white is class 1. Else 255 is what VOC means by it: this pixel does not count.
-
-    Raises:
-        OnnxgenError: no image can be used.
+    Raises `OnnxgenError` if no image can be used.
     """
     root = _root(path)
     faults, folders = Faults(root), {} if _is_voc(root) else _beside(root, path)
@@ -351,8 +345,7 @@ ANCHOR, POSITIVE, NEGATIVE = MEMBERS = ("anchor", "positive", "negative")
 def member_columns(source: DataSource, ports: Signature, settings: Settings) -> tuple[str, ...]:
     """Return the columns "anchor", "positive" and perhaps "negative" of arrays or images; () if there are no tuples.
 
-    Raises:
-        OnnxgenError: they have different shapes.
+    Raises `OnnxgenError` if they have different shapes.
     """
     fields = source.fields
     if settings.target is not None or len(ports.inputs) != 1:
@@ -380,21 +373,15 @@ def members_of(
 def feeding_of(members: Mapping[str, tuple[str, ...]], score: str, ports: Signature) -> Feeding:
     """Return the columns of the first member of each tuple, and the `score` of the tuple, if there is one.
 
-    Raises:
-        OnnxgenError: the batch size is fixed, or an input has no column.
+    Raises `OnnxgenError` if the batch size is fixed, or an input has no column.
     """
-    _refuse_fixed_batch(ports.inputs)
+    if any(port.dims and isinstance(port.dims[0], int) for port in ports.inputs):
+        what = "a pair is two rows of a batch, and the model takes batches of one size"
+        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
     if left := [port.name for port in ports.inputs if port.name not in members]:
         what = f"pairs of texts feed {listed(members)}, and nothing feeds {listed(left)}"
         raise OnnxgenError(what, help=f"give a number for all samples: --const {legible(left[0])}=0")
     return Feeding(tuple(members[port.name][0] for port in ports.inputs), {}, (score,) if score else ())
-
-
-def _refuse_fixed_batch(ports: Sequence[Port]) -> None:
-    """Raise `OnnxgenError` if the batch size is fixed: a tuple is two or three rows of a batch."""
-    if any(port.dims and isinstance(port.dims[0], int) for port in ports):
-        what = "a pair is two rows of a batch, and the model takes batches of one size"
-        raise OnnxgenError(what, help="generate it again with --dynamic-batch")
 
 
 def is_tuples(path: Path) -> bool:
@@ -405,8 +392,7 @@ def is_tuples(path: Path) -> bool:
 def open_tuples(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     """Open `anchor/` beside `positive/` and perhaps `negative/`: columns of these names. Files have the same names.
 
-    Raises:
-        OnnxgenError: no tuple can be used.
+    Raises `OnnxgenError` if no tuple can be used.
     """
     layouts = {name: laid_out(path, name, ANCHOR) for name in MEMBERS[1:]}
     layouts = {name: pairs for name, pairs in layouts.items() if pairs}

@@ -61,9 +61,8 @@ def image_target(
 ) -> dict[str, ToTarget]:
     """Return the step of the target. Bytes go from 0 to 1, numbers stay as they are.
 
-    Raises:
-        OnnxgenError: it is no image, it lies on no image of a size that fits, or `--augment` names what changes the
-            input alone.
+    Raises `OnnxgenError` if it is no image, it lies on no image of a size that fits, or `--augment` names what changes
+    the input alone.
     """
     (column,) = feeding.others
     if "light" in recipes(settings.augment, source.glyphs) and settings.augment != "auto":
@@ -140,14 +139,10 @@ def _channels(port: Port | None, axes: str, stored: int) -> int:
     return wanted if isinstance(wanted, int) and {wanted, stored} <= {*CHANNELS} else stored
 
 
-# ---- clean images ----------------------------------------------------------------------------------------------------
-
-
 def with_clean_target(source: DataSource, ports: Signature, settings: Settings) -> None:
     """Make the images that are the input the target, too: noise is added to the input later (`--noise`).
 
-    Raises:
-        OnnxgenError: it is open which column has the images, or the data has a target.
+    Raises `OnnxgenError` if it is open which column has the images, or the data has a target.
     """
     if settings.task not in (AUTO, TASK):
         raise OnnxgenError(f"--noise does not go with --task {settings.task}", help="leave out --noise")
@@ -156,7 +151,7 @@ def with_clean_target(source: DataSource, ports: Signature, settings: Settings) 
         what = f"--noise is for clean images alone, but {source.name} has a target"
         raise OnnxgenError(what, help="leave out --noise")
     named = [settings.inputs.get(port.name, port.name) for port in ports.inputs]
-    columns = [name for name in fields if name in named] or [n for n, f in fields.items() if _is_image(f)]
+    columns = [name for name in fields if name in named] or [n for n, f in fields.items() if axes_of(f.shape)]
     if len(columns) != 1:
         what = f"--noise needs one column of images, and the data has {listed(columns) or listed(fields)}"
         raise OnnxgenError(what, help="name it: --inputs INPUT=COLUMN")
@@ -173,10 +168,6 @@ def _doubled(samples: Samples, column: str) -> Samples:
         target = images if isinstance(images, Tensor) else Targets(images.paths, images.size)
         return Columns({column: images, TARGET: target}, {}, samples.rows)
     raise OnnxgenError("--noise needs image files or arrays", help="name a folder of images, or .npz")
-
-
-def _is_image(field: Field) -> bool:
-    return axes_of(field.shape) is not None
 
 
 LEAST_LEFT = 0.25  # a box of which a smaller share of its area is left is dropped
@@ -259,9 +250,6 @@ def moved_boxes(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
     return torch.from_numpy(np.take_along_axis(boxes, order[..., None], 1).astype(np.float32))
 
 
-# ---- fitting ---------------------------------------------------------------------------------------------------------
-
-
 def on_image(
     source: DataSource, column: str, image: ToInput, size: tuple[int, int], output: Port | None, model: nn.Module
 ) -> OnImage:
@@ -274,7 +262,8 @@ def on_image(
     """
     frame = image.frame
     if isinstance(decoder_of(source.first, column), Masks):
-        sides = _map_size(output, frame) or _tried(model, image) or (frame.height, frame.width)
+        dims = output.dims if output is not None else None
+        sides = _sides((dims or ())[1:], frame) or _tried(model, image) or (frame.height, frame.width)
         source.parts |= {part: in_columns(samples).fitted(column, size=sides) for part, samples in source.parts.items()}
     field = source.fields[column]
     dtype = field.dtype if field.dtype.is_floating_point or field.dtype == torch.bool else torch.int64
@@ -286,22 +275,15 @@ def on_image(
 def lies_on(field: Field, image: tuple[int, int], column: str, augment: Augment) -> bool:
     """Return True if a target of arrays is a mask: a whole number or bool for each pixel of the stored image.
 
-    Raises:
-        OnnxgenError: it is a map of another kind, and the image would move without it.
+    Raises `OnnxgenError` if it is a map of another kind, and the image would move without it.
     """
     if not augment.moves or field.shape[-2:] != image:
         return False
     if field.dtype.is_floating_point or len(field.shape) != 2:
-        what = (
-            f"--augment {','.join(augment.names)} moves images, but target {column!r} has {list(field.shape)} numbers"
-        )
+        what = f"--augment {','.join(augment.names)} moves images"
+        what += f", but target {column!r} has {list(field.shape)} numbers"
         raise OnnxgenError(what, help="use light, noise or erase; or give a class for each pixel, as whole numbers")
     return True
-
-
-def _map_size(output: Port | None, frame: Frame) -> tuple[int, int] | None:
-    """Return height and width of an output's map, as far as its dims tell."""
-    return None if output is None or output.dims is None else _sides(output.dims[1:], frame)
 
 
 def _sides(dims: Sequence[int | str], frame: Frame) -> tuple[int, int] | None:

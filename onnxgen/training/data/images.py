@@ -401,7 +401,6 @@ def grid(maps: NDArray[np.float64], height: int, width: int) -> list[Tensor]:
 
 
 def _moved(x: Tensor, maps: NDArray[np.float64]) -> Tensor:
-    """Apply affine maps [n, 2, 3] to images."""
     places = torch.stack(grid(maps, *x.shape[2:]), -1)
     return F.grid_sample(x.contiguous(), places, mode="bilinear", padding_mode="border", align_corners=False)
 

@@ -136,8 +136,7 @@ def images_in(folder: Path) -> list[Path]:
 def files_meant(item: Path | str) -> list[Path]:
     """Return the files that are meant by a path, a folder (its images) or a pattern, in sorted order.
 
-    Raises:
-        OnnxgenError: there are none.
+    Raises `OnnxgenError` if there are none.
     """
     path = Path(item)
     if path.is_dir():

@@ -114,8 +114,7 @@ def is_image(text: Any) -> bool:
 def read_list(file: Path) -> Rows:
     """Return the columns "image", and "text" or "mask", of a text file with a path and something else in each line.
 
-    Raises:
-        OnnxgenError: it is not UTF-8, or a line is none of a list.
+    Raises `OnnxgenError` if it is not UTF-8, or a line is none of a list.
     """
     rows, lines = [], []
     numbered = [(number, line) for number, line in enumerate(lines_of(file), 1) if line.strip()]
@@ -257,8 +256,8 @@ def _wanted(others: Sequence[str], settings: Settings) -> Sequence[str]:
 
 
 def _complete(columns: Columns, names: Sequence[str], faults: Faults) -> Columns:
-    there = {name: columns[name] for name in names if name in columns}
-    needed = [n for n, column in there.items() if isinstance(column, Gaps) or not isinstance(column, Problem)]
+    there = filter(columns.__contains__, names)
+    needed = [n for n in there if isinstance(columns[n], Gaps) or not isinstance(columns[n], Problem)]
     gaps = {name: _missing(columns[name]) for name in needed}
     bare = np.logical_or.reduce([*gaps.values()])
     rows = np.flatnonzero(~bare)

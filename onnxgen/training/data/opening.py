@@ -103,9 +103,8 @@ def _open_unpacked(path: Path, settings: Settings, targets: bool, texts: Collect
     """Return the data of a path, or of the folder that it was unpacked into, with a note of that."""
     source = _open_path(inner := unpacked(path), settings, targets, texts)
     if inner != path:
-        source.notes.insert(
-            0, f"{path} has nothing but the folder {inner.relative_to(path).as_posix()}: it is the data"
-        )
+        name = inner.relative_to(path).as_posix()
+        source.notes.insert(0, f"{path} has nothing but the folder {name}: it is the data")
     return source
 
 
@@ -191,8 +190,7 @@ def _parts(path: Path) -> dict[str, Path]:
 def call(spec: str) -> Any:
     """Return the result of "module:function". The module may also be in the current folder.
 
-    Raises:
-        OnnxgenError: there is no such module or function, or it fails.
+    Raises `OnnxgenError` if there is no such module or function, or it fails.
     """
     name, function = spec.split(":")
     way = f"a function {function}() of {name}.py is called without arguments"
@@ -208,8 +206,7 @@ def call(spec: str) -> Any:
 def from_object(data: Any, name: str) -> DataSource | Data:
     """Open a Dataset, arrays (x, y), parts (train, val[, test]), a dict of columns or of parts. Return `Data` as it is.
 
-    Raises:
-        OnnxgenError: it is none of these.
+    Raises `OnnxgenError` if it is none of these.
     """
     if isinstance(data, Data):
         return data
@@ -299,15 +296,12 @@ class Items:
 def items(dataset: Any, what: str) -> Items:
     """Return the samples of a dataset, with the columns of its first item.
 
-    Raises:
-        OnnxgenError: the dataset has no length or no items, or its first item can't be read.
+    Raises `OnnxgenError` if the dataset has no length or no items, or its first item can't be read.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise OnnxgenError(
-            f"{what} is {type(dataset).__name__}, which lacks a length or items by index",
-            help="give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or "
-            "resumed), arrays, or a dict of columns",
-        )
+        way = "give a torch Dataset with __len__ and __getitem__ (an IterableDataset can't be shuffled or resumed)"
+        lacks = f"{what} is {type(dataset).__name__}, which lacks a length or items by index"
+        raise OnnxgenError(lacks, help=f"{way}, arrays, or a dict of columns")
     if len(dataset) == 0:
         raise OnnxgenError(f"{what} has no samples")
     with _own_generators():
@@ -350,10 +344,8 @@ def _tensor(value: Any, name: str, index: int) -> Tensor:
     try:
         return torch.as_tensor(np.asarray(value))
     except TypeError:
-        raise OnnxgenError(
-            f"column {name!r} of item {index} is {type(value).__name__}, which is not a number, array or image",
-            help="let the dataset turn it into a tensor",
-        ) from None
+        what = f"column {name!r} of item {index} is {type(value).__name__}, which is not a number, array or image"
+        raise OnnxgenError(what, help="let the dataset turn it into a tensor") from None
 
 
 def _stacked(values: Sequence[Tensor | None], name: str, indices: Sequence[int]) -> Tensor:
@@ -362,11 +354,9 @@ def _stacked(values: Sequence[Tensor | None], name: str, indices: Sequence[int])
         raise OnnxgenError(f"item {indices[values.index(None)]} has no column {name!r}, but the first item has")
     for value, index in zip(present, indices):
         if value.shape != present[0].shape or value.dtype != present[0].dtype:
-            raise OnnxgenError(
-                f"column {name!r} is {list(value.shape)} {value.dtype} in item {index}, "
-                f"but {list(present[0].shape)} {present[0].dtype} in item {indices[0]}",
-                help="let the dataset give all samples one shape",
-            )
+            what = f"column {name!r} is {list(value.shape)} {value.dtype} in item {index}"
+            what += f", but {list(present[0].shape)} {present[0].dtype} in item {indices[0]}"
+            raise OnnxgenError(what, help="let the dataset give all samples one shape")
     return torch.stack(present)
 
 

@@ -138,17 +138,14 @@ def fitted(table: str | Mapping[str, Any]) -> Table | None:
 
 def texts_of(table: str | Mapping[str, Any]) -> tuple[str, ...]:
     """Return the columns that hold text, of a fitted table; () of any other."""
-    fitted_table = fitted(table)
-    return (
-        () if fitted_table is None else tuple(name for name, column in fitted_table.columns.items() if column.is_text)
-    )
+    known = fitted(table)
+    return tuple(name for name, column in known.columns.items() if column.is_text) if known is not None else ()
 
 
 def values_of(name: str, values: Any) -> NDArray[Any]:
     """Return the values [n] of a column: doubles, or objects (text) if there is a text. NaN and None become NaN.
 
-    Raises:
-        OnnxgenError: it has not one axis, or holds neither numbers nor text.
+    Raises `OnnxgenError` if it has not one axis, or holds neither numbers nor text.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":

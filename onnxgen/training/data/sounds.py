@@ -69,8 +69,7 @@ class Sounds:
 def heard(path: Path, rate: int) -> NDArray[np.float32]:
     """Return the mean of a file's channels, from -1 to 1, at a rate in Hz (`scipy.signal.resample_poly`).
 
-    Raises:
-        OnnxgenError: it can't be read.
+    Raises `OnnxgenError` if it can't be read.
     """
     import soundfile
     from scipy.signal import resample_poly
@@ -121,7 +120,6 @@ def _sounds_in(root: Path, classified: bool) -> list[Path]:
 
 
 def _labels(root: Path, files: Sequence[Path], classes: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the column of classes, by the names of folders."""
     if not classes:
         return {}
     return {"label": torch.tensor([classes.index(file.relative_to(root).parts[0]) for file in files])}
@@ -131,8 +129,7 @@ def open_sounds(path: Path, settings: Settings, labelled: bool) -> DataSource:
     """Open `folder/class/*.wav`, or `folder/train/class/*.wav` beside `val` and `test`; or one file, or files without
     classes.
 
-    Raises:
-        OnnxgenError: no sound can be used, or soundfile is missing.
+    Raises `OnnxgenError` if no sound can be used, or soundfile is missing.
     """
     parts, classes = class_folders(path)
     if labelled and not classes:

@@ -139,10 +139,8 @@ def one_table(parts: Mapping[str, Samples], what: str) -> None:
     first = next(iter(columns))
     for part, names in columns.items():
         if names != columns[first]:
-            raise OnnxgenError(
-                f"{what}: part {part} has columns {listed(sorted(names))}, "
-                f"but part {first} has {listed(sorted(columns[first]))}"
-            )
+            has, other = listed(sorted(names)), listed(sorted(columns[first]))
+            raise OnnxgenError(f"{what}: part {part} has columns {has}, but part {first} has {other}")
 
 
 def text_input(column: str, texts: Sequence[str] = ()) -> Problem:

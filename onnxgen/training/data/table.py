@@ -37,9 +37,7 @@ def read_csv(path: Path, texts: Collection[str] = ()) -> Rows:
     """Return the columns of a table by name: arrays of int64, float64, bool or text.
 
     A column with missing values is a `Gaps` instead. `texts`: columns that are text, whatever their cells look like.
-
-    Raises:
-        OnnxgenError: the file is not UTF-8 text, has no names or no rows, or its rows differ in length.
+    Raises `OnnxgenError` if the file is not UTF-8 text, has no names or no rows, or its rows differ in length.
     """
     names, rows = _read_rows(path)
     lines, texts = [line for line, _ in rows], {*texts, TEXT}
@@ -214,8 +212,7 @@ _FORM = 'an object in each line: {"text": "...", "label": "..."}'
 def read_txt(path: Path) -> Rows:
     """Return the lines of a file as the column "text".
 
-    Raises:
-        OnnxgenError: the file is not UTF-8, or has no text.
+    Raises `OnnxgenError` if the file is not UTF-8, or has no text.
     """
     lines = lines_of(path)
     if not any(line.strip() for line in lines):
@@ -227,10 +224,7 @@ def read_jsonl(path: Path) -> Rows:
     """Return the entries of a file with an object in each line, by name, in the first object's order.
 
     An entry is a number, a text, true or false, or a list of numbers or texts. One that is null, or that an object
-    lacks, is a missing value.
-
-    Raises:
-        OnnxgenError: the file is not UTF-8, a line is no object, or there are none.
+    lacks, is a missing value. Raises `OnnxgenError` if the file is not UTF-8, a line is no object, or there are none.
     """
     rows, lines, problems = [], [], Problems()
     for number, line in enumerate(lines_of(path), 1):
@@ -300,8 +294,7 @@ def _objects(values: list[Any]) -> NDArray[Any]:
 def read_npz(path: Path) -> dict[str, Any]:
     """Return the arrays of an `.npz` by name, or the array of an `.npy` as column "x". Nothing is unpickled.
 
-    Raises:
-        OnnxgenError: the file is damaged or holds Python objects.
+    Raises `OnnxgenError` if the file is damaged or holds Python objects.
     """
     try:
         loaded = np.load(path, allow_pickle=False)
@@ -376,7 +369,5 @@ def need_one_length(columns: Mapping[str, Any], name: str) -> None:
     """Raise `OnnxgenError` if columns differ in their number of samples."""
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise OnnxgenError(
-            f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items()),
-            help="the first axis of each must be the samples",
-        )
+        what = f"{name}: columns are of different length: " + listed(f"{c} {n:,}" for c, n in lengths.items())
+        raise OnnxgenError(what, help="the first axis of each must be the samples")

@@ -47,10 +47,8 @@ _TRIED = 100  # images that are looked for to find their folder
 def open_coco(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     """Open `annotations/instances_*.json`, `train/_annotations.coco.json`, or one .json; columns "image" and "boxes".
 
-    Classes are numbered in the order of the categories' ids. Crowds are left out, and counted.
-
-    Raises:
-        OnnxgenError: a file is not COCO's, or no image can be used.
+    Classes are numbered in the order of the categories' ids. Crowds are left out, and counted. Raises `OnnxgenError` if
+    a file is not COCO's, or no image can be used.
     """
     files = {"train": path} if path.is_file() else coco_files(path)
     folder = path.parent if path.is_file() or path.name == FOLDER else path
@@ -213,10 +211,8 @@ _LEAST = 7  # numbers of a polygon of three corners
 def open_yolo(path: Path, *, strict: bool, labelled: bool = True, classes: tuple[str, ...] = ()) -> DataSource:
     """Open `data.yaml` with the folders or lists of images, or `images/` beside `labels/`: "image" and "boxes".
 
-    An image without a file of labels has no boxes. Classes without names get those of `classes`.
-
-    Raises:
-        OnnxgenError: `data.yaml` can't be read or has no names, or no image can be used.
+    An image without a file of labels has no boxes. Classes without names get those of `classes`. Raises `OnnxgenError`
+    if `data.yaml` can't be read or has no names, or no image can be used.
     """
     file = yolo_file(path)
     folder = path.parent if path.is_file() else yolo_root(path)
@@ -313,7 +309,6 @@ def _class_file(*folders: Path) -> tuple[str, ...]:
 
 
 def _picture(image: Path, label: Path | None, classes: int, faults: Faults) -> Picture:
-    """Return an image with the boxes of its label file."""
     if label is None:
         return Picture(image, faults.place(image))
     where = faults.place(label)
@@ -362,10 +357,8 @@ _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 def open_voc(path: Path, *, strict: bool, labelled: bool = True) -> DataSource:
     """Open `Annotations/*.xml` with `JPEGImages` and perhaps `ImageSets/Main/*.txt`: "image" and "boxes".
 
-    Classes are the names of the objects, in sorted order. Difficult objects count like others.
-
-    Raises:
-        OnnxgenError: a list of a part can't be read, or no image can be used.
+    Classes are the names of the objects, in sorted order. Difficult objects count like others. Raises `OnnxgenError` if
+    a list of a part can't be read, or no image can be used.
     """
     folder = path.parent if path.name == ANNOTATIONS else path
     faults = Faults(folder)
@@ -410,9 +403,8 @@ def listed_parts(folder: Path, kind: str, faults: Faults) -> dict[str, list[tupl
         ]
         parts[part] = _once(names, faults)
     if parts and "train" not in parts:
-        raise OnnxgenError(
-            f"{folder / SETS / kind} has no train.txt", help="list the names of the training images there"
-        )
+        what = f"{folder / SETS / kind} has no train.txt"
+        raise OnnxgenError(what, help="list the names of the training images there")
     return parts
 
 
@@ -429,7 +421,6 @@ def _once(names: Sequence[tuple[str, str]], faults: Faults) -> list[tuple[str, s
 
 
 def _all(folder: Path, images: dict[str, list[Path]], faults: Faults) -> list[tuple[str, str]]:
-    """Return the names of all images and all annotations."""
     files = {path.stem: path for path in files_in(folder / ANNOTATIONS, ".xml")}
     where = {stem: faults.place(path) for stem, path in files.items()}
     where |= {stem: faults.place(paths[0]) for stem, paths in images.items() if stem not in files}
@@ -453,12 +444,9 @@ class _Read:
         self._sound = True
         candidates = images.get(stem, [])
         if len(candidates) != 1:
-            several = (
-                f"{VOC_IMAGES} has {len(candidates)} images of this name"
-                if candidates
-                else f"{VOC_IMAGES} has no such image"
-            )
-            self._wrong(several if where.endswith(".xml") else f"{legible(stem)}: {several}")
+            has = f"{len(candidates)} images of this name" if candidates else "no such image"
+            whose = "" if where.endswith(".xml") else f"{legible(stem)}: "
+            self._wrong(f"{whose}{VOC_IMAGES} has {has}")
             return
         self.image = candidates[0]
         file = folder / ANNOTATIONS / f"{stem}.xml"

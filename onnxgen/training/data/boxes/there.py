@@ -36,8 +36,7 @@ def is_coco(path: Path) -> bool:
 def coco_files(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by part; {} if there are none.
 
-    Raises:
-        OnnxgenError: there are several, and their names do not tell the training part.
+    Raises `OnnxgenError` if there are several, and their names do not tell the training part.
     """
     inner = folder if folder.name == FOLDER else folder / FOLDER
     named = [path for path in files_in(inner, ".json") if path.is_file() and _INSTANCES.fullmatch(path.stem)]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from onnxgen.common.built import json_object
 from onnxgen.common.names import legible, listed
 from onnxgen.common.paths import need
 from onnxgen.errors import OnnxgenError, Problem, counted
@@ -113,8 +114,7 @@ def _is_run(path: Path) -> bool:
 def open_stream(paths: Sequence[Path], name: str, settings: Settings) -> DataSource:
     """Open shards. What the first samples are decides the columns and their types.
 
-    Raises:
-        OnnxgenError: shards are of several kinds, damaged or empty, or class names are not known.
+    Raises `OnnxgenError` if shards are of several kinds, damaged or empty, or class names are not known.
     """
     kinds = {path.suffix.lower() for path in paths}
     if len(kinds) > 1:
@@ -228,20 +228,10 @@ def _entries(first: Sequence[Record], settings: Settings) -> list[str]:
     """Return the entries of JSON that are columns: those that the settings name, and the one called as a target."""
     member = next(record["json"] for record in first if "json" in record)
     try:
-        names = [*stored_object(member)]
-    except Fault:
+        names = [*json_object(member.getvalue())]
+    except ValueError:
         return []
     return [n for n in names if n in _named_columns(settings) or n == target_called(names)]
-
-
-def stored_object(member: Member) -> dict[str, Any]:
-    from onnxgen.common.built import json_object
-
-    member.seek(0)
-    try:
-        return json_object(member.read())
-    except ValueError as error:
-        raise Fault(str(error)) from None
 
 
 def _types(
@@ -340,7 +330,6 @@ def _streamed(path: Path, name: str, values: Any, aimed: bool, known: tuple[str,
 
 
 def _first_rows(path: Path, group: int, count: int) -> Any:
-    """Return the first rows of a row group, as a table of pyarrow."""
     import pyarrow
     from pyarrow import parquet
 
@@ -349,7 +338,6 @@ def _first_rows(path: Path, group: int, count: int) -> Any:
 
 
 def _sizes(pictures: Any, name: str) -> list[tuple[int, ...]]:
-    """Return the sizes of the pictures of a column that can be read."""
     need(["PIL"])
     seen = [look_at(Member(content or b"", name)) for content in picture_bytes(pictures)]
     return [size for size in seen if not isinstance(size, str)]
@@ -368,9 +356,8 @@ def _open_tokens(parts: Mapping[str, list[Path]], name: str, settings: Settings)
 def _with_head(stream: Stream, source: DataSource, part: str) -> Stream:
     """Return a stream that knows which of its first samples can be read; a note names the others."""
     stream = stream.of_spans(stream.spans)
-    probe = (
-        stream if getattr(stream.reader, "size", None) is not None else stream.sized(3, 8, 8)
-    )  # whatever size: they are only decoded
+    # Whatever size: they are only decoded.
+    probe = stream if getattr(stream.reader, "size", None) is not None else stream.sized(3, 8, 8)
     faults = probe.faults(stream.head)
     if faults and stream.strict:
         raise OnnxgenError(*faults.values(), help="repair or remove them; without --strict they are skipped")

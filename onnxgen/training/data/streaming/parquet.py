@@ -198,8 +198,7 @@ def is_picture(kind: Any) -> bool:
 def row_groups(paths: Sequence[Path]) -> tuple[list[tuple[Path, int, int]], Spans, Any]:
     """Return the row groups of files, a span for each, and their schema.
 
-    Raises:
-        OnnxgenError: a file is damaged, or has other columns than the first.
+    Raises `OnnxgenError` if a file is damaged, or has other columns than the first.
     """
     try:
         import pyarrow

@@ -49,8 +49,7 @@ class Reader(Protocol):
     def batch(self, columns: Read, places: Sequence[int]) -> tuple[Batch, dict[int, str]]:
         """Return the samples at some places of what was read. If some can't be read, return why, by place.
 
-        Raises:
-            OnnxgenError: a sample has an unknown class.
+        Raises `OnnxgenError` if a sample has an unknown class.
         """
         ...
 

@@ -91,7 +91,6 @@ def records(path: Path, wanted: Sequence[str] | None, skip: int = 0) -> Iterator
 
 
 def _content(file: BinaryIO, member: tarfile.TarInfo) -> Member:
-    """Read a file of a shard."""
     if member.issparse():
         raise tarfile.ReadError(f"{member.name} is stored as a sparse file")
     file.seek(member.offset_data)
@@ -115,10 +114,7 @@ def sizes_of(paths: Sequence[Path]) -> tuple[list[int], str]:
     """Return the number of samples in each shard, and a note on how they were found; "" if `sizes.json` has them.
 
     Without that file the names of the members are read, past their contents. The numbers are remembered in the user's
-    cache by path, size and time.
-
-    Raises:
-        OnnxgenError: a shard is damaged, or `sizes.json` is.
+    cache by path, size and time. Raises `OnnxgenError` if a shard is damaged, or `sizes.json` is.
     """
     known: dict[Path, int] = {}
     for folder in {path.parent for path in paths}:

@@ -11,7 +11,7 @@ import torch
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError, counted, one_line
-from onnxgen.record.signature import Port, Signature
+from onnxgen.record.signature import Signature
 from onnxgen.training.data.samples import Batch, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.streaming.stream import Read, Run, spans_of, stream_of
@@ -85,8 +85,7 @@ class TokenReader:
 def file_of(path: Path) -> TokenFile:
     """Return what is in a file: of a `.bin` uint16, or uint32 if every second number of 16 bits is small.
 
-    Raises:
-        OnnxgenError: it is empty, or does not hold one run of whole numbers.
+    Raises `OnnxgenError` if it is empty, or does not hold one run of whole numbers.
     """
     if path.suffix == ".npy":
         try:
@@ -108,8 +107,7 @@ def file_of(path: Path) -> TokenFile:
 def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None:
     """Cut the tokens to the network's length, and give each of its inputs its column.
 
-    Raises:
-        OnnxgenError: the length is open, or the network is no causal language model.
+    Raises `OnnxgenError` if the length is open, or the network is no causal language model.
     """
     roles = roles_of(ports, [])
     if settings.task != TASK or not roles or DECODER in roles:
@@ -119,7 +117,9 @@ def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None
     if length is None:
         way = "--max-length 128; the network must have as many positions"
         raise OnnxgenError(f"how long are the blocks that {source.name} is cut into?", help=way)
-    columns = {port.name: _role(role, port) for role, port in roles.items()} | {LABELS: IDS}
+    columns: dict[str, str | tuple[int, ...]]
+    columns = {port.name: past_shape(port) if role.startswith(PAST) else role for role, port in roles.items()}
+    columns[LABELS] = IDS
     for part, samples in source.parts.items():
         stream = stream_of(samples)
         assert stream is not None and isinstance(stream.reader, TokenReader)
@@ -131,10 +131,6 @@ def fit_tokens(source: DataSource, ports: Signature, settings: Settings) -> None
         source.parts[part] = replace(stream, reader=reader).of_spans(spans_of(*zip(*pieces)))
     name = legible(roles[IDS].name)
     source.notes.append(f"{name} is blocks of {counted(length, 'token')}; what is left at a file's end is not used")
-
-
-def _role(role: str, port: Port) -> str | tuple[int, ...]:
-    return past_shape(port) if role.startswith(PAST) else role
 
 
 def is_tokens(samples: object) -> bool:

@@ -90,8 +90,7 @@ def _only_choice(source: DataSource, ids: Port, left: Sequence[str], single: boo
 def apart(source: DataSource, ids: Port, settings: Settings, targets: bool, aims: Sequence[str]) -> Chosen | None:
     """Return the texts that belong together, each a sample of its own; None if one column of text is read.
 
-    Raises:
-        OnnxgenError: two columns are neither anchors and positives, nor is there a score for them.
+    Raises `OnnxgenError` if two columns are neither anchors and positives, nor is there a score for them.
     """
     asked, texts = settings.inputs.get(ids.name), text_columns(source)
     if asked is not None:

@@ -103,8 +103,7 @@ class Text:
 def fit_text(source: DataSource, model: nn.Module, settings: Settings, targets: bool) -> Text | None:
     """Replace the columns of text by those that the model's inputs take. Return None if the model reads no text.
 
-    Raises:
-        OnnxgenError: there is no tokenizer, the choice of columns is open, or a sample can't be read.
+    Raises `OnnxgenError` if there is no tokenizer, the choice of columns is open, or a sample can't be read.
     """
     ports = fed(model)
     columns, names = [*source.fields], [port.name for port in ports.inputs]

@@ -37,11 +37,7 @@ def roles_of(ports: Signature, columns: Sequence[str]) -> dict[str, Port]:
 
 
 def past_shape(port: Port) -> tuple[int, ...]:
-    """Return the shape of an empty past for one sample.
-
-    Raises:
-        OnnxgenError: its length is fixed in the file.
-    """
+    """Return the shape of an empty past for one sample. Raises `OnnxgenError` if its length is fixed in the file."""
     dims = port.dims or ()
     if len(dims) < 3 or not any(isinstance(dim, str) for dim in dims[1:]):
         what = f"input {legible(port.name)!r} {list(dims)} takes a past of a fixed length, and texts have none"

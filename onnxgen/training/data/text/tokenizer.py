@@ -80,17 +80,14 @@ class Tokenizing:
     def start(self, asked: str | None) -> int:
         """Return the id with which a decoder starts: the one asked for, else `decoder_start_token_id` of the files.
 
-        BART has its end token there, T5 and Marian their padding.
-
-        Raises:
-            OnnxgenError: there is no such token, or nothing says which it is.
+        BART has its end token there, T5 and Marian their padding. Raises `OnnxgenError` if there is no such token, or
+        nothing says which it is.
         """
         known = self.facts.get("decoder_start_token_id")
         number = self.id_of(asked) if asked is not None else known if isinstance(known, int) else None
         if number is None and asked is not None:
-            raise OnnxgenError(
-                f"--decoder-start {legible(asked)}: the tokenizer has no such token", help=str(self.path)
-            )
+            what = f"--decoder-start {legible(asked)}: the tokenizer has no such token"
+            raise OnnxgenError(what, help=str(self.path))
         if number is None:
             what = "no generation_config.json beside the tokenizer says with which token the decoder starts"
             raise OnnxgenError(what, help="--decoder-start TOKEN: </s> for BART, <pad> for T5 and Marian")
@@ -129,11 +126,7 @@ def beside(model: nn.Module) -> list[Path]:
 
 
 def open_tokenizer(path: Path) -> Tokenizing:
-    """Read a tokenizer.
-
-    Raises:
-        OnnxgenError: the package `tokenizers` is missing, or the file is no tokenizer.
-    """
+    """Read a tokenizer. Raises `OnnxgenError` if the package `tokenizers` is missing, or the file is no tokenizer."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -165,9 +158,8 @@ def _facts(path: Path) -> dict[str, Any]:
     try:
         return dict(json_object(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise OnnxgenError(
-            f"{path} can't be read: {one_line(error, 200)}", help="remove it, or save it again"
-        ) from None
+        what = f"{path} can't be read: {one_line(error, 200)}"
+        raise OnnxgenError(what, help="remove it, or save it again") from None
 
 
 MANY_UNKNOWN = 0.1  # of all tokens; more are noted
@@ -235,11 +227,7 @@ class Encoder:
         return notes
 
     def part(self, part: str) -> Encoded:
-        """Tokenise a part.
-
-        Raises:
-            OnnxgenError: a sample can't be read and must be, or none can.
-        """
+        """Tokenise a part. Raises `OnnxgenError` if a sample can't be read and must be, or none can."""
         self._check_room()
         rows, encodings = self._tokenised(part)
         kept = [*rows]
@@ -288,7 +276,6 @@ class Encoder:
             raise OnnxgenError(what, help=f"--max-length {added + count} or more")
 
     def _names(self) -> tuple[str, ...]:
-        """Return the names of all tags, sorted."""
         tags: set[str] = set()
         for part, columns in self.source.raw.items():
             for i, row in enumerate(columns[self.chosen.target]):
@@ -384,11 +371,7 @@ def _words(value: Any) -> list[Any]:
     return [] if value is None or isinstance(value, float) else list(value)
 
 
-MASKED_SHARE, KEPT_SHARE, RANDOM_SHARE = (
-    0.15,
-    0.1,
-    0.1,
-)  # of all tokens; of these left, or replaced by any
+MASKED_SHARE, KEPT_SHARE, RANDOM_SHARE = 0.15, 0.1, 0.1  # of all tokens; of these left, or replaced by any
 IGNORED = -100
 _STREAM = 15
 
