@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -214,6 +214,7 @@ def subset(samples: Samples, indices: np.ndarray | Sequence[int]) -> Samples:
     return Subset(samples, which)
 
 
+Members: TypeAlias = Mapping[str, tuple[str, ...]]  # see `Tuples.members`
 PAIR, ROLE = "pair", "role"  # columns of `Tuples`
 _APART = 1 << 32  # between the seeds of the columns of a tuple
 
@@ -269,7 +270,7 @@ class Tuples(Prepared):
         score: the column that says how alike the members of a pair are; "" if none does.
     """
 
-    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    members: Members = field(default_factory=dict)
     score: str = ""
 
     @property

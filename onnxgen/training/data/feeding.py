@@ -24,7 +24,6 @@ from onnxgen.training.data.source import aim_of
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of
-from onnxgen.training.tasks.card import Card
 
 
 def feed(data: Data, model: nn.Module, settings: Settings, *, targets: bool = True) -> Feeding:
@@ -52,8 +51,8 @@ def matched(
 ) -> Feeding:
     """Like `feed`, for samples whose target is `known` ("" if it isn't), and whose columns `images` hold images."""
     columns = list(samples.fields)
-    if (card := card_of(settings.task)).reads:
-        return _for_task(card, columns, known, ports, settings, targets, images)
+    if card_of(settings.task).reads:
+        return _for_task(columns, known, ports, settings, targets, images)
     inputs, outputs = named_columns(columns, known, ports, settings, targets, images)
     return _feeding(inputs, ports, dict(sorted(outputs.items())) if targets else {})
 
@@ -67,16 +66,11 @@ def _feeding(
 
 
 def _for_task(
-    card: Card,
-    columns: list[str],
-    known: str,
-    ports: Signature,
-    settings: Settings,
-    targets: bool,
-    images: Collection[str],
+    columns: list[str], known: str, ports: Signature, settings: Settings, targets: bool, images: Collection[str]
 ) -> Feeding:
     """Return the columns of the inputs, and those that a task reads (see `Card.reads`)."""
-    problems, reads = Problems(), card.reads if targets else ""
+    card, problems = card_of(settings.task), Problems()
+    reads = card.reads if targets else ""
     inputs = inputs_named(columns, ports, settings, problems)
     asked = aim_of(settings.target, "", (), ())
     if reads == "target" and asked and asked not in columns:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, Problems
 from onnxgen.record.signature import Port, Signature
-from onnxgen.training.data.arrays import PAIR, ROLE, Prepared, Tuples, column_of, stored, subset
+from onnxgen.training.data.arrays import PAIR, ROLE, Members, Prepared, Tuples, column_of, stored, subset
 from onnxgen.training.data.encoding import encode, stacked
 from onnxgen.training.data.feeding import fed, matched
 from onnxgen.training.data.image_options import by_input, of_inputs, recipes
@@ -66,7 +66,7 @@ from onnxgen.training.data.scaling import (
 )
 from onnxgen.training.data.sounds import fit_sounds
 from onnxgen.training.data.source import DataSource, text_input
-from onnxgen.training.data.streaming.stream import reading, stream_of
+from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import Text, fit_text
 from onnxgen.training.data.text.tokenizer import Masked
@@ -126,12 +126,7 @@ def _task(source: DataSource, model: nn.Module, ports: Signature, settings: Sett
 
 
 def _fed(
-    source: DataSource,
-    ports: Signature,
-    settings: Settings,
-    targets: bool,
-    members: Mapping[str, tuple[str, ...]],
-    score: str,
+    source: DataSource, ports: Signature, settings: Settings, targets: bool, members: Members, score: str
 ) -> Feeding:
     """Return the columns of inputs and targets; of `members` of tuples the first one, and their `score`."""
     if members:
@@ -157,7 +152,7 @@ class _Fit:
     feeding: Feeding
     settings: Settings
     targets: bool
-    members: Mapping[str, tuple[str, ...]]
+    members: Members
     words: Text
 
     def data(self) -> Data:
@@ -216,7 +211,8 @@ class _Fit:
         steps |= self.words.masked(steps, part) if self.targets else {}
         if not self.members:
             fields = {n: Field(step.dtype, step.shape, samples.fields[n].classes) for n, step in steps.items()}
-            return Prepared(reading(samples, steps), steps, fields)
+            stream = stream_of(samples)  # which reads these columns alone
+            return Prepared(samples if stream is None else stream.only(steps), steps, fields)
         fed = {name: steps[columns[0]] for name, columns in self.members.items()}
         fed |= {score: steps[score]} if score else {}
         fields = {name: Field(step.dtype, step.shape) for name, step in fed.items()}

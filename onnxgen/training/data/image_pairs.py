@@ -22,7 +22,7 @@ from torch import Tensor
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Signature
-from onnxgen.training.data.arrays import Columns, in_columns
+from onnxgen.training.data.arrays import Columns, Members, in_columns
 from onnxgen.training.data.boxes.formats import images_by_stem, listed_parts
 from onnxgen.training.data.boxes.there import VOC_IMAGES
 from onnxgen.training.data.faults import Faults
@@ -362,15 +362,13 @@ def member_columns(source: DataSource, ports: Signature, settings: Settings) -> 
     return named
 
 
-def members_of(
-    source: DataSource, ports: Signature, settings: Settings, targets: bool
-) -> Mapping[str, tuple[str, ...]]:
+def members_of(source: DataSource, ports: Signature, settings: Settings, targets: bool) -> Members:
     """Return `member_columns` by the input that they feed; {} without tuples, and if no `targets` are needed."""
     members = member_columns(source, ports, settings) if card_of(settings.task).compares and targets else ()
     return {ports.inputs[0].name: members} if members else {}
 
 
-def feeding_of(members: Mapping[str, tuple[str, ...]], score: str, ports: Signature) -> Feeding:
+def feeding_of(members: Members, score: str, ports: Signature) -> Feeding:
     """Return the columns of the first member of each tuple, and the `score` of the tuple, if there is one.
 
     Raises `OnnxgenError` if the batch size is fixed, or an input has no column.
@@ -411,12 +409,7 @@ def open_tuples(path: Path, *, strict: bool, labelled: bool = True) -> DataSourc
 
 
 def _opened(
-    root: Path,
-    parts: dict[str, list[dict[str, Path]]],
-    faults: Faults,
-    strict: bool,
-    lost: int,
-    members: tuple[str, ...],
+    root: Path, parts: dict[str, list[dict[str, Path]]], faults: Faults, strict: bool, lost: int, names: Sequence[str]
 ) -> DataSource:
     seen = looked_at(root, [file for rows in parts.values() for row in rows for file in row.values()])
     broken: set[Path] = set()
@@ -428,8 +421,8 @@ def _opened(
     notes = faults.notes(kept, strict, lost + sum(map(len, parts.values())) - sum(map(len, kept.values())))
     size = one_size({seen[file] for rows in kept.values() for row in rows for file in row.values()})
     samples: dict[str, Samples] = {
-        part: Columns({name: Images(tuple(row[name] for row in rows), size) for name in members})
+        part: Columns({name: Images(tuple(row[name] for row in rows), size) for name in names})
         for part, rows in kept.items()
     }
-    whites = dict.fromkeys(members, 255.0)
+    whites = dict.fromkeys(names, 255.0)
     return DataSource(samples, root.name, "", whites, notes=notes, task=task_for("tuples"), kinds=seen.kinds)

@@ -38,9 +38,6 @@ def _has(context: Given) -> str:
     return ""
 
 
-# ---- the part that is trained ----------------------------------------------------------------------------------------
-
-
 def _is_there(path: Path) -> bool:
     from onnxgen.training.data.boxes.there import is_boxes
 

@@ -170,11 +170,7 @@ def _look(pictures: Sequence[Picture], pixels: bool, faults: Faults) -> Looked:
 
 
 def _columns(
-    pictures: Sequence[Picture],
-    seen: Looked,
-    size: tuple[int, int, int] | None,
-    most: int,
-    classes: tuple[str, ...],
+    pictures: Sequence[Picture], seen: Looked, size: tuple[int, int, int] | None, most: int, classes: tuple[str, ...]
 ) -> Columns:
     boxes = torch.full((len(pictures), most, WIDTH), -1.0)
     for place, picture in zip(boxes, pictures):

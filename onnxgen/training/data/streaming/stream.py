@@ -233,11 +233,6 @@ def stream_of(samples: Samples | None) -> Stream | None:
     return inner
 
 
-def reading(samples: Samples, names: Iterable[str]) -> Samples:
-    """Let a stream read these columns alone. Other samples keep all: by what is stored a run knows its data again."""
-    return samples.only(names) if isinstance(samples, Stream) else samples
-
-
 def limit(samples: Samples, column: str, highest: int, what: str, places: Sequence[int] | None = None) -> None:
     """Let a stream refuse whole numbers of a column that are not from 0 to `highest`; other samples were checked."""
     if (stream := stream_of(samples)) is not None:
