@@ -56,11 +56,7 @@ def choose(text: str = "auto", imports: Sequence[str] = ()) -> Device:
 
 
 def named(text: str) -> Device:
-    """Return the device with this name, untested.
-
-    Raises:
-        OnnxgenError: there is no such device.
-    """
+    """Return the device with this name, untested. Raises `OnnxgenError`: there is no such device."""
     kind, index = _parsed(text)
     if (kind, index) == ("cpu", 0):
         return probe.cpu()

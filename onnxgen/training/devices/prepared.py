@@ -93,11 +93,7 @@ class _Unrolled(nn.RNNBase):
     """The `forward` of LSTM, GRU and RNN."""
 
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """Compute the same as torch's `forward`.
-
-        Raises:
-            OnnxgenError: the input is a packed sequence.
-        """
+        """Compute the same as torch's `forward`. Raises `OnnxgenError`: the input is a packed sequence."""
         if isinstance(input, PackedSequence):
             what = f"{self._get_name()} can't be unrolled over packed sequences"
             raise OnnxgenError(what, help="pad them, or train on cpu")

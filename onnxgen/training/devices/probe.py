@@ -203,11 +203,7 @@ GROUP = "onnxgen.devices"
 
 
 def import_plugins(names: Iterable[str]) -> None:
-    """Import modules that register devices.
-
-    Raises:
-        OnnxgenError: a module can't be imported.
-    """
+    """Import modules that register devices. Raises `OnnxgenError`: a module can't be imported."""
     for name in names:
         try:
             importlib.import_module(name)

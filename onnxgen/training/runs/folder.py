@@ -82,11 +82,7 @@ def latest(name: str, runs: Path = RUNS) -> Path:
 
 
 def newest(runs: Path = RUNS) -> Path:
-    """Return the newest run that has weights.
-
-    Raises:
-        OnnxgenError: there is none.
-    """
+    """Return the newest run that has weights. Raises `OnnxgenError`: there is none."""
     known = runs_in(runs)
     if not known:
         raise OnnxgenError(f"there is no run in {runs}", help="name the folder of one; onnxgen train makes them")

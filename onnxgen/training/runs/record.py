@@ -325,11 +325,7 @@ def has_code(module: Path, recorded: str) -> bool:
 
 
 def read_record(run: Path) -> Record:
-    """Return the record of a run.
-
-    Raises:
-        OnnxgenError: the folder is no run, or its record is damaged.
-    """
+    """Return the record of a run. Raises `OnnxgenError`: the folder is no run, or its record is damaged."""
     try:
         return Record.from_json((run / RECORD).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
