@@ -32,7 +32,7 @@ from onnxgen.training.goals.goal import Goal, restore
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
-from onnxgen.training.model import as_tuple, fixed_batch, open_model, table_of
+from onnxgen.training.model import as_tuple, fixed_batch, known_of, open_model
 from onnxgen.training.prepare import objectives_of, quiet, refuse_outside
 from onnxgen.training.settings import Settings, python_words
 from onnxgen.training.singly import joined_rows
@@ -219,8 +219,8 @@ def _ready(
         raise OnnxgenError("weights= needs a model that is given as a file: load the weights into this model yourself")
     else:
         settings = replace(settings, classes=settings.classes or classes_of(model))
-    if known := table_of(model):
-        settings = replace(settings, table=known.to_json())
+    if table := known_of(model).table:
+        settings = replace(settings, table=table.to_json())
     elif settings.table != "none" and not fitted(settings.table):
         way = "give the table that the training fitted: `table` of the run's config.toml, or Data.table.to_json()"
         raise OnnxgenError("a table is fitted to training data, not to what is evaluated", help=way)

@@ -153,6 +153,7 @@ def alone_in(out: Path, resume: bool) -> Iterator[None]:
 
 
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")  # job schedulers send the last one before the time is up
+_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
 
 
 class Stopped(Exception):
@@ -182,13 +183,13 @@ class Stopping:
     def listen(self) -> None:
         """Install the handlers. Python allows it in the main thread alone."""
         if threading.current_thread() is threading.main_thread():
-            for name in _numbers():
+            for name in _SIGNALS:
                 signal.signal(name, self._asked)
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Listen from the first line of a run to its report; Lightning's own handlers are between these two."""
-        before = self._before = {number: signal.getsignal(number) for number in _numbers()}
+        before = self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         if any(getattr(handler, "came", False) for handler in before.values()):  # a library has swallowed it
             raise KeyboardInterrupt
         self.listen()
@@ -208,17 +209,13 @@ class Stopping:
             self.say(f"stopping {self.ends}; interrupt again to stop at once")
 
 
-def _numbers() -> list[signal.Signals]:
-    return [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
-
-
 @contextmanager
 def held() -> Iterator[None]:
     """Hold signals to stop back. Processes that are started meanwhile receive none of them until `deaf`."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _numbers())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
@@ -231,10 +228,10 @@ def deaf() -> None:
     A terminal, and most supervisors, signal all processes of a run, and a worker that ended by itself would take the
     batches of the parent's current step with it.
     """
-    for number in _numbers():
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _numbers())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def said_alone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

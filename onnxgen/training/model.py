@@ -287,31 +287,26 @@ def set_known(model: nn.Module, normalize: str, table: Table | None, settings: S
     _KNOWN[model] = Known(normalize, table, {name: getattr(settings, name) for name in OF_IMAGES})
 
 
-def known_of(model: nn.Module) -> Known | None:
-    """Return what `set_known` stored for this very object."""
-    return _KNOWN.get(model)
+def known_of(model: nn.Module) -> Known:
+    """Return what `set_known` stored for this very object; nothing is known of another one."""
+    return _KNOWN.get(model, Known())
 
 
-def note_known(model: nn.Module, known: Known | None) -> None:
-    """Remember for a model what is known of another one; None: nothing."""
-    _KNOWN[model] = known or Known()
+def note_known(model: nn.Module, known: Known) -> None:
+    """Remember for a model what is known of another one."""
+    _KNOWN[model] = known
 
 
 def as_trained(settings: Settings, model: nn.Module) -> Settings:
     """Return the settings with those of images with which a model was trained, where they are left open."""
-    known = _KNOWN.get(model, Known()).images
+    known = known_of(model).images
     left = {name for name in known if getattr(settings, name) in ("auto", None)}
     return replace(settings, **{name: known[name] for name in left})
 
 
 def scale_of(model: nn.Module) -> str:
     """Return the normalisation that `set_known` stored for this very object; empty if none was."""
-    return _KNOWN.get(model, Known()).normalize
-
-
-def table_of(model: nn.Module) -> Table | None:
-    """Return the table that `set_known` stored for this very object."""
-    return _KNOWN.get(model, Known()).table
+    return known_of(model).normalize
 
 
 def begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module, str]:
@@ -326,7 +321,7 @@ def begun(model: nn.Module | Path | str, settings: Settings) -> tuple[nn.Module,
         what = "weights= and partial= need a model that is given as a file"
         raise OnnxgenError(f"{what}: load the weights into this model yourself")
     if settings.from_scratch:
-        note_known(model, None)
+        note_known(model, Known())
         reset(model)
     return model, ""
 

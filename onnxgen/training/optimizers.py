@@ -58,6 +58,11 @@ def own_rate(name: str) -> float:
     return float(inspect.signature(optimizer_class(name)).parameters["lr"].default)
 
 
+def rate_of(settings: Settings) -> float:
+    """Return the learning rate of a run: the optimizer's own if the settings have none."""
+    return own_rate(settings.optimizer) if settings.lr is None else float(settings.lr)
+
+
 def is_adam(name: str) -> bool:
     """Return True for Adam and its kind: a step is about as large as the rate, whatever the gradient."""
     return "betas" in inspect.signature(optimizer_class(name)).parameters

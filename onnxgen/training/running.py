@@ -11,7 +11,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,10 @@ from onnxgen.training.launch import Lost, Stopped, Stopping, alone_in
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import keep_all, recompute
 from onnxgen.training.model import fixed_batch, known_of, note_known, note_learned
-from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, make_warmup, own_rate, steps_of
+from onnxgen.training.optimizers import check_half, make_optimizer, make_schedule, make_warmup, rate_of, steps_of
 from onnxgen.training.prepare import Plan
-from onnxgen.training.recipes.callbacks import MixedTask, Used, recipes
-from onnxgen.training.recipes.find_lr import Found, with_rate
+from onnxgen.training.recipes.callbacks import MixedTask, recipes
+from onnxgen.training.recipes.find_lr import with_rate
 from onnxgen.training.report.facts import Facts, Outcome
 from onnxgen.training.report.plots import examples, texts
 from onnxgen.training.runs.folder import BEST, CHECKPOINTS, GOAL, LAST, there
@@ -58,40 +58,29 @@ def run(
     plan: Plan, callbacks: Sequence[lightning.Callback], show: str = "auto", named: Mapping[str, str] | None = None
 ) -> Result:
     """Train as `plan` says. `named` is written to `config.toml` with the settings."""
-    settings = plan.settings
+    named = named or {}
     _check_monitor(plan, callbacks)
     network = prepare_for(plan.model, plan.device).train()
     dtypes = {name: tensor.dtype for name, tensor in _tensors(network)}
     _check_optimization(plan, network)
     used = recipes(plan)
-    plan, tested = with_rate(plan, _task, Loaders, used.mixing) if settings.find_lr else (plan, None)
+    plan, tested = with_rate(plan, _task, Loaders, used.mixing) if plan.settings.find_lr else (plan, None)
     plan = placed(plan)
-    with alone_in(plan.settings.out, plan.settings.resume):
-        return _run(plan, used, tested, network, dtypes, callbacks, show, named or {})
-
-
-def _run(
-    plan: Plan,
-    used: Used,
-    tested: Found | None,
-    network: nn.Module,
-    dtypes: Mapping[str, torch.dtype],
-    callbacks: Sequence[lightning.Callback],
-    show: str,
-    named: Mapping[str, str],
-) -> Result:
-    settings, keeps = plan.settings, kept(plan, named)
-    whole = without_values(network) if settings.strategy == "fsdp" else plan.model
-    task = _task(plan, network)
-    history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
-    keep = checkpoints(plan, progress.say, keeps)
-    keep.averaged, keep.keeps_start, history.keeps_start = used.averaged, plan.has_learned, plan.has_learned
-    deadline = Deadline(settings.max_hours)
-    first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
-    lean(task, first, *rest)
-    trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
-    go_on_from = keep.start(settings.resume, settings.epochs, settings.strategy)  # it may raise: old files stay
-    with keep.stopping.heard():
+    settings = plan.settings
+    with ExitStack() as stack:
+        stack.enter_context(alone_in(settings.out, settings.resume))
+        keeps = kept(plan, named)
+        whole = without_values(network) if settings.strategy == "fsdp" else plan.model
+        task = _task(plan, network)
+        history, progress = report.callbacks(settings, facts := report.facts_of(plan), show)
+        keep = checkpoints(plan, progress.say, keeps)
+        keep.averaged, keep.keeps_start, history.keeps_start = used.averaged, plan.has_learned, plan.has_learned
+        deadline = Deadline(settings.max_hours)
+        first, rest = LogEpoch(), [*used.callbacks, deadline, history, progress, keep]
+        lean(task, first, *rest)
+        trainer = _trainer(plan, [first, *callbacks, *rest], keep.store)
+        go_on_from = keep.start(settings.resume, settings.epochs, settings.strategy)  # it may raise: old files stay
+        stack.enter_context(keep.stopping.heard())
         report.begin(settings, facts, named)
         keeps.write(settings.out)
         if tested is not None and trainer.is_global_zero:
@@ -256,7 +245,7 @@ def _train(
 def _optimization(plan: Plan, network: nn.Module, total: int) -> Any:
     """Return the optimizer and the schedule for a number of steps, in the form that Lightning takes."""
     settings = plan.settings
-    rate = own_rate(settings.optimizer) if settings.lr is None else float(settings.lr)
+    rate = rate_of(settings)
     groups = param_groups(
         network,
         lr=rate,

@@ -62,7 +62,7 @@ class ModuleNetwork:
         ports = signature_of(self.model)
         self.inputs, self.outputs = ports.inputs, tuple(port.name for port in ports.outputs)
         known = known_of(self.model)
-        self.scale, self.images = (known.normalize, known.images) if known is not None else ("", {})
+        self.scale, self.images = known.normalize, known.images
         self.seen = {name: Seen(module_called(self.model, name, f"teacher {path}"), always=True) for name in features}
         digest = hashlib.sha256((code_of(path) or code_of(path / "model.py") or "").encode())
         for name, tensor in self.model.state_dict().items():

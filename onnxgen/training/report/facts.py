@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onnxgen.errors import counted
 from onnxgen.record.sidecar import space_of
-from onnxgen.training.optimizers import batch_of_few, own_rate, steps_of
+from onnxgen.training.optimizers import batch_of_few, rate_of, steps_of
 from onnxgen.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,7 +109,6 @@ def facts_of(plan: Plan) -> Facts:
 def _steps(plan: Plan) -> str:
     """Return `adamw, lr 0.0003 after a rise over 20 steps; 20 steps of 8 samples an epoch`."""
     settings = plan.settings
-    rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
     warmup = settings.warmup or 0
     rises = f"{warmup:.3g} of the steps" if isinstance(warmup, float) and warmup < 1 else counted(int(warmup), "step")
     rising = f" after a rise over {rises}" if warmup else ""
@@ -117,7 +116,7 @@ def _steps(plan: Plan) -> str:
     steps = steps_of(len(plan.train), settings)
     samples = min(settings.batch * settings.accumulate * settings.processes, len(plan.train))
     each = f"{counted(steps, 'step')} of {counted(samples, 'sample')} an epoch"
-    return f"{settings.optimizer}, lr {rate:g}{rising}{schedule}; {each}"
+    return f"{settings.optimizer}, lr {rate_of(settings):g}{rising}{schedule}; {each}"
 
 
 def file_of(model: nn.Module) -> Path | None:
@@ -146,8 +145,7 @@ def _gentler(plan: Plan) -> str:
         return ""
     if head := max((goal.new_head for goal in plan.objectives), default=0):
         return f" -> --replace-head {head}: nothing says which characters the model's classes were trained for"
-    rate = own_rate(settings.optimizer) if settings.lr is None else settings.lr
-    batch = batch_of_few(settings, len(plan.train))
+    rate, batch = rate_of(settings) / 10, batch_of_few(settings, len(plan.train))
     more = replace(settings, batch_size=batch)
     smaller = f", or --batch-size {batch} ({steps_of(len(plan.train), more)} steps an epoch)"
-    return f" -> --lr {rate / 10:.2g}{smaller if batch < settings.batch else ''}, or --freeze the first layers"
+    return f" -> --lr {rate:.2g}{smaller if batch < settings.batch else ''}, or --freeze the first layers"

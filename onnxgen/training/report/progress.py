@@ -175,10 +175,10 @@ class Progress(lightning.Callback):
     def on_fit_end(self, trainer: lightning.Trainer, task: Any) -> None:
         if trainer.is_global_zero and not self._begun:
             self.say("nothing is left to train: all epochs or steps are done; raise --epochs or --max-steps for more")
-        if trainer.is_global_zero and (warning := self.metrics.brought_nothing):
-            self.say(f"note: {warning}")
-        if trainer.is_global_zero and self._begun and (warning := self.metrics.finds_nothing):
-            self.say(f"note: {warning}")
+        if trainer.is_global_zero:
+            warnings = (self.metrics.brought_nothing, self.metrics.finds_nothing if self._begun else "")
+            for warning in filter(None, warnings):
+                self.say(f"note: {warning}")
         self.close()
 
     def on_exception(self, trainer: lightning.Trainer, task: Any, exception: BaseException) -> None:
