@@ -165,7 +165,7 @@ class Loader:
         first, self._start = self._start, 0
         self._given = first
         tickets = self.plan.tickets(self.epoch, first)
-        batches = self._parallel(tickets) if self.workers else self._made(tickets)
+        batches = self._parallel(tickets) if self.workers else self._here(tickets)
         for number, (batch, skipped) in enumerate(self._steps(batches, first) if self._ahead else batches, first):
             self._given = number + 1
             self.weight = self.plan.weight(number)
@@ -188,7 +188,7 @@ class Loader:
             if self.skipped <= TOLD:
                 self._say(f"skipped, since it can't be read: {text}{more}")
 
-    def _made(self, tickets: Iterator[Ticket]) -> Iterator[Taken]:
+    def _here(self, tickets: Iterator[Ticket]) -> Iterator[Taken]:
         for ticket in tickets:
             batch, skipped = taken(self.samples, ticket)
             yield {n: c.pin_memory() for n, c in batch.items()} if self.pin_memory else batch, skipped

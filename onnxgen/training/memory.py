@@ -71,7 +71,7 @@ class Micro:
     def __init__(self) -> None:
         self.size: int | None = None
         self._pending: _Pending | None = None
-        self._found: list[Any] = []
+        self._results: list[Any] = []
 
     def parts(self, batch: Batch) -> list[Batch]:
         """Split a batch into parts of nearly equal size, none larger than `size`."""
@@ -116,7 +116,7 @@ class Micro:
             self._halve(parts[0], model)
         loss, computed = result
         shown = loss.detach().requires_grad_()
-        self._pending, self._found = _Pending(batch, parts, shown, loss, state), [computed]
+        self._pending, self._results = _Pending(batch, parts, shown, loss, state), [computed]
         return shown
 
     def backward(
@@ -143,12 +143,12 @@ class Micro:
             pending.loss = None
             _forget(model.parameters())
             pending.state.restore()
-            self._found = []
+            self._results = []
             self._halve(pending.parts[0], model)
             pending.parts = self.parts(pending.batch)
         for parameter, gradient in earlier.items():
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
-        return self._found
+        return self._results
 
     def _summed(self, pending: _Pending, compute: Compute, factor: Tensor | None) -> bool:
         """Run all parts forward and backward. Return False if memory ran out."""
@@ -158,7 +158,7 @@ class Micro:
                 if result is None:
                     return False
                 pending.loss = result[0]
-                self._found.append(result[1])
+                self._results.append(result[1])
                 del result
             if _attempt(_backward, pending.loss, factor) is None:
                 return False

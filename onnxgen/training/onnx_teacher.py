@@ -22,7 +22,7 @@ from onnxgen.record.labels import PREFIX
 from onnxgen.record.sidecar import TRAINED
 from onnxgen.record.signature import Port
 from onnxgen.training.runs.contract import fed_images
-from onnxgen.training.teacher import TOLD, Made
+from onnxgen.training.teacher import TOLD, Tensors
 from onnxgen.verify.convert import to_torch
 from onnxgen.verify.oracle import Onnxruntime, Refused
 
@@ -69,7 +69,7 @@ class OnnxNetwork:
             self.sessions[kind] = session
         return self.sessions[kind]
 
-    def run(self, inputs: Sequence[Tensor]) -> Made:
+    def run(self, inputs: Sequence[Tensor]) -> Tensors:
         device = inputs[0].device
         session = self._session(device.type)
         feeds = {port.name: x.detach().cpu().contiguous().numpy() for port, x in zip(self.inputs, inputs)}

@@ -281,14 +281,14 @@ class Loaders(lightning.LightningDataModule):
         """`say` tells which samples were skipped."""
         super().__init__()
         self.plan, self.say = plan, say
-        self._made: list[Loader] = []
+        self._loaders: list[Loader] = []
 
     def teardown(self, stage: str) -> None:
         self.close()
 
     def close(self) -> None:
         """End the worker processes. A run that is interrupted has no `teardown`."""
-        for loader in self._made:
+        for loader in self._loaders:
             loader.close()
 
     def train_dataloader(self) -> Loader:
@@ -323,7 +323,7 @@ class Loaders(lightning.LightningDataModule):
             ahead=shuffle and several and any(goal.counts for goal in self.plan.objectives),
             classes=self.plan.classes if shuffle else None,
         )
-        self._made.append(loader)
+        self._loaders.append(loader)
         return loader
 
 

@@ -95,7 +95,7 @@ class Task(lightning.LightningModule):
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""
-        computed = self._made(self(batch), batch)
+        computed = self._computed(self(batch), batch)
         return self._total(computed, self._weights), computed
 
     def _total(self, computed: Sequence[Made], weights: Sequence[float]) -> Tensor:
@@ -104,7 +104,7 @@ class Task(lightning.LightningModule):
         losses = [loss if by == 1 else loss * by for (loss, _, _), by in zip(computed, factors, strict=True)]
         return functools.reduce(torch.add, losses)
 
-    def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
+    def _computed(self, outputs: Outputs, batch: Batch) -> list[Made]:
         return [objective.compute(outputs, batch, self.training) for objective in self.objectives]
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
@@ -187,7 +187,7 @@ class Task(lightning.LightningModule):
 
         def compute(piece: Batch) -> tuple[list[Made], Outputs, Batch]:
             outputs = self(piece)
-            computed = self._made(outputs, piece)
+            computed = self._computed(outputs, piece)
             return computed, tuple(y.cpu() for y in outputs) if meter.scored else (), piece
 
         for computed, outputs, piece in self.micro.each(batch, compute):

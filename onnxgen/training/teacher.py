@@ -22,7 +22,7 @@ from onnxgen.training.endings import ending_of
 from onnxgen.training.model import known_of, load_model
 from onnxgen.training.runs.record import code_of
 
-Made = dict[str, Tensor]  # outputs and features by name
+Tensors = dict[str, Tensor]  # outputs and features by name
 _SUM = 1e-3  # probabilities sum to 1 within this
 TOLD = "a teacher is an ONNX file, a module that onnxgen generated, or the folder of a run"
 
@@ -44,7 +44,7 @@ class Network(Protocol):
     scale: str
     images: Mapping[str, Any]
 
-    def run(self, inputs: Sequence[Tensor]) -> Made:
+    def run(self, inputs: Sequence[Tensor]) -> Tensors:
         """Return outputs and features, in evaluation mode and without gradients."""
         ...
 
@@ -69,7 +69,7 @@ class ModuleNetwork:
             digest.update(name.encode() + tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         self.sha256 = digest.hexdigest()
 
-    def run(self, inputs: Sequence[Tensor]) -> Made:
+    def run(self, inputs: Sequence[Tensor]) -> Tensors:
         self.model.to(inputs[0].device)
         with torch.no_grad():
             outputs = _tuple(self.model(*inputs))
@@ -87,16 +87,16 @@ class Seen:
     """Keeps the latest result of a module, until it is taken; of passes without gradients only if `always`."""
 
     def __init__(self, module: nn.Module, always: bool = False) -> None:
-        self.found: Tensor | None = None
+        self.output: Tensor | None = None
         self.always = always
         self.handle = module.register_forward_hook(self)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.always or torch.is_grad_enabled():
-            self.found = next(iter(_tuple(output)))
+            self.output = next(iter(_tuple(output)))
 
     def taken(self) -> Tensor:
-        output, self.found = self.found, None
+        output, self.output = self.output, None
         assert output is not None, "the module was not called"
         return output
 
@@ -108,7 +108,7 @@ class Teacher:
     network: Network
     columns: tuple[str, ...]
 
-    def __call__(self, batch: Batch) -> Made:
+    def __call__(self, batch: Batch) -> Tensors:
         """Return its outputs and features for a batch, on the batch's device.
 
         Images [n, channels, height, width] of another size are resized (bilinear, antialiased).
@@ -152,7 +152,7 @@ def open_teacher(path: Path, features: Sequence[str], inputs: Mapping[str, str],
     return Teacher(network, columns)
 
 
-def kinds_of(teacher: Teacher, batch: Batch, outputs: Made) -> dict[str, str]:
+def kinds_of(teacher: Teacher, batch: Batch, outputs: Tensors) -> dict[str, str]:
     """Return what each output ends in. Numbers that are not negative and sum to 1 come from a softmax."""
     pairs = zip(teacher.network.inputs, teacher.columns)
     kinds = teacher.network.endings([_as_taken(batch[column], port) for port, column in pairs])

@@ -50,7 +50,7 @@ class Integers(nn.Module):
     def __init__(self, how: Dequantised, stored: Stored) -> None:
         super().__init__()
         tensor, scale = stored(how.tensor), how.scale(lambda name: stored(name).numpy())
-        self.how, self.made = how, getattr(torch, str(scale.dtype))
+        self.how, self.dtype = how, getattr(torch, str(scale.dtype))
         signed, bits = tensor.dtype.is_signed(), how.bits or (4 if how.form == TABLE else int(tensor.dtype.bitwidth))
         wide = torch.int16 if bits == 16 else torch.int8 if signed and bits == 8 else torch.uint8
         zero: Any = 2 ** (how.bits - 1) if how.form == BITS else 0
@@ -75,14 +75,14 @@ class Integers(nn.Module):
         floats = self.numbers.float() if self.per_byte == 1 else self._looked_up()
         if how.form == TABLE:
             return (
-                floats[:count].mul_(scale.flatten().repeat_interleave(how.block)[:count]).view(how.shape).to(self.made)
+                floats[:count].mul_(scale.flatten().repeat_interleave(how.block)[:count]).view(how.shape).to(self.dtype)
             )
         # The last block of a row of MatMulNBits is whole.
         floats = floats.view(how.shape[0], -1) if how.form == BITS else floats[:count].view(how.shape)
         if how.zero or how.form == BITS:
             self._by_block(floats, zero, Tensor.sub_)
         self._by_block(floats, scale, Tensor.mul_)
-        return floats[:, : how.shape[1]].to(self.made) if how.form == BITS else floats.to(self.made)
+        return floats[:, : how.shape[1]].to(self.dtype) if how.form == BITS else floats.to(self.dtype)
 
     def _looked_up(self) -> Tensor:
         """Return all numbers as floats. A few at a time, since the index of each byte has four."""
@@ -253,7 +253,7 @@ class _Packing:
         self.model, self.record, self.without = model, origin.record, without
         self.folder, self.onnx = origin.onnx.absolute().parent, origin.onnx
         self.stored = stored
-        self.made: dict[str, Integers | None] = {}
+        self.integers: dict[str, Integers | None] = {}
         self.value = _values(origin.space)
         self.packed: list[Packed] = []
         self.left: list[str] = []
@@ -302,10 +302,10 @@ class _Packing:
         return True
 
     def _integers(self, name: str) -> Integers | None:
-        if name not in self.made:
+        if name not in self.integers:
             how = self.record.quantised.get(name)
-            self.made[name] = None if how is None else self._of(Dequantised.of_record(how))
-        return self.made[name]
+            self.integers[name] = None if how is None else self._of(Dequantised.of_record(how))
+        return self.integers[name]
 
     def _of(self, how: Dequantised) -> Integers | None:
         if any(name not in self.stored for name in how.names):

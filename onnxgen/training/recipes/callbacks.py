@@ -253,8 +253,8 @@ class MixedTask(Task):
     target with the greater share.
     """
 
-    def _made(self, outputs: Outputs, batch: Batch) -> list[Made]:
-        computed = super()._made(outputs, batch)
+    def _computed(self, outputs: Outputs, batch: Batch) -> list[Made]:
+        computed = super()._computed(outputs, batch)
         if SHARE not in batch:
             return computed
         share = batch[SHARE][0]

@@ -36,7 +36,7 @@ MOST = 10  # times the default of an Adam: few batches are soon known by heart, 
 
 
 @dataclass(frozen=True)
-class Found:
+class RateCurve:
     """The result of a test.
 
     Attributes:
@@ -114,7 +114,7 @@ def with_rate(
     make_task: Callable[[Plan, nn.Module], Task],
     make_data: Callable[[Plan], lightning.LightningDataModule],
     callbacks: Sequence[lightning.Callback] = (),
-) -> tuple[Plan, Found | None]:
+) -> tuple[Plan, RateCurve | None]:
     """Return the plan with the learning rate that a test finds, and the test. A copy of the model is trained.
 
     A run that goes on has the rate of its checkpoint. Random generators are left as they were. `callbacks` act in the
@@ -144,7 +144,7 @@ def with_rate(
     )
     trainer.fit(task, datamodule=make_data(tried))
     identity.restore(state, plan.device.torch_device)
-    tested = Found(test.rates, test.losses, suggested(test.rates, test.losses))
+    tested = RateCurve(test.rates, test.losses, suggested(test.rates, test.losses))
     most = MOST * own_rate(settings.optimizer) if is_adam(settings.optimizer) else math.inf
     rate = None if tested.rate is None else float(f"{min(tested.rate, most):.3g}")
     low = low_rate(settings.optimizer)  # the weights fit already, or the steps were too few: a low rate harms neither

@@ -98,10 +98,10 @@ def plain_scale(channels: int, white: float) -> tuple[tuple[float, ...], tuple[f
 
 def _input(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     known = {"name": entry.name, "column": entry.column, "dtype": entry.dtype, "shape": entry.shape}
-    return {**known, "batch": None if entry.alone else entry.batch, **_made(entry, columns, settings)}
+    return {**known, "batch": None if entry.alone else entry.batch, **_kind(entry, columns, settings)}
 
 
-def _made(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _kind(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kind of an input, and what that kind needs."""
     if entry.image is not None:
         return {"kind": "image", **_image(entry.image)}
