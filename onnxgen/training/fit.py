@@ -127,9 +127,9 @@ def _preparing(show: str) -> AbstractContextManager[object]:
     """Say what goes on where a run prints lines."""
     kernel = hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel")
     lines = show == "lines" or (show == "auto" and not kernel and not sys.stdout.isatty())
-    return (
-        Still(lambda: "preparing the run", partial(print, flush=True)) if lines and first_process() else nullcontext()
-    )
+    if not (lines and first_process()):
+        return nullcontext()
+    return Still(lambda: "preparing the run", partial(print, flush=True))
 
 
 def _ready_norms(plan: Plan, recipe: bool) -> None:

@@ -134,10 +134,8 @@ def alone_in(out: Path, resume: bool) -> Iterator[None]:
     there = [name for name in _WRITTEN if (out / name).exists()]
     began = (out / RECORD).exists() or (out / RUNNING).exists()  # the latter is all that tells of a run that was killed
     if there and not resume and not began:
-        what = (
-            f"{out} has {' and '.join(there)}, but no {RECORD}: it is not the folder of a run, and nothing is replaced"
-        )
-        raise OnnxgenError(what, help="name another --out")
+        what = f"{out} has {' and '.join(there)}, but no {RECORD}: it is not the folder of a run"
+        raise OnnxgenError(f"{what}, and nothing is replaced", help="name another --out")
     new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:

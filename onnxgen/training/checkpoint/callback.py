@@ -325,9 +325,8 @@ class Checkpoints(lightning.Callback):
         self._refuse(f"the loss became infinite or NaN at step {trainer.global_step if step is None else step}")
 
     def _refuse(self, what: str) -> NoReturn:
-        kept = (
-            f"the earlier weights are kept in {self.out}" if self.store.last.exists() else "there are no good weights"
-        )
+        earlier = self.store.last.exists()
+        kept = f"the earlier weights are kept in {self.out}" if earlier else "there are no good weights"
         raise OnnxgenError(f"{what}; {kept}", help="train with a smaller --lr, or with --clip 1")
 
     # Stopping and resuming.

@@ -28,8 +28,7 @@ from onnxgen.training.settings import SETTINGS, Settings
 
 # All other settings must be the same. What some of these change is compared in another way: samples, tensors.
 FREE_SETTINGS = (
-    "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head",
-    "keep",
+    "batch_size", "device", "imports", "devices", "nodes", "strategy", "workers", "replace_head", "keep",
     "weights", "from_scratch", "partial", "val", "test", "strict", "compile", "checkpoint_minutes", "resume", "out",
     "name", "max_hours", "gradient_checkpointing", "profile", "recipe", "find_lr", "loggers", "tokenizer", "max_length",
     "teacher", "restartable", "early_stop",

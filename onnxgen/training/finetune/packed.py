@@ -74,9 +74,8 @@ class Integers(nn.Module):
         scale, zero = self.scale.view(torch.float32), self.zero.view(torch.float32)
         floats = self.numbers.float() if self.per_byte == 1 else self._looked_up()
         if how.form == TABLE:
-            return (
-                floats[:count].mul_(scale.flatten().repeat_interleave(how.block)[:count]).view(how.shape).to(self.dtype)
-            )
+            scales = scale.flatten().repeat_interleave(how.block)[:count]
+            return floats[:count].mul_(scales).view(how.shape).to(self.dtype)
         # The last block of a row of MatMulNBits is whole.
         floats = floats.view(how.shape[0], -1) if how.form == BITS else floats[:count].view(how.shape)
         if how.zero or how.form == BITS:

@@ -54,10 +54,8 @@ class Facts:
         """Return the first line that a run shows."""
         few = "" if self.trained == self.parameters else f", {self.trained:,} trained"
         sizes = ", ".join(f"{size:,} {part}" for part, size in self.sizes.items())
-        return (
-            f"training {self.model} ({counted(self.parameters, 'parameter')}{few}) on {self.data} ({sizes}) "
-            f"with {self.device}, to {out}"
-        )
+        model = f"{self.model} ({counted(self.parameters, 'parameter')}{few})"
+        return f"training {model} on {self.data} ({sizes}) with {self.device}, to {out}"
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,8 @@ class Progress(lightning.Callback):
     def now(self) -> str:
         """What goes on: `epoch 1 of 10: in batch 3 of 20`, `validating before training, 2 batches done`."""
         if not self.doing and self.epoch:
-            return (
-                f"epoch {self.epoch} of {self.epochs}: in batch {min(self.batch + 1, self.batches)} of {self.batches}"
-            )
+            batch = f"{min(self.batch + 1, self.batches)} of {self.batches}"
+            return f"epoch {self.epoch} of {self.epochs}: in batch {batch}"
         return (self.doing or "preparing") + (f", {counted(self.validated, 'batch')} done" if self.validated else "")
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, task: Any) -> None:
