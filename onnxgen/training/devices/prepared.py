@@ -95,8 +95,9 @@ class _Unrolled(nn.RNNBase):
     def forward(self, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         """Compute the same as torch's `forward`. Raises `OnnxgenError`: the input is a packed sequence."""
         if isinstance(input, PackedSequence):
-            what = f"{self._get_name()} can't be unrolled over packed sequences"
-            raise OnnxgenError(what, help="pad them, or train on cpu")
+            raise OnnxgenError(
+                f"{self._get_name()} can't be unrolled over packed sequences", help="pad them, or train on cpu"
+            )
         single, parts = input.dim() == 2, 2 if self.mode == "LSTM" else 1
         axis = 1 if self.batch_first else 0
         x = input.unsqueeze(1) if single else input.transpose(0, axis)
