@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from onnxgen.common.limits import MAX_GRAPH_DEPTH, Limits
 from onnxgen.common.names import printable
