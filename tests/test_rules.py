@@ -577,6 +577,4 @@ def test_two_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
 def test_tests_lie_in_rooms() -> None:
     """Only tests of the whole project lie in tests/ itself."""
     loose = {path.name for path in (ROOT / "tests").glob("*.py")}
-    assert loose == {
-        "__init__.py", "conftest.py", "test_additions.py", "test_rules.py", "test_tiers.py", "test_wheel.py"
-    }  # fmt: skip
+    assert loose == {"__init__.py", "conftest.py", "test_rules.py", "test_tiers.py", "test_wheel.py"}

@@ -1,4 +1,7 @@
-"""CONTRIBUTING.md adds an operator and an idiom; the same is done here, in a copy of the tree, and the commands run."""
+"""CONTRIBUTING.md adds an operator and an idiom; the same is done here, in a copy of the tree, and the commands run.
+
+A command is added, too: one function. (A task is one file: tests/training/test_tasks.py.)
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,17 @@ def test_tanhshrink_is_torchs_module() -> None:
     model = spelled("t = Tanh(x) n = Neg(t) y = Add(n, x)", shape="2, 3")
     hold(model, "return F.tanhshrink(x)", torch.nn.Tanhshrink())
 """
+
+
+COMMAND = '''
+
+@_command("count", "Count the bytes of a file.", [("onnxgen count net.onnx", "Print a number.")])
+@model_argument
+def count(model: Path) -> int:
+    """Count the bytes of MODEL."""
+    click.echo(model.stat().st_size)
+    return 0
+'''
 
 
 def section(title: str) -> str:
@@ -151,6 +165,15 @@ def test_an_idiom(tree: Path) -> None:
     assert "return x - torch.tanh(x)" in (text := generated(tree, spelled("t = Tanh(x) y = Sub(x, t)"))), text
     (said,) = follow(tree, section("Add an idiom"))
     assert passed(said) == 4, said
+
+
+def test_a_command(tree: Path) -> None:
+    """Its function is run by its name, and `onnxgen -h` lists it."""
+    append(tree / "onnxgen/cli/app.py", COMMAND)
+    (tree / "bytes.onnx").write_bytes(b"12345")
+    assert run(tree, "-m", "onnxgen", "count", "bytes.onnx") == (0, "5\n")
+    code, said = run(tree, "-m", "onnxgen", "-h")
+    assert code == 0 and re.search(r"count +Count the bytes of a file", said)
 
 
 @pytest.mark.parametrize(("title", "row"), [("Add an operator", "operator"), ("Add an idiom", "idiom")])
