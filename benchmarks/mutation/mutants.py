@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("structure", "code", "passes")
+FOLDERS = ("structure", "code", "passes", "microsoft")
 # what cleans text of the file: passing it by is what an attack hopes for
 CLEANERS = set(
     """
