@@ -1,7 +1,7 @@
 """What a runtime's file is: how it is written, and how it is run again.
 
-The files in `targets/` list them, each in `TARGETS`. The libraries of a target are an extra of onnxgen, and are imported
-when it writes or runs.
+The files in `targets/` list them, each in `TARGETS`. The libraries of a target are an extra of onnxgen, imported when
+it writes or runs.
 """
 
 from __future__ import annotations
