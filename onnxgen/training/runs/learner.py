@@ -255,7 +255,8 @@ class Learner:
         from onnxgen.training.runs.keep import part as described  # it imports Lightning, which takes seconds
 
         if described(samples) != then:
-            what = f"{own} has changed since the run: its {name} part is not the same"
+            named = own if isinstance(own, (str, Path)) else "the data"
+            what = f"{named} has changed since the run: its {name} part is not the same"
             raise OnnxgenError(what, help="evaluate other data by naming it")
         return opened
 
