@@ -26,18 +26,18 @@ def export_command(
         raise no_run(module)
     from onnxgen.export import export  # PyTorch takes seconds
     from onnxgen.export.adapter import export_apart, refuse_rounding
+    from onnxgen.ship.card import card_of_export, places_of_card
 
-    run = module if module.is_dir() else None
+    run, card = module if module.is_dir() else None, []
     if run is not None:
         module, arguments = of_run(run, arguments)
+        card = places_of_card(Path(arguments["out"]), arguments["force"]) if not adapter else []
         if not adapter and read_record(run).settings.get("lora"):
             refuse_rounding(module, **arguments)
     with progress(f"exporting {module.name}", quiet or as_json):
         report = export_apart(module, **arguments) if adapter else export(module, **arguments)
-    if run is not None:
-        from onnxgen.ship.card import card_of_export
-
-        report.wrote += card_of_export(run, Path(report.out))
+    if card and run is not None:  # an adapter's base is not what was trained
+        report.wrote += card_of_export(run, report.wrote, card)
     if as_json:
         tell_json(report.as_json())
     elif not quiet:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import os
 import re
-import shutil
-import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import copy
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,9 @@ def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any =
     from onnxgen.runtime.load import need_torch
 
     need_torch("ship", "train")
-    from onnxgen.ship.card import write_card
+    from onnxgen.ship.card import places_of_card, write_card
     from onnxgen.ship.comparison import Shipped, compare
+    from onnxgen.ship.place import put_in_place, refuse_place, workshop
     from onnxgen.ship.samples import arguments_of
     from onnxgen.ship.targets import target_of
     from onnxgen.training import load
@@ -65,44 +67,77 @@ def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any =
     learner = load(run, device="cpu")
     name = f"{learner.record.name}-int8" if target.rounds else learner.record.name
     path = Path(out) if out is not None else learner.run / f"{name}{target.suffix}"
-    if path.exists() and not force:
-        raise OnnxgenError(f"{path} exists", help="--force overwrites it, -o names another file")
+    refuse_place(path, target, _made_of(learner, data), force)
+    card = places_of_card(path, force)
     part = learner.held_back or "train"
     samples = list(arguments_of(learner, part, data, COMPARED))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        trial = Path(folder) / path.name
-        job = _job(learner, target, samples, data)
+    job = _job(learner, target, samples, data)
+    with workshop(path.parent) as folder:
+        trial = folder / path.name
         notes = [*_written(job, target, trial), *_fixed(job, target)]
-        report = Shipped(to, str(path), size=size_of(trial), batch=job.batch, part=part, notes=notes)
+        report = Shipped(to, str(path), size=size_of(folder), batch=job.batch, part=part, notes=notes)
+        report.original = sum(x.nbytes for x in learner.model.state_dict().values())
         if target.open is not None:
             compare(learner, job, target, trial, samples, data, report)
-        report.wrote = _placed(trial, path)
-    report.wrote += write_card(learner.run, learner.record, report)
+        write_card(learner.run, learner.record, report, folder, card)
+        report.wrote = put_in_place(folder, path, card, force)
     return report
+
+
+def _made_of(learner: Learner, data: Any) -> list[Path]:
+    """Return the files that a run was made of: the network's and the data."""
+    from onnxgen.export.files import original_files
+    from onnxgen.training.runs.contract import onnx_beside_origin
+
+    record = learner.record
+    places = [
+        *([data] if isinstance(data, (str, Path)) else []),
+        record.data_for(learner.run),
+        learner.settings.teacher,
+    ]
+    paths = [record.place_of_origin(learner.run), *(Path(place) for place in places if place)]
+    if (onnx := onnx_beside_origin(learner.run, record)) is not None:
+        paths.append(onnx)
+        with suppress(Exception):  # what is there now may be no ONNX file
+            paths += original_files(onnx)
+    return paths
 
 
 def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: Any) -> Job:
     """Return what is shipped. `samples`: batches of arguments of held back samples."""
-    from onnxgen.ship.samples import arguments_of, batch_axes, in_batches
+    from onnxgen.ship.samples import arguments_of, batch_axes, filled, in_batches
     from onnxgen.ship.target import Job
     from onnxgen.surgery.ports import signature_of
     from onnxgen.training.model import fixed_batch
     from onnxgen.training.runs.contract import shipped_facts
+    from onnxgen.training.singly import Singly
 
-    signature, axes = signature_of(learner.model), batch_axes(learner.model)
-    batch = fixed_batch(learner.model) or (1 if target.one else 0)
-    example = next(in_batches([samples[0]], axes, batch or 2), samples[0])
+    model, single = learner.model, vars(learner.model).get("forward")
+    signature, axes = signature_of(model), batch_axes(model)
+    batch = fixed_batch(model) or (1 if target.one else 0)
+    if isinstance(single, Singly):
+        model, batch = copy(model), 1  # it takes one sample: the file is of its own `forward`
+        del model.forward
+        example = next(single.samples(samples[0]))
+    else:
+        example = filled(samples[0], axes, batch or 2)
+
+    def calibration() -> Iterator[list[Tensor]]:
+        batches = arguments_of(learner, "train", data, CALIBRATED)
+        if isinstance(single, Singly):
+            return chain.from_iterable(map(single.samples, batches))
+        return in_batches(batches, axes, batch or 1)
+
     return Job(
         run=learner.run,
         record=learner.record,
-        model=learner.model,
-        example=tuple(example),
+        model=model,
+        example=tuple(x.contiguous() for x in example),
         inputs={port.name: tuple(port.dims or x.shape) for port, x in zip(signature.inputs, example)},
         outputs=tuple(port.name for port in signature.outputs),
         batch=batch,
         facts=shipped_facts(learner.run, learner.record),
-        calibration=lambda: in_batches(arguments_of(learner, "train", data, CALIBRATED), axes, batch or 1),
+        calibration=calibration,
     )
 
 
@@ -134,7 +169,9 @@ def line_of(error: BaseException, model: nn.Module) -> str:
 
     Exporters run the module, or write its place into their messages.
     """
-    file = inspect.getsourcefile(type(model)) or ""
+    file = ""
+    with suppress(TypeError):  # its class is of no file
+        file = inspect.getsourcefile(type(model)) or ""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     lines += [int(number) for number in re.findall(rf'{re.escape(file)}"?, line (\d+)', str(error))] if file else []
     numbers = [number for number in lines if number]
@@ -143,22 +180,9 @@ def line_of(error: BaseException, model: nn.Module) -> str:
     return f" at {Path(file).name}:{numbers[-1]}: {linecache.getline(file, numbers[-1]).strip()}"
 
 
-def _placed(trial: Path, path: Path) -> list[Path]:
-    """Put the file, or the folder, in place of what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    wrote = []
-    for part in sorted(trial.parent.iterdir()):  # an ONNX file may have its weights beside it
-        place = path.parent / part.name
-        if place.is_dir():
-            shutil.rmtree(place)
-        os.replace(part, place)
-        wrote.append(place)
-    return wrote
-
-
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files of a folder."""
-    return sum(part.stat().st_size for part in (path, *path.rglob("*")) if part.is_file())
+    """Return the bytes of all files of a folder."""
+    return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())
 
 
 callable_module(__name__, ship)

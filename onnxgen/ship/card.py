@@ -7,50 +7,119 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxgen._version import __version__
 from onnxgen.common.atomic import replacing
+from onnxgen.common.cache import file_sha256
 from onnxgen.common.names import listed, visible
+from onnxgen.errors import OnnxgenError
 from onnxgen.training.runs.record import Record, read_record
 
 if TYPE_CHECKING:
     from onnxgen.ship.comparison import Shipped
 
-MARK = "<!-- written by onnxgen -->"  # a README.md without it is a person's, and stays
+MARK = "<!-- written by onnxgen"  # a README.md without it is a person's, and stays; the digest of its text follows
 LIBRARIES = {"onnx": "onnx", "onnx-int8": "onnx", "coreml": "coreml", "litert": "tflite", "executorch": "executorch"}
 PIPELINES = {  # tasks as hubs call them
     "classification": "image-classification", "detection": "object-detection", "segmentation": "image-segmentation",
     "keypoints": "keypoint-detection", "ctc": "image-to-text", "next-token": "text-generation",
 }  # fmt: skip
 NOT_SAID = "unknown"
+LICENSE = re.compile(r"[A-Za-z][A-Za-z0-9.+-]*")
 
 
-def write_card(run: Path, record: Record, report: Shipped) -> list[Path]:
-    """Write the card and the bill of materials beside a shipped file. Returns their paths.
+def places_of_card(path: Path, force: bool = False) -> list[Path]:
+    """Return where the card and the bill of a file are written.
 
-    A `README.md` that a person wrote stays; the card is then called as the file.
+    A `README.md` that a person wrote, or changed, stays; the card is then called as the file.
+
+    Raises:
+        OnnxgenError: a person wrote that one, too; or, without `force`, the bill.
     """
-    path = Path(report.out)
-    readme = path.with_name("README.md")
-    if readme.exists() and MARK not in readme.read_text(encoding="utf-8", errors="replace"):
-        readme = path.with_name(f"{path.stem}.README.md")
-    bom = path.with_name(f"{path.name}.cdx.json")
-    facts = Facts(run, record, report)
-    with replacing([path.parent]) as files:
-        for place, text in ((readme, facts.card()), (bom, facts.bill())):
-            with files.file(place) as file:
-                file.write(text.encode())
-    return [readme, bom]
+    names = ("README.md", f"{path.stem}.README.md")
+    readme = next((place for place in map(path.with_name, names) if _is_free(place, is_own_card)), None)
+    if readme is None:
+        what = f"the card can't be written: {' and '.join(names)} in {path.parent} were not written by onnxgen"
+        raise OnnxgenError(what, help="move one of them, or name another file with -o")
+    bill = path.with_name(f"{path.name}.cdx.json")
+    if not _is_free(bill, is_own_bill) and (not force or bill.is_dir()):
+        raise OnnxgenError(f"{bill} was not written by onnxgen", help="move it, or name another file with -o")
+    return [readme, bill]
 
 
-def card_of_export(run: Path, out: Path) -> list[Path]:
-    """Write card and bill beside the ONNX file of a run, with the metrics that the run noted. Returns their paths."""
+def _is_free(place: Path, own: Callable[[str], bool]) -> bool:
+    """Return True if nothing is there, or a text that is our own."""
+    if not os.path.lexists(place):
+        return True
+    try:
+        return own(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def is_own_card(text: str) -> bool:
+    """Return True for a card that nobody changed since it was written."""
+    front, _, rest = text.partition(f"{MARK} ")
+    mark, _, body = rest.partition("\n")
+    return bool(rest) and mark == _mark(front + body)
+
+
+def is_own_bill(text: str) -> bool:
+    """Return True for a bill of materials that was written here."""
+    return "onnxgen:target" in text
+
+
+def _mark(text: str) -> str:
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} -->"
+
+
+def write_card(run: Path, record: Record, report: Shipped, folder: Path, places: Sequence[Path]) -> None:
+    """Write the card and the bill of materials of the files in a folder into it, under the names of their `places`."""
+    parts = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in parts}
+    facts = Facts(run, record, report, files)
+    for place, text in zip(places, (facts.card(), facts.bill())):
+        (folder / place.name).write_bytes(text.encode())
+
+
+def card_of_export(run: Path, wrote: Sequence[Path], places: Sequence[Path]) -> list[Path]:
+    """Write card and bill beside the ONNX file of a run, with the metrics that the run noted. Returns their paths.
+
+    Args:
+        wrote: the file, and those of its external data.
+        places: see `places_of_card`.
+    """
     from onnxgen.ship.comparison import Shipped
 
-    return write_card(run, read_record(run), Shipped("onnx", str(out), size=out.stat().st_size))
+    record, out = read_record(run), wrote[0]
+    size = sum(path.stat().st_size for path in wrote)
+    report = Shipped("onnx", str(out), size=size, batch=fixed_in_file(out, record))
+    facts = Facts(run, record, report, {path.name: file_sha256(path) for path in wrote})
+    with replacing([out.absolute().parent]) as files:
+        for place, text in zip(places, (facts.card(), facts.bill())):
+            with files.file(place) as file:
+                file.write(text.encode())
+    return [*places]
+
+
+def fixed_in_file(path: Path, record: Record) -> int:
+    """Return the number of samples that an ONNX file takes at a time; 0 if it takes any."""
+    import onnx
+
+    axes = {entry.name: entry for entry in record.inputs}
+    for port in onnx.load(path, load_external_data=False).graph.input:
+        dims, entry = port.type.tensor_type.shape.dim, axes.get(port.name)
+        if entry is not None and entry.alone:
+            return 1
+        if entry is not None and entry.batch < len(dims):
+            return int(dims[entry.batch].dim_value)
+    return 0
 
 
 class Facts:
@@ -58,14 +127,15 @@ class Facts:
 
     Attributes:
         record: that of the run.
-        origin: entries of the metadata of the ONNX file that the module was generated from.
+        files: the SHA-256 of each file, by its name.
+        origin: entries of the metadata of the ONNX file that the module was generated from; None if it is gone.
     """
 
-    def __init__(self, run: Path, record: Record, report: Shipped) -> None:
-        self.record, self.report = record, report
+    def __init__(self, run: Path, record: Record, report: Shipped, files: Mapping[str, str]) -> None:
+        self.record, self.report, self.files = record, report, files
         self.origin = origin_metadata(run, record)
-        self.license = next((text for key, text in self.origin.items() if key.lower() in ("license", "licence")), "")
-
+        entries = (self.origin or {}).items()
+        self.license = next((text.strip() for key, text in entries if key.lower() in ("license", "licence")), "")
         self.metrics: Mapping[str, float] = report.after or report.before
         self.part = report.part
         if not self.metrics:
@@ -73,11 +143,16 @@ class Facts:
 
     def card(self) -> str:
         """Return the text of the model card."""
-        return "\n".join([*self._front(), MARK, "", *self._body()])
+        front, body = "".join(f"{line}\n" for line in self._front()), "".join(f"{line}\n" for line in self._body())
+        return f"{front}{MARK} {_mark(front + body)}\n{body}"
 
     def _front(self) -> Iterator[str]:
         yield "---"
-        yield f"license: {self.license.lower() or NOT_SAID}"
+        if not self.license or LICENSE.fullmatch(self.license):
+            yield f"license: {_quoted(self.license.lower()) if self.license else NOT_SAID}"
+        else:  # hubs know names of licences only
+            yield "license: other"
+            yield f"license_name: {_quoted(self.license)}"
         yield f"library_name: {LIBRARIES.get(self.report.to, 'pytorch')}"
         if (pipeline := PIPELINES.get(str(self.record.settings.get("task")))) is not None:
             yield f"pipeline_tag: {pipeline}"
@@ -89,19 +164,22 @@ class Facts:
             yield f"  - task: {{type: {_quoted(pipeline or 'other')}}}"
             yield f"    dataset: {{name: {_quoted(self._data)}, type: other, split: {self.part}}}"
             yield "    metrics:"
-            yield from (f"    - {{type: {_quoted(name)}, value: {value:.6g}}}" for name, value in self.metrics.items())
+            yield from (
+                f"    - {{type: {_quoted(name)}, value: {_number(value)}}}" for name, value in self.metrics.items()
+            )
         yield "---"
 
     def _body(self) -> Iterator[str]:
         record, report = self.record, self.report
-        yield f"# {visible(record.name)}"
         yield ""
-        yield f"`{record.model}`, trained with onnxgen {record.versions.get('onnxgen', __version__)}"
-        yield f"from `{record.onnx}`." if record.onnx else "from a module of its author."
+        yield f"# {_cell(record.name)}"
+        yield ""
+        yield f"{_code(record.model)}, trained with onnxgen {record.versions.get('onnxgen', __version__)}"
+        yield f"from {_code(record.onnx)}." if record.onnx else "from a module of its author."
         yield ""
         yield "| | |"
         yield "|---|---|"
-        yield from (f"| {name} | {visible(text)} |" for name, text in self._rows())
+        yield from (f"| {name} | {text} |" for name, text in self._rows())
         yield ""
         if self.metrics:
             yield f"Measured on the {self.part} part of the data ({record.parts[self.part].samples} samples):"
@@ -109,31 +187,36 @@ class Facts:
         if report.metrics:
             yield "| metric | the module | this file |"
             yield "|---|---|---|"
-            yield from (f"| {name} | {before:.6g} | {after:.6g} |" for name, before, after in report.metrics)
+            yield from (f"| {_cell(name)} | {before:.6g} | {after:.6g} |" for name, before, after in report.metrics)
         elif self.metrics:
             yield "| metric | the module |"
             yield "|---|---|"
-            yield from (f"| {name} | {value:.6g} |" for name, value in self.metrics.items())
+            yield from (f"| {_cell(name)} | {value:.6g} |" for name, value in self.metrics.items())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         record, report = self.record, self.report
-        yield "file", f"`{Path(report.out).name}`, {report.size:,} bytes"
-        yield "takes", ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in record.inputs)
+        yield "file", f"{_code(Path(report.out).name)}, {report.size:,} bytes"
+        constants: Mapping[str, float] = record.settings.get("const", {})
+        takes = [f"{i.name} {i.dtype} {list(i.shape)}" for i in record.inputs]
+        yield "takes", _code(", ".join([*takes, *(f"{name}, which is {value:g}" for name, value in constants.items())]))
         yield "batch", str(report.batch) if report.batch else "any"
         if record.classes:
-            yield "classes", listed(record.classes, 20)
-        yield "data", self._data
-        yield "trained", self._trained
-        yield "licence of the file it came from", self.license or "the file does not say one"
+            yield "classes", _cell(listed(record.classes, 20))
+        yield "data", _cell(self._data)
+        yield "trained", _cell(self._trained)
+        unsaid = "the file does not say one" if self.origin is not None else "not known: the file is gone"
+        yield "licence of the file it came from", _cell(self.license) or unsaid
         if record.sha256:
             yield "SHA-256 of the file it came from", f"`{record.sha256}`"
         if report.compared:
             share = f"{report.difference:.2g} of the largest"
-            yield "beside the module", f"outputs differ by {share}, on {report.compared} samples"
+            what = f"{report.compared} samples of the {report.part} part"
+            yield "beside the module", f"outputs differ by {share}, on {what}"
+        yield from (("note", _cell(note)) for note in report.notes)
 
     @property
     def _data(self) -> str:
-        return Path(self.record.data).name or "data in memory"
+        return Path(self.record.data).name if self.record.data else "data in memory"
 
     @property
     def _trained(self) -> str:
@@ -141,7 +224,7 @@ class Facts:
         settings = self.record.settings
         frozen = settings.get("freeze") or ()
         if settings.get("lora"):
-            return f"adapters of rank {settings['lora']}; all else is as in the file"
+            return f"adapters of rank {settings['lora']}"
         return f"all but {', '.join(frozen)}" if frozen else "all parts"
 
     def bill(self) -> str:
@@ -160,7 +243,7 @@ class Facts:
             "bom-ref": "model",
             "name": record.name,
             "version": str(record.result.get("best_epoch", "")) or "1",
-            "hashes": [{"alg": "SHA-256", "content": digest(Path(report.out))}],
+            **({"hashes": _hashes(self.files[name])} if name in self.files else {}),
             "modelCard": {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": metrics}},
             "properties": [
                 {"name": "onnxgen:target", "value": report.to},
@@ -168,6 +251,8 @@ class Facts:
                 {"name": "onnxgen:trained", "value": self._trained},
             ],
         }
+        others = [{"type": "file", "name": n, "hashes": _hashes(x)} for n, x in self.files.items() if n != name]
+        model |= {"components": others} if others else {}
         if record.sha256:
             ancestor: dict[str, Any] = {"type": "machine-learning-model", "name": record.onnx}
             ancestor["hashes"] = [{"alg": "SHA-256", "content": record.sha256}]
@@ -207,26 +292,45 @@ def noted_metrics(record: Record) -> tuple[str, dict[str, float]]:
     return "", {}
 
 
-def origin_metadata(run: Path, record: Record) -> dict[str, str]:
-    """Return the entries of the metadata of the ONNX file of a run; {} if the file is not there any more."""
+def origin_metadata(run: Path, record: Record) -> dict[str, str] | None:
+    """Return the entries of the metadata of the ONNX file of a run; None if it is gone, or another one now."""
     from onnxgen.training.runs.contract import onnx_beside_origin
 
     path = onnx_beside_origin(run, record)
-    if path is None or not path.is_file():
-        return {}
+    if path is None or file_sha256(path) != record.sha256:
+        return None
     import onnx
 
     model = onnx.load(path, load_external_data=False)
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of all files of a folder in their order."""
-    whole = hashlib.sha256()
-    for part in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-        whole.update(part.read_bytes())
-    return whole.hexdigest()
+def _hashes(sha256: str) -> list[dict[str, str]]:
+    return [{"alg": "SHA-256", "content": sha256}]
+
+
+def _line(text: str) -> str:
+    return " ".join(visible(text).split())
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(visible(text), ensure_ascii=False)
+    """Return text as YAML."""
+    return json.dumps(_line(text), ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    """Return a number as YAML 1.1 has it: 1.0e-05, .nan, -.inf."""
+    text = f"{value:.6g}"
+    if not math.isfinite(value):
+        return f"-.{text[1:]}" if text.startswith("-") else f".{text}"
+    return text if "." in text else text.replace("e", ".0e")
+
+
+def _cell(text: str) -> str:
+    """Return text of one line for a table of Markdown, of which nothing is markup."""
+    return re.sub(r"([\\`*\[\]|<>])", r"\\\1", _line(text))
+
+
+def _code(text: str) -> str:
+    """Return text of one line as code."""
+    return "`" + _line(text).replace("`", "'").replace("|", "\\|") + "`"

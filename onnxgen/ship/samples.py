@@ -6,24 +6,39 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from onnxgen.record.signature import Port
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.data import feed
 from onnxgen.training.data.arrays import unaugmented
-from onnxgen.training.data.feeding import fed
+from onnxgen.training.data.feeding import fed, says_batch
 from onnxgen.training.data.scaling import by_width
 from onnxgen.training.loader import Loader
+from onnxgen.training.model import fixed_batch
 from onnxgen.training.runs.learner import Learner
 
 
 def batch_axes(model: nn.Module) -> list[int | None]:
-    """Return the axis of the batch in each input and then in each output of a module; None if it has none."""
-    firsts = [port.dims[0] for port in fed(model).inputs if port.dims]
-    batch = next((dim for dim in firsts if isinstance(dim, str)), None)
-    signature = signature_of(model)
-    ports = (*signature.inputs, *signature.outputs)
-    return [port.dims.index(batch) if port.dims and batch in port.dims else None for port in ports]
+    """Return the axis of the batch in each input and then in each output of a module; None if it has none.
+
+    Where nothing is known of the axes, it is the first one.
+    """
+    taken, signature = fed(model).inputs, signature_of(model)
+    firsts = [port.dims[0] for port in taken if port.dims]
+    names = [dim for dim in firsts if isinstance(dim, str)]
+    batch = next((name for name in names if says_batch(name)), names[0] if names else fixed_batch(model))
+    fixed = [p.name for p in signature.inputs if isinstance(batch, int) and p.name not in {q.name for q in taken}]
+
+    def axis(port: Port) -> int | None:
+        if port.dims is None:
+            return 0
+        if isinstance(batch, int):  # other axes may have this size by chance
+            return 0 if port.dims[:1] == (batch,) and port.name not in fixed else None
+        return port.dims.index(batch) if batch in port.dims else None
+
+    return [axis(port) for port in (*signature.inputs, *signature.outputs)]
 
 
 def arguments_of(learner: Learner, part: str, data: Any, most: int) -> Iterator[list[Tensor]]:
@@ -49,3 +64,11 @@ def in_batches(batches: Iterable[list[Tensor]], axes: Sequence[int | None], size
         count = next((x.shape[axis] for x, axis in zip(batch, axes) if axis is not None), size)
         for start in range(0, count - size + 1, size):
             yield [x if axis is None else x.narrow(axis, start, size) for x, axis in zip(batch, axes)]
+
+
+def filled(arguments: Sequence[Tensor], axes: Sequence[int | None], size: int) -> list[Tensor]:
+    """Return the same arguments for `size` samples: the first ones, again and again if there are too few."""
+    return [
+        x if axis is None else x.index_select(axis, torch.arange(size, device=x.device) % x.shape[axis])
+        for x, axis in zip(arguments, axes)
+    ]

@@ -57,12 +57,13 @@ class Target:
 
     Attributes:
         name: what `--to` calls it.
-        suffix: of its file; "" of a folder has none.
+        suffix: of its file, or of its folder.
         about: one line for people.
         needs: the packages that write and run it, as pip names them, each with its module; `extra` is that of onnxgen.
         write: writes the file of a job to a path. It raises any exception if it can't.
         open: opens a file of a job to run it here; None if no runtime runs it on this system.
         one: True if the file takes one sample at a time.
+        folder: True if it is a folder of files.
         rounds: True if its numbers are integers, so that outputs differ and only the metrics tell what was lost.
     """
 
@@ -74,16 +75,18 @@ class Target:
     write: Callable[[Job, Path], list[str]]
     open: Callable[[Job, Path], Run] | None = None
     one: bool = False
+    folder: bool = False
     rounds: bool = False
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
     """Let converters keep to themselves what they print and warn of."""
-    logging.disable(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.ERROR))
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,10 @@ class Singly:
 
     Attributes:
         signature: of the network as data sees it, with a batch in front of inputs and outputs.
+        instead: what computes the outputs of a sample in place of the network, of the network and the sample; or None.
     """
+
+    instead: Callable[..., Any] | None = None
 
     def __init__(self, model: nn.Module, modes: Mapping[str, bool]) -> None:
         """`modes` has the inputs with a sample each: False if the file has an axis of 1 for it, True if it has none."""
@@ -52,15 +55,20 @@ class Singly:
         inputs = self.__signature__.bind(*arguments, **named).args
         places = [place for place, mode in enumerate(self.modes) if mode is not None]
         whole = [place for place in places if self.modes[place]]
-        forward = type(self.model).forward
+        forward = self.instead or type(self.model).forward
         if whole and all(inputs[place].ndim == self.ranks[place] for place in whole):
             return forward(self.model, *inputs)
-        results = [forward(self.model, *self._sample(inputs, n)) for n in range(len(inputs[places[0]]))]
+        results = [forward(self.model, *sample) for sample in self.samples(inputs)]
         rank = max(self.ranks[place] for place in places)
         steps = [*self.steps, *[False] * len(results[0])]  # outputs may have been added by hand
         if isinstance(results[0], tuple):
             return tuple(self._joined(values, rank, own) for values, own in zip(zip(*results, strict=True), steps))
         return self._joined(results, rank, steps[0])
+
+    def samples(self, inputs: Sequence[Any]) -> Iterator[list[Any]]:
+        """Yield the arguments of the network for each sample of a batch."""
+        first = next(place for place, mode in enumerate(self.modes) if mode is not None)
+        return (self._sample(inputs, n) for n in range(len(inputs[first])))
 
     def _sample(self, inputs: Sequence[Any], n: int) -> list[Any]:
         cut = {None: slice(None), False: slice(n, n + 1), True: n}

@@ -140,6 +140,14 @@ def test_differences() -> None:
     ):  # fmt: skip
         with pytest.raises(DiffersError, match=why):
             difference([a], [b], ["y"])
+    infinite = torch.tensor([1.0, torch.inf])
+    for b in (infinite * -1, infinite * torch.nan, torch.tensor([1.0, torch.nan])):
+        with pytest.raises(DiffersError):
+            difference([infinite], [b], ["y"])
+    assert difference([infinite], [infinite], ["y"]) == 0
+    boxes = torch.tensor([[600.0, 400.0, 0.9], [20.0, 30.0, 0.1]])  # scores beside pixels
+    with pytest.raises(DiffersError, match="differs"):
+        difference([boxes], [boxes * torch.tensor([1, 1, 0.5])], ["y"])
     with pytest.raises(DiffersError, match="other numbers"):
         difference([torch.tensor([1, 2])], [torch.tensor([1, 3])], ["index"])
     with pytest.raises(DiffersError, match="2 outputs, and the file 1"):

@@ -68,7 +68,7 @@ def write_coreml(job: Job, path: Path) -> list[str]:
                 raise error from None
         model.user_defined_metadata.update(job.facts)
         model.save(str(path))
-    return ["Core ML runs on Apple's systems only: the file is written, and was not run"]
+    return ["Core ML runs on Apple's systems only: the file is written, and was not run", *_narrowed(job)]
 
 
 def write_litert(job: Job, path: Path) -> list[str]:
@@ -79,10 +79,16 @@ def write_litert(job: Job, path: Path) -> list[str]:
         litert_torch.convert(job.model, job.example).export(str(path))
     with zipfile.ZipFile(path, "a") as archive:
         for key, text in job.facts.items():
-            archive.writestr(f"{key}.json" if key != "tokenizer" else "tokenizer.json", text)
+            archive.writestr("run.txt" if key == "run" else f"{key}.json", text)
         if classes := json.loads(job.facts.get("classes", "[]")):
-            archive.writestr("labels.txt", "\n".join(map(str, classes)) + "\n")
-    return []
+            archive.writestr("labels.txt", "".join(f"{' '.join(name.splitlines())}\n" for name in classes))
+    return _narrowed(job)
+
+
+def _narrowed(job: Job) -> list[str]:
+    """Return a sentence if inputs are integers of 64 bits, which these runtimes do not take."""
+    names = [legible(name) for name, x in zip(job.inputs, job.example) if x.dtype == torch.int64]
+    return [f"the file takes integers of 32 bits: {', '.join(names)}"] if names else []
 
 
 def run_litert(job: Job, path: Path) -> Run:
@@ -110,7 +116,8 @@ def _in_order(names: Iterable[str]) -> list[str]:
 TARGETS = [
     Target("executorch", ".pte", "ExecuTorch, with XNNPACK", {"executorch": "executorch"}, "executorch",
            write_executorch, run_executorch, one=True),
-    Target("coreml", ".mlpackage", "Core ML", {"coremltools": "coremltools"}, "coreml", write_coreml, one=True),
+    Target("coreml", ".mlpackage", "Core ML", {"coremltools": "coremltools"}, "coreml", write_coreml, one=True,
+           folder=True),
     Target("litert", ".tflite", "LiteRT (TensorFlow Lite)", {"litert-torch": "litert_torch"}, "litert",
            write_litert, run_litert, one=True),
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onnxgen.common.names import legible
 from onnxgen.ship.target import Job, Run, Target
 
 
@@ -25,8 +26,22 @@ def exported(job: Job) -> torch.export.ExportedProgram:
 
 def write_program(job: Job, path: Path) -> list[str]:
     """Write a program of torch.export; its metadata are files of their own inside it."""
-    torch.export.save(exported(job), path, extra_files=dict(job.facts))
-    return []
+    program = exported(job)
+    torch.export.save(program, path, extra_files=dict(job.facts))
+    return [] if job.batch else _one_size(job, program)
+
+
+def _one_size(job: Job, program: torch.export.ExportedProgram) -> list[str]:
+    """Return a sentence if a program takes one size only where the module takes any."""
+    taken = program.graph_signature.user_inputs
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    shapes = {name: values[str(taken[n])].shape for n, name in enumerate(job.inputs) if n < len(taken)}
+    fixed = [
+        f"{legible(name)} {[*map(str, shape)]}".replace("'", "")
+        for name, shape in shapes.items()
+        if any(isinstance(dim, str) and isinstance(size, int) for dim, size in zip(job.inputs[name], shape))
+    ]
+    return [f"the file takes one size only: {', '.join(fixed)}"] if fixed else []
 
 
 def traced(job: Job) -> Any:
