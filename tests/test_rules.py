@@ -366,6 +366,7 @@ def test_facts_of_nodes_and_values_are_noted_in_one_place() -> None:
     found = {
         name(path) for path in OURS for node in nodes(path) if isinstance(node, ast.Attribute) and node.attr == "meta"
     }
+    found -= {"onnxgen/ship/targets/torch_files.py"}  # of the nodes of torch.export
     assert found == {"onnxgen/graph/annotations.py"}
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from onnxgen.ship.card import MARK
 from onnxgen.ship.comparison import DiffersError, difference, in_pieces
 from onnxgen.ship.target import SHIPS, Job
 from onnxgen.ship.targets import TARGETS, target_of
+from onnxgen.ship.targets.torch_files import exported, one_size
 from onnxgen.training import fit
 from tests.conftest import ROOT
 
@@ -152,6 +154,22 @@ def test_differences() -> None:
         difference([torch.tensor([1, 2])], [torch.tensor([1, 3])], ["index"])
     with pytest.raises(DiffersError, match="2 outputs, and the file 1"):
         difference([a, a], [a], ["y", "z"])
+
+
+def test_a_program_of_one_size_says_so() -> None:
+    """The size of the middle axis is that of the rows that are added; torch.export then leaves it fixed."""
+
+    class Added(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.ones(5, 8)
+
+    job: Any = SimpleNamespace(
+        model=Added(), example=(torch.zeros(2, 5, 8),), inputs={"x": ("N", "T", 8)}, batch=0, facts={}
+    )
+    (note,) = one_size(job, exported(job))
+    assert note.startswith("the file takes one size only: x [") and note.endswith(", 5, 8]")
+    job.inputs = {"x": ("N", 5, 8)}
+    assert one_size(job, exported(job)) == []
 
 
 def test_the_card_and_the_bill(digits: Path, tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ def write_program(job: Job, path: Path) -> list[str]:
     """Write a program of torch.export; its metadata are files of their own inside it."""
     program = exported(job)
     torch.export.save(program, path, extra_files=dict(job.facts))
-    return [] if job.batch else _one_size(job, program)
+    return [] if job.batch else one_size(job, program)
 
 
-def _one_size(job: Job, program: torch.export.ExportedProgram) -> list[str]:
+def one_size(job: Job, program: torch.export.ExportedProgram) -> list[str]:
     """Return a sentence if a program takes one size only where the module takes any."""
     taken = program.graph_signature.user_inputs
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
@@ -39,7 +39,7 @@ def _one_size(job: Job, program: torch.export.ExportedProgram) -> list[str]:
     fixed = [
         f"{legible(name)} {[*map(str, shape)]}".replace("'", "")
         for name, shape in shapes.items()
-        if any(isinstance(dim, str) and isinstance(size, int) for dim, size in zip(job.inputs[name], shape))
+        if any(isinstance(dim, str) and str(size).isdigit() for dim, size in zip(job.inputs[name], shape))
     ]
     return [f"the file takes one size only: {', '.join(fixed)}"] if fixed else []
 
