@@ -60,6 +60,7 @@ GIVEN = {
     "docs/LARGE_MODELS.md": "llm.onnx mnist.onnx",
     "docs/QUANTIZED.md": "mnist-int8.onnx",
     "docs/RUNS.md": "mnist.onnx photos photos2 three.png seven.png",
+    "docs/SHIP.md": "runs/digits",
     "docs/TASKS.md": "goals goals/tokenizer.json goals/minilm.py goals/sts.csv goals/questions.csv goals/new_pairs.csv "
     "| goals goals/mnist.onnx goals/yolov8n.onnx goals/shapes goals/tokenizer.json "
     "goals/writer.onnx goals/book.txt goals/prompts.txt",
