@@ -148,14 +148,14 @@ def export(module: Path | None, **params: Any) -> int:
 @file_option("--force", is_flag=True, help="Overwrite a file that is there.")
 @option("--data", metavar="DATA", group="Data", help="Where the run's data is now, if it was moved.")
 @saying_options
-def ship(run: Path | None, **given: Any) -> int:
+def ship(run: Path | None, **params: Any) -> int:
     """Write the network of RUN as the file of a runtime, run it there, and compare it with the module.
 
     Beside it are a model card and a bill of materials. RUN is by default the newest run in runs/.
     """
     from onnxgen.cli.shipping import ship_command
 
-    return ship_command(run, **given)
+    return ship_command(run, **params)
 
 
 @_command(

@@ -24,25 +24,36 @@ def export_command(
     module = module or newest_run("exporting")
     if is_own_file(module) and module.suffix != ".py" or not module.exists() and module.suffix != ".py":
         raise no_run(module)
-    from onnxgen.export import export  # PyTorch takes seconds
-    from onnxgen.export.adapter import export_apart, refuse_rounding
-    from onnxgen.ship.card import card_of_export, places_of_card
-
-    run, card = module if module.is_dir() else None, []
-    if run is not None:
-        module, arguments = of_run(run, arguments)
-        card = places_of_card(Path(arguments["out"]), arguments["force"]) if not adapter else []
-        if not adapter and read_record(run).settings.get("lora"):
-            refuse_rounding(module, **arguments)
     with progress(f"exporting {module.name}", quiet or as_json):
-        report = export_apart(module, **arguments) if adapter else export(module, **arguments)
-    if card and run is not None:  # an adapter's base is not what was trained
-        report.wrote += card_of_export(run, report.wrote, card)
+        report = _of_run(module, arguments, adapter) if module.is_dir() else _written(module, arguments, adapter)
     if as_json:
         tell_json(report.as_json())
     elif not quiet:
         _print(report, verbose)
     return 0
+
+
+def _written(module: Path, arguments: dict[str, Any], adapter: bool) -> ExportReport:
+    from onnxgen.export import export  # PyTorch takes seconds
+    from onnxgen.export.adapter import export_apart
+
+    return export_apart(module, **arguments) if adapter else export(module, **arguments)
+
+
+def _of_run(run: Path, arguments: dict[str, Any], adapter: bool) -> ExportReport:
+    """Export the module of a run, with a card beside it; an adapter's base is not what was trained, and has none."""
+    module, arguments = of_run(run, arguments)
+    if adapter:
+        return _written(module, arguments, adapter)
+    from onnxgen.export.adapter import refuse_rounding
+    from onnxgen.ship.card import card_of_export, places_of_card
+
+    card = places_of_card(Path(arguments["out"]), arguments["force"])
+    if read_record(run).settings.get("lora"):
+        refuse_rounding(module, **arguments)
+    report = _written(module, arguments, adapter)
+    report.wrote += card_of_export(run, report.wrote, card)
+    return report
 
 
 def _print(report: ExportReport, verbose: bool) -> None:

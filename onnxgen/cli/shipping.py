@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnxgen.ship.comparison import Shipped
 
 
-def ship_command(run: Path | None, *, to: str, quiet: bool, verbose: bool, as_json: bool, **given: Any) -> int:
+def ship_command(run: Path | None, *, to: str, quiet: bool, verbose: bool, as_json: bool, **arguments: Any) -> int:
     """Write the file and print a report. Returns the exit code."""
     run = run or newest_run("shipping")
     if not is_run(run):
@@ -22,7 +22,7 @@ def ship_command(run: Path | None, *, to: str, quiet: bool, verbose: bool, as_js
     from onnxgen.ship import ship  # PyTorch takes seconds
 
     with progress(f"shipping {run.name} as {to}", quiet or as_json):
-        report = ship(run, to, **given)
+        report = ship(run, to, **arguments)
     if as_json:
         tell_json(report.as_json())
     elif not quiet:

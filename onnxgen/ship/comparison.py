@@ -153,7 +153,7 @@ def run_by(model: nn.Module, run: Run, batch_axes: Sequence[int | None], batch: 
 
 def in_pieces(run: Run, arguments: Sequence[Tensor], batch_axes: Sequence[int | None], batch: int) -> list[Tensor]:
     """Return the outputs of a file for a batch of any size."""
-    taken, made = batch_axes[: len(arguments)], batch_axes[len(arguments) :]
+    taken, output_axes = batch_axes[: len(arguments)], batch_axes[len(arguments) :]
     count = next((x.shape[axis] for x, axis in zip(arguments, taken) if axis is not None), 0)
     if not batch or not count or count == batch:
         return run(arguments)
@@ -163,7 +163,7 @@ def in_pieces(run: Run, arguments: Sequence[Tensor], batch_axes: Sequence[int | 
     ]
     return [
         torch.cat(parts, axis) if axis is not None else parts[0]
-        for parts, axis in zip(map(list, zip(*pieces)), (*made, *[0] * len(pieces[0])))
+        for parts, axis in zip(map(list, zip(*pieces)), (*output_axes, *[0] * len(pieces[0])))
     ]
 
 

@@ -48,8 +48,8 @@ def workshop(folder: Path) -> Iterator[Path]:
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            made = own_folder(folder, WORKSHOP_PREFIX)
-            trial = made.__enter__() / "files"  # that folder is locked, and who writes locks the one it writes in
+            workplace = own_folder(folder, WORKSHOP_PREFIX)
+            trial = workplace.__enter__() / "files"  # that folder is locked, and who writes locks the one it writes in
             trial.mkdir()
         except OSError as error:
             what = f"cannot write in {folder}: {error.strerror or error}"
@@ -57,7 +57,7 @@ def workshop(folder: Path) -> Iterator[Path]:
         try:
             yield trial
         finally:
-            made.__exit__(None, None, None)
+            workplace.__exit__(None, None, None)
     except BaseException:
         for place in new:
             with suppress(OSError):  # it has files of others by now
@@ -85,20 +85,29 @@ def put_in_place(trial: Path, first: Path, own: Sequence[Path], force: bool) -> 
         with replacing([first.absolute().parent]) as files:
             for part, place in pairs:
                 if part.is_dir():
-                    old = part.with_name(f"{part.name}.old") if place.exists() else None
-                    if old is not None:
-                        os.replace(place, old)
-                    moved.append((place, old))
-                    os.replace(part, place)
+                    _move_folder(part, place, moved)
                 else:
                     files.take(part, place)
     except BaseException as error:
-        for place, old in moved:
-            with suppress(OSError):
-                os.replace(place, trial / f"{place.name}.new")
-            if old is not None:
-                os.replace(old, place)
+        _move_back(moved, trial)
         if isinstance(error, OSError):
             raise OnnxgenError(f"cannot write {first}: {error.strerror or error}") from error
         raise
     return [place for _, place in pairs]
+
+
+def _move_folder(part: Path, place: Path, moved: list[tuple[Path, Path | None]]) -> None:
+    """Move a folder to its place, and the one that is there aside; note both in `moved`."""
+    old = part.with_name(f"{part.name}.old") if place.exists() else None
+    if old is not None:
+        os.replace(place, old)
+    moved.append((place, old))
+    os.replace(part, place)
+
+
+def _move_back(moved: Sequence[tuple[Path, Path | None]], trial: Path) -> None:
+    for place, old in moved:
+        with suppress(OSError):
+            os.replace(place, trial / f"{place.name}.new")
+        if old is not None:
+            os.replace(old, place)
