@@ -285,7 +285,7 @@ class Parameters:
 
 
 def parsed(text: str) -> ast.expr:
-    """Return the expression with this text."""
+    """Return a new tree of an expression, which becomes part of another (`code.quote.parsed` gives a shared one)."""
     return ast.parse(text, mode="eval").body
 
 
