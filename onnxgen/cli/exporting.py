@@ -57,7 +57,7 @@ def _of_run(run: Path, arguments: dict[str, Any], adapter: bool) -> ExportReport
 
 
 def _print(report: ExportReport, verbose: bool) -> None:
-    tell(f"wrote {' and '.join(str(path) for path in report.wrote)}")
+    tell(f"wrote {', '.join(str(path) for path in report.wrote)}")
     tell(f"  {report.method}: {report.why}")
     if report.method == BACK:
         text = f"  {len(report.changed):,} of {counted(report.tensors, 'tensor')} changed"
