@@ -16,7 +16,7 @@ from onnxgen.common.timing import FORMAT, IMPORTS, STAGES, WEIGHTS
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
-from onnxgen.record.labels import train_line, usual_of
+from onnxgen.record.labels import train_line
 
 if TYPE_CHECKING:
     from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
@@ -222,7 +222,9 @@ def _verify(model: Path, out: Path, options: Options, result: dict[str, Any], qu
 
 def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
     """Return the report as `--json` prints it."""
-    report, usual = generated.report, usual_of(generated.metadata)
+    from onnxgen.training.data.presets import preset_of
+
+    report, preset = generated.report, preset_of(generated.metadata)
     return {
         "status": report.status,
         "model": str(model),
@@ -230,8 +232,8 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "wrote": [str(path) for path in report.wrote],
         **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised")},
         **{name: getattr(report, name) for name in ("plain", "left_out")},
-        "notes": [*report.notes, *_names(out), *([] if usual is None else [usual.told()])],
-        "train": train_line(out) if usual is None else usual.line(out),
+        "notes": [*report.notes, *_names(out), *([] if preset is None else [preset.told()])],
+        "train": train_line(out),
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN_STAGES if name in report.stages},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -85,14 +84,14 @@ def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, .
     """Convert the model. Returns why each tensor is trained or not, the problems, the notes, and the purpose."""
     from onnxgen import pipeline
     from onnxgen.purpose import purpose_of
-    from onnxgen.record.labels import usual_of
     from onnxgen.record.signature import recorded
+    from onnxgen.training.data.presets import preset_of
 
     try:
-        generated = pipeline.build(path, options, out := pipeline.default_out(path, None))
+        generated = pipeline.build(path, options, pipeline.default_out(path, None))
         signature, notes = recorded(generated.metadata), generated.report.notes
-        if (usual := usual_of(generated.metadata)) is not None:
-            notes = [*notes, f"{usual.told()} -> {shlex.join(usual.line(out))}"]
+        if (preset := preset_of(generated.metadata)) is not None:
+            notes = [*notes, preset.told()]
         return generated.report.trainable, (), notes, None if signature is None else signature.purpose
     except OnnxgenError as error:
         problems = error.problems

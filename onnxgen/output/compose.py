@@ -39,8 +39,8 @@ from onnxgen.record.asked import KEY as OPTIONS
 from onnxgen.record.asked import asked
 from onnxgen.record.base import BASE, BUILD_LINE, packed, tree_digest, with_fingerprint
 from onnxgen.record.labels import KEY as ALPHABET
-from onnxgen.record.labels import alphabet_in
-from onnxgen.record.sidecar import index_path
+from onnxgen.record.labels import PREFIX, alphabet_in
+from onnxgen.record.sidecar import TRAINED, index_path
 from onnxgen.record.signature import KEY as SIGNATURE
 from onnxgen.record.signature import Port, Signature
 from onnxgen.record.way_back import WayBack, cut_of
@@ -186,10 +186,12 @@ def compose(
 
 
 def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
-    """Return the metadata of the type, the alphabet, and how far it differs from the file."""
+    """Return the metadata of the type, the alphabet, the file's own training, and how far the module differs from it."""
     metadata = {DTYPE: options.dtype} if options.dtype else {}
     if (alphabet := alphabet_in(model.metadata_props)) is not None:
         metadata[ALPHABET] = as_json(alphabet)
+    if (contract := model.metadata_props.get(PREFIX + TRAINED)) is not None:  # of the training that made the file
+        metadata[TRAINED] = contract
     approximated = APPROXIMATED.get(model)
     return metadata if approximated is None else metadata | {APPROXIMATION: as_json(approximated)}
 

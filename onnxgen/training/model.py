@@ -33,6 +33,7 @@ from onnxgen.runtime.load import PARTIAL, build_fresh, from_pretrained
 from onnxgen.surgery.ports import set_classes
 from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.preprocessing import Table, fitted
+from onnxgen.training.data.presets import PRESETS
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.finetune.freezing import reset
 from onnxgen.training.goals.goal import keep_state
@@ -298,7 +299,12 @@ def note_known(model: nn.Module, known: Known) -> None:
 
 
 def as_trained(settings: Settings, model: nn.Module) -> Settings:
-    """Return the settings with those of images with which a model was trained, where they are left open."""
+    """Return the settings with those of images with which a model was trained, where they are left open.
+
+    A preset that they name counts more.
+    """
+    if settings.preprocess in PRESETS:
+        return settings
     known = known_of(model).images
     left = {name for name in known if getattr(settings, name) in ("auto", None)}
     return replace(settings, **{name: known[name] for name in left})

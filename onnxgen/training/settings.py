@@ -21,6 +21,7 @@ from typing import Any
 
 from onnxgen.common.values import declared, options_of
 from onnxgen.errors import OnnxgenError, Problem, Problems
+from onnxgen.training.data.presets import PRESETS
 from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.tasks import known as known_task
 
@@ -223,6 +224,12 @@ class Settings:
     table: str | Mapping[str, Any] = _data(
         "none", "HOW", "Columns of a table as inputs: none (as stored), auto, or COLUMN=HOW,... (age=median+scale)."
     )
+    preprocess: str = _data(
+        "auto",
+        "NAME",
+        f"Feed data as a known program does, where the settings leave it open: {', '.join(PRESETS)}; or none. "
+        "auto: as the network's file says, if it does.",
+    )
     size: str = _data("auto", "HxW", "Size of the images, for a model of any size; auto: the data's, or a usual one.")
     resize: str = _data(
         "auto",
@@ -286,7 +293,7 @@ class Settings:
             what = "keep says which classes stay in a new head of a classifier"
             yield Problem(what, help="--replace-head 12 --keep")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
-        known["channel_order"] = ORDERS
+        known |= {"channel_order": ORDERS, "preprocess": ("auto", "none", *PRESETS)}
         choices = [(name, getattr(self, name), words) for name, words in known.items()]
         choices += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
         choices += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]

@@ -25,6 +25,7 @@ from onnxgen.training import load
 from onnxgen.training.config import read_config
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.letterbox import Placing
+from onnxgen.training.data.presets import PRESETS
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
@@ -300,18 +301,27 @@ def test_a_file_of_paddleocr_s_kind_tells_how_it_is_fed(tmp_path: Path) -> None:
     generate(with_entry(tmp_path / "net.onnx", "character", "a\nb\nc\n "), module, force=True)
     data = {"image": pixels(4, 8, 20, 3), "text": np.array(["a", "ab", "c", "b"], dtype=object)}
     settings = Settings(val=0, device="cpu", task="ctc")
-    told = "PaddleOCR feeds images with --channel-order bgr --beside 127 --normalize 0.5,0.5"  # lines are fed as lines
-    assert told in "\n".join(prepare(module, data, settings).notes)
-    assert told in "\n".join(prepare(module, data, replace(settings, replace_head=7)).notes)
-    given = replace(settings, channel_order="bgr", resize="line", beside=127, normalize="0.5,0.5")
-    assert "PaddleOCR" not in "\n".join(prepare(module, data, given).notes)
+    told = (
+        "fed as PaddleOCR's reader of lines does, by --channel-order bgr --resize line --beside 127 --normalize 0.5,0.5"
+    )
+    given = {"channel_order": "bgr", "resize": "line", "beside": 127, "normalize": "0.5/0.5/0.5,0.5/0.5/0.5"}
+    for more in ({}, {"replace_head": 7}):
+        plan = prepare(module, data, replace(settings, **more))
+        assert told in "\n".join(plan.notes) and {name: getattr(plan.settings, name) for name in given} == given
+    plan = prepare(module, data, replace(settings, channel_order="rgb", resize="stretch"))  # what is given wins
+    assert (plan.settings.channel_order, plan.settings.resize, plan.settings.beside) == ("rgb", "stretch", None)
+    assert plan.settings.normalize == given["normalize"]
+    for other in ({"preprocess": "none"}, given):
+        assert "PaddleOCR" not in "\n".join(prepare(module, data, replace(settings, **other)).notes)
+    floats = {**data, "image": np.zeros((4, 3, 8, 10), np.float32)}  # which count as scaled
+    assert "PaddleOCR" not in "\n".join(prepare(module, floats, settings).notes)
 
 
 def test_it_is_told_before_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By `inspect` and where the module is generated, with the whole command; of other files nothing."""
+    """By `inspect` and where the module is generated, that nothing need be given; of other files nothing."""
     module = exported(tmp_path, Line(), torch.zeros(2, 3, 8, 10), names="image", output="text")
     file, capsys_of = str(tmp_path / "net.onnx"), lambda: capsys.readouterr().out
-    given = "--channel-order bgr --beside 127 --normalize 0.5,0.5"
+    given = "--channel-order bgr --resize line --beside 127 --normalize 0.5,0.5"
     command = f"onnxgen train {module} --data DATA"
     assert cli([file, "-o", str(module), "--force"]) == 0
     assert f"  then: {command}\n" in (said := capsys_of()) and "PaddleOCR" not in said
@@ -319,9 +329,34 @@ def test_it_is_told_before_a_training(tmp_path: Path, capsys: pytest.CaptureFixt
     with_entry(tmp_path / "net.onnx", "character", "a\nb\nc\n ")
     assert cli([file, "-o", str(module), "--force"]) == 0
     said = capsys_of()
-    assert f"  then: {command} {given}\n" in said and f"PaddleOCR feeds images with {given}\n" in said
-    assert cli(["inspect", file]) == 0
-    assert f"PaddleOCR feeds images with {given} -> {command} {given}\n" in capsys_of()
+    told = f"fed as PaddleOCR's reader of lines does, by {given}; for another way, --preprocess none"
+    assert f"  then: {command}\n" in said and told in said
+    assert cli(["inspect", file]) == 0 and told in capsys_of()
+
+
+def test_a_preset_is_named(tmp_path: Path) -> None:
+    """It fills in what is open; run and exported file record it, and a module of that file is fed so without asking."""
+    module = exported(tmp_path, Means(), torch.zeros(2, 3, 6, 5), names="image", output="scores")
+    data = folders(tmp_path / "data")
+    run = shipped(module, data, tmp_path / "run", preprocess="yolox", normalize="0,1")
+    (own,) = (entry.image for entry in read_record(run).inputs)
+    assert own is not None and (own.order, own.at, own.mean) == ("BGR", "corner", (0.0, 0.0, 0.0))
+    Image.fromarray(pixels(9, 4, 3)).save(tmp_path / "new.png")
+    need_same(run, tmp_path / "new.png")
+    generate(run / "tuned.onnx", tmp_path / "again.py")
+    settings = Settings(val=0, device="cpu")
+    plan = prepare(tmp_path / "again.py", data, settings)
+    assert (plan.settings.channel_order, plan.settings.resize, plan.settings.beside) == ("bgr", "corner", 114)
+    assert plan.settings.normalize == "0/0/0,1/1/1"
+    assert any("onnxgen.preprocessing says how it is fed" in note for note in plan.notes)
+    assert prepare(run, data, replace(settings, preprocess="yolov8")).settings.channel_order == "rgb"
+    with pytest.raises(OnnxgenError, match="preprocess must be one of auto, none, paddleocr-rec"):
+        Settings(preprocess="paddle")
+
+
+def test_every_preset_is_made_of_settings() -> None:
+    for preset in PRESETS.values():
+        assert Settings(**preset.options).preprocess == "auto"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -48,9 +48,11 @@ from onnxgen.training.data.images import (
     frame,
     reads_lines,
     runner,
+    wanted_axes,
 )
 from onnxgen.training.data.layout import PARTS
 from onnxgen.training.data.letterbox import Placing
+from onnxgen.training.data.presets import Preset, taken
 from onnxgen.training.data.samples import Data, Feeding, Field, Samples, bits
 from onnxgen.training.data.scaling import (
     BGR,
@@ -70,7 +72,7 @@ from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.data.streaming.tokens import fit_tokens, is_tokens
 from onnxgen.training.data.text.columns import Text, fit_text
 from onnxgen.training.data.text.tokenizer import Masked
-from onnxgen.training.goals.outputs import decide
+from onnxgen.training.goals.outputs import decide, recorded_metadata
 from onnxgen.training.model import as_trained, fixed_batch, scale_of
 from onnxgen.training.runs.folder import HELD_BACK
 from onnxgen.training.settings import Settings
@@ -144,6 +146,7 @@ class _Fit:
     Attributes:
         members: of tuples, by input; {} if there are none.
         words: how texts became token ids.
+        preset: how a known program feeds the network.
     """
 
     source: DataSource
@@ -154,12 +157,15 @@ class _Fit:
     targets: bool
     members: Members
     words: Text
+    preset: Preset | None = None
 
     def data(self) -> Data:
+        chosen, own = self.settings, self.take_preset()
         source, feeding, settings = self.source, self.feeding, self.settings
         fit_sounds(source, self.ports, feeding)
         asked = asked_scales(settings, self.ports, self.model, source.notes)
         images = self.image_steps(asked)
+        refuse_order(chosen, images)
         placed = self.placed(images) if self.targets else {}
         target = next(iter(feeding.aims), "")
         named = number_classes(source, feeding, settings.classes, card_of(settings.task).classes)
@@ -179,6 +185,7 @@ class _Fit:
             table=table,
             size=of_inputs({name: f"{frame.height}x{frame.width}" for name, frame in frames.items()}, [*asked]),
             resize=next((step.placing.how for step in images.values()), ""),
+            images=own,
         )
         columns = dict(zip(asked, feeding.inputs))
         scaled, data.normalize = normalised(source, images, columns, asked, scale_of(self.model))
@@ -218,6 +225,17 @@ class _Fit:
         fields = {name: Field(step.dtype, step.shape) for name, step in fed.items()}
         return Tuples(samples, fed, {**fields, PAIR: Field(torch.int64), ROLE: Field(torch.int64)}, self.members, score)
 
+    def take_preset(self) -> dict[str, Any]:
+        """Fill in settings that are open by the preset of the network. Returns these settings, and notes them."""
+        pairs, source = [*zip(self.ports.inputs, self.feeding.inputs)], self.source
+        ports = [port for port, column in pairs if self.white(column, port, "none")]
+        dims = [port.dims[wanted_axes(port).index("C") + 1] for port in ports if port.dims and "C" in wanted_axes(port)]
+        known = bool(scale_of(self.model))
+        self.preset, own, notes = taken(self.settings, recorded_metadata(self.model), known, bool(ports), dims)
+        self.settings = replace(self.settings, **own)
+        source.notes += notes
+        return own
+
     def steps(self, placed: Mapping[str, OnImage | ToTarget]) -> dict[str, Step]:
         """Return the step of each column; those of images come later."""
         fields, outputs = self.source.fields, dict(enumerate(self.ports.outputs))
@@ -253,10 +271,9 @@ class _Fit:
         source.notes += bright_notes(first, [c for port, c in pairs if not whites[c] and len(port.dims or ()) == 4])
         lines = card_of(settings.task).resize == "line" or (settings.task == AUTO and reads_lines(self.ports))
         classes = classifies(self.ports, asked=self.asks_for_classes())
-        chooser = Chooser(runner(self.model, self.ports), lines, classes, partial(_size_told, self.model))
+        chooser = Chooser(runner(self.model, self.ports), lines, classes, partial(_size_told, self.model, self.preset))
         step = partial(self.image_step, placing=placing_of(settings, lines), chooser=chooser)
         images = {c: step(c, port, whites[c], sizes[port.name]) for port, c in pairs if whites[c]}
-        refuse_order(settings, images)
         steps = list(images.values())
         source.notes += converted(source.sizes, source.kinds, steps) + order_told(steps, source.sizes)
         return images
@@ -343,10 +360,10 @@ def _size(shape: tuple[int, ...], port: Port) -> tuple[int, int, int] | None:
     return sizes.get("C", 1), sizes["H"], sizes["W"]
 
 
-def _size_told(model: nn.Module) -> tuple[int, int] | None:
+def _size_told(model: nn.Module, preset: Preset | None) -> tuple[int, int] | None:
     from onnxgen.training.original import size_told  # imported here: it imports what records are
 
-    return size_told(model)
+    return size_told(model) if preset is None or preset.size is None else preset.size
 
 
 def _plain(field: Field, port: Port) -> Plain:

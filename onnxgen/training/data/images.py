@@ -467,9 +467,11 @@ class Chooser:
 
     def choose(self, axes: str, fixed: Mapping[str, int], sizes: Sizes) -> Mapping[str, int]:
         """Return channels, height and width at which the network runs; {} if it does at none of those tried."""
-        if self.lines and self.runs is not None and (choice := advised_for_lines(axes, fixed, sizes, self.runs)):
-            return choice
-        height, width = self.told() or usual(() if self.classifies else sizes)
+        told = self.told()
+        if self.lines and self.runs is not None:
+            if choice := advised_for_lines(axes, fixed, sizes, self.runs, told):
+                return choice
+        height, width = told or usual(() if self.classifies else sizes)
         if "H" in fixed:
             width = max((size[2] for size in sizes), default=TIMES * fixed["H"])
         elif "W" in fixed:
@@ -535,7 +537,9 @@ def reads_lines(ports: Signature) -> bool:
     return any(card.resize == "line" for card in possible(ports.purpose))
 
 
-def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: Runs) -> Mapping[str, int]:
+def advised_for_lines(
+    axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: Runs, told: Size | None = None
+) -> Mapping[str, int]:
     """Return channels, height and width for lines of text; {} if the network ran at no height.
 
     The heights are those of published readers of lines, the more common one first. The width is that of the longest
@@ -544,11 +548,13 @@ def advised_for_lines(axes: str, fixed: Mapping[str, int], sizes: Sizes, runs: R
     Args:
         fixed: sizes that the input fixes, by axis.
         sizes: those of the data's images.
+        told: height and least width, if the file or its author's program tells them.
     """
+    first, least = told or (HEIGHTS[0], 1)
     longest = max((width / height for _, height, width in sizes), default=TIMES)
     channels = max((size[0] for size in sizes), default=3)
-    for height in [fixed["H"]] if "H" in fixed else (*HEIGHTS, *SIDES):
-        candidate = {"C": channels, "H": height, "W": _up(height * longest), **fixed}
+    for height in [fixed["H"]] if "H" in fixed else (first, *HEIGHTS, *SIDES):
+        candidate = {"C": channels, "H": height, "W": _up(max(height * longest, least)), **fixed}
         if runs(tuple(candidate[axis] for axis in axes)):
             return candidate
     return {}

@@ -36,6 +36,7 @@ from onnxgen.training.data.image_pairs import is_masks, is_pairs, is_tuples, ope
 from onnxgen.training.data.layout import PARTS, files_in, folders, part_called, refuse_special
 from onnxgen.training.data.lists import is_list, lists_in, read_list, with_images, without_gaps, without_targets
 from onnxgen.training.data.preprocessing import texts_of
+from onnxgen.training.data.presets import with_rate
 from onnxgen.training.data.samples import Batch, Data, Field, Samples, bits
 from onnxgen.training.data.sounds import is_sounds, open_sounds, with_sounds
 from onnxgen.training.data.source import DataSource, one_table, target_called
@@ -78,6 +79,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     Raises:
         OnnxgenError: there is no such data, it is damaged, or it can't be made to fit.
     """
+    settings = with_rate(settings)
     source = open_source(spec, settings, targets=targets)
     run_singly(model, source, settings)
     return source if isinstance(source, Data) else fit_to_model(source, model, settings, targets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -83,6 +83,7 @@ class Data:
         task: the task that the data is for, if it is certain (see `Settings.task`).
         size: the size that images got, in the form of `Settings.size` ("224x224"); empty if there are none.
         resize: how images got it, in the form of `Settings.resize`; empty if there are none.
+        images: settings of images that the preset of the network decided, by name.
         sizes: channels, height and width of the files of images; empty if they were not looked at.
         rate: that sounds have, in Hz; 0 if there are none.
         text: how texts became token ids; None if there are none.
@@ -100,6 +101,7 @@ class Data:
     table: Table | None = None
     size: str = ""
     resize: str = ""
+    images: Mapping[str, Any] = field(default_factory=dict)
     sizes: frozenset[tuple[int, ...]] = frozenset()
     task: str = ""
     rate: int = 0

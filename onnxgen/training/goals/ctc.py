@@ -21,7 +21,6 @@ from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import (
     added,
-    as_author,
     batch_axis,
     greedy,
     own_alphabet,
@@ -180,7 +179,7 @@ def make(situation: Situation) -> list[Goal]:
     goal.settled = {"blank": blank, "classes": goal.characters}
     goal.new_head = _new_head(goal, situation) if texts and not known else 0
     new = added(situation.model, goal.characters) if own is not None else []
-    goal.said = (*_notes(goal, situation.settings, own, new), *as_author(situation))
+    goal.said = tuple(_notes(goal, situation.settings, own, new))
     unread = tuple(_check(situation, goal))
     goal.said, goal.uncounted = (goal.said + unread, ()) if situation.training else (goal.said, unread)
     return [goal]

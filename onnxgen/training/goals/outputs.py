@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError
-from onnxgen.record.labels import PREFIX, SPACE, Alphabet, recorded_alphabet, usual_of
+from onnxgen.record.labels import PREFIX, SPACE, Alphabet, recorded_alphabet
 from onnxgen.record.sidecar import metadata_of, shapes_of, space_of
 from onnxgen.record.signature import Purpose
 from onnxgen.surgery.ports import signature_of, told_classes
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.image_options import FOR_PHOTOS, recipes
-from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.runs.record import has_code
 from onnxgen.training.settings import Settings
@@ -214,21 +213,12 @@ def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[s
     return every if len(every) < classes else tuple(used)
 
 
-def as_author(situation: Situation) -> list[str]:
-    """Return a note of how the author of the file feeds images, if the file tells the author, but these are not so fed.
-
-    A new head changes nothing about that.
-    """
-    step = getattr(situation.samples, "steps", {}).get(situation.feeding.inputs[0])
-    usual = usual_of(_metadata(situation.model))
-    return usual.left(situation.settings) if usual is not None and isinstance(step, ToInput) else []
-
-
 def _recorded(model: nn.Module) -> Alphabet | None:
-    return recorded_alphabet(_metadata(model))
+    return recorded_alphabet(recorded_metadata(model))
 
 
-def _metadata(model: nn.Module) -> Mapping[str, str]:
+def recorded_metadata(model: nn.Module) -> Mapping[str, str]:
+    """Return the metadata of a model's sidecar; {} if its weights can't be read."""
     try:
         return metadata_of(space_of(model))
     except OnnxgenError:  # damaged weights, which the model does not need any more

@@ -76,7 +76,8 @@ def fed_images(text: str) -> tuple[str, dict[str, Any]]:
         first = json_object(text)["inputs"][0]
         scale = (tuple(map(float, first["mean"])), tuple(map(float, first["std"])))
         placed = {"middle": "letterbox"}.get(first["at"], first["at"]) if first["beside"] else "stretch"
-        settings = {"channel_order": str(first["order"]).lower(), "resize": str(placed)}
+        settings: dict[str, Any] = {"channel_order": str(first["order"]).lower(), "resize": str(placed)}
+        settings["beside"] = int(first["beside"][0]) if first["beside"] else None
         return "none" if scale == plain_scale(first["channels"], _WHITE) else scale_text(scale), settings
     except (KeyError, TypeError, ValueError, IndexError):
         return "", {}

@@ -54,9 +54,9 @@ def known(name: object) -> Card:
 
 
 def with_task(settings: Settings, opened: Data) -> Settings:
-    """Return the settings with what was decided when data was opened: the task, and how images get their size."""
+    """Return the settings with what was decided when data was opened: the task, and how images are fed."""
     task = opened.task or OUTPUTS if settings.task == AUTO else settings.task
-    return replace(settings, task=task, resize=opened.resize or settings.resize)
+    return replace(settings, **{**opened.images, "task": task, "resize": opened.resize or settings.resize})
 
 
 def reader_of(loss: str) -> Callable[[Tensor, Target], Answer] | None:

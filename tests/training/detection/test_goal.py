@@ -65,11 +65,15 @@ def test_how_yolox_feeds_images_is_told(place: Path) -> None:
     told = "its boxes are offsets as YOLOX's; YOLOX feeds images with"
     notes = prepare(place / "net.py", place / "data", settings).notes
     whole = f"{told} --channel-order bgr --resize corner --normalize none, and 114 beside them, the default"
+    whole += " -> --preprocess yolox"
     assert [note for note in notes if "YOLOX" in note] == [whole]
     given = replace(settings, channel_order="bgr", normalize="none")
     assert f"{told} --resize corner, and" in "\n".join(prepare(place / "net.py", place / "data", given).notes)
     given = replace(given, resize="corner")
     assert "YOLOX" not in "\n".join(prepare(place / "net.py", place / "data", given).notes)
+    plan = prepare(place / "net.py", place / "data", replace(settings, preprocess="yolox"))
+    assert [note.split(",")[0] for note in plan.notes if "YOLOX" in note] == ["fed as YOLOX does"]
+    assert (plan.settings.channel_order, plan.settings.resize, plan.settings.normalize) == ("bgr", "corner", "none")
 
 
 def test_the_whole_graph_gets_the_weights(place: Path, tmp_path: Path) -> None:

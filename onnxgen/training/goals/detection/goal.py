@@ -22,10 +22,10 @@ from torchmetrics import Metric
 from onnxgen.common.names import legible
 from onnxgen.common.paths import installing
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.record.labels import YOLOX
 from onnxgen.record.tail import Tail
 from onnxgen.training.data.arrays import column_of
 from onnxgen.training.data.letterbox import INNER, WHOLE
+from onnxgen.training.data.presets import PRESETS
 from onnxgen.training.data.samples import Batch
 from onnxgen.training.goals.detection.boxes import Decoder, suppress
 from onnxgen.training.goals.detection.head import detector_of, tail_of_model
@@ -116,7 +116,8 @@ def make(situation: Situation) -> list[Goal]:
         refuse_wrong(boxes, tail.classes)
     notes = [f"the raw maps of a detector are trained: {len(tail.levels)} scales, {tail.classes} classes"]
     notes += [f"assumed: {tail.assumed}"] if tail.assumed else []
-    notes += YOLOX.left(situation.settings) if tail.kind == "offsets" else []
+    if tail.kind == "offsets":
+        notes += PRESETS["yolox"].advised("its boxes are offsets as YOLOX's", situation.settings)
     names = situation.settings.classes or situation.samples.fields[COLUMN].classes
     if len(names) > tail.classes:
         what = f"--classes has {counted(len(names), 'name')}, but the model has {counted(tail.classes, 'class')}"
