@@ -186,7 +186,7 @@ def compose(
 
 
 def _of_options(model: ir.Model, options: Options) -> dict[str, str]:
-    """Return the metadata of the type, the alphabet, the file's own training, and how far the module differs from it."""
+    """Return the metadata of the type, the alphabet, the file's own training, and how far it differs from the file."""
     metadata = {DTYPE: options.dtype} if options.dtype else {}
     if (alphabet := alphabet_in(model.metadata_props)) is not None:
         metadata[ALPHABET] = as_json(alphabet)
