@@ -21,6 +21,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Feeding
+from onnxgen.training.endings import KeepsLogits
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Made, Outputs, suffixed
 from onnxgen.training.loader import Loader
 from onnxgen.training.memory import Micro
@@ -91,7 +92,10 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        return as_tuple(self.model(*self.feeding.arguments(batch)))
+        compiled = hasattr(self.model, "_orig_mod")  # a compiled graph has no functions to look into
+        keeps = any(goal.needs_logits for goal in self.objectives) and not compiled
+        with KeepsLogits() if keeps else nullcontext():
+            return as_tuple(self.model(*self.feeding.arguments(batch)))
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""

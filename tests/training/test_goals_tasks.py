@@ -18,11 +18,11 @@ from onnxgen import generate
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load
+from onnxgen.training.endings import Ending, KeepsLogits
 from onnxgen.training.goals.ctc import Layout, Reading
 from onnxgen.training.goals.embedding import SCALE, ArcFace, BatchHard, RecallAt1
 from onnxgen.training.goals.keypoints import Keypoints, gaussians
 from onnxgen.training.goals.outputs import greedy, peaks, spelled
-from onnxgen.training.losses import Ending
 from onnxgen.training.runs.metrics import best_row
 from onnxgen.training.runs.record import read_record
 
@@ -80,6 +80,21 @@ def test_the_ctc_loss_is_torchs(batch: int, kind: str) -> None:
     expected = F.ctc_loss(x.log_softmax(2).transpose(0, 1), flat, torch.full((4,), 6), lengths, 0)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(torch.autograd.grad(loss, x)[0], torch.autograd.grad(expected, x)[0])
+
+
+def test_a_probability_that_is_rounded_to_0_is_trained() -> None:
+    """The loss takes the logits before the softmax, whose logarithm would be that of the smallest number."""
+    x = (300 * draw(4, 6, 5)).requires_grad_()
+    with KeepsLogits():
+        output = x.softmax(2)
+    assert (output == 0).any()
+    loss = reading(kind="softmax").mean_loss((output,), {"t": TARGETS}, True)
+    lengths, flat = (TARGETS >= 0).sum(1), TARGETS[TARGETS >= 0]
+    expected = F.ctc_loss(x.log_softmax(2).transpose(0, 1), flat, torch.full((4,), 6), lengths, 0)
+    torch.testing.assert_close(loss, expected)
+    gradient, wanted = torch.autograd.grad(loss, x)[0], torch.autograd.grad(expected, x)[0]
+    torch.testing.assert_close(gradient, wanted)
+    assert wanted.abs().max() > 0.1
 
 
 def test_parts_of_a_batch_add_up_and_targets_without_enough_steps_do_not_count() -> None:

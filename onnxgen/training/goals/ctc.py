@@ -17,7 +17,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.labels import Alphabet
 from onnxgen.training.data.arrays import Values, column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
-from onnxgen.training.endings import Ending, read_ending
+from onnxgen.training.endings import Ending, log_probabilities, read_ending
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import (
     added,
@@ -65,6 +65,7 @@ class Reading(Goal, nn.Module):
     """
 
     monitor = "character_error"
+    needs_logits = True
 
     def __init__(
         self, layout: Layout, column: str, blank: int, characters: Sequence[str] = (), texts: Sequence[str] = ()
@@ -100,10 +101,10 @@ class Reading(Goal, nn.Module):
     def logarithms(self, outputs: Outputs) -> Tensor:
         """Return the logarithms of the classes' probabilities [T, n, C]."""
         own = self.layout
-        scores = outputs[own.output].permute(own.time, own.batch, own.axis).float()
+        scores = outputs[own.output]
         if own.ending.kind == "softmax":
-            scores = scores.clamp_min(torch.finfo(scores.dtype).tiny).log()
-        return scores.log_softmax(2)  # of logarithms, the same
+            scores = log_probabilities(scores, own.axis)
+        return scores.permute(own.time, own.batch, own.axis).float().log_softmax(2)  # of logarithms, the same
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
         logs, targets = self.logarithms(outputs), self.targets(batch[self.column])

@@ -108,6 +108,7 @@ class Goal:
         settled: settings that the data decided, by name. They are kept, so that other data is treated alike.
         factor: the loss that is trained is multiplied by this; the loss that is shown is not.
         new_head: with so many classes a new head would begin, if nothing says what those of the model are; else 0.
+        needs_logits: True if it takes logarithms of an output that may be that of a softmax (`log_probabilities`).
         splits: False if the loss compares the samples of a batch, so that parts of it do not add up to the batch.
     """
 
@@ -121,6 +122,7 @@ class Goal:
     factor: float = 1.0
     new_head: int = 0
     splits: ClassVar[bool] = True
+    needs_logits: ClassVar[bool] = False
 
     @property
     def counts(self) -> bool:
