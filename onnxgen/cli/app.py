@@ -290,6 +290,8 @@ _asked = add_all(
 def predict(files: tuple[str, ...], **params: Any) -> int:
     """Predict for FILES with the model of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
+    RUN may also be a generated module of which the ONNX file tells the characters that it reads, and how it is fed.
+
     FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), texts (.txt, .jsonl), or - to
     read names from stdin. They are prepared as in training.
     """
@@ -305,6 +307,7 @@ def predict(files: tuple[str, ...], **params: Any) -> int:
         ("onnxgen evaluate", "Evaluate the newest run on the part of its data that was held back."),
         ("onnxgen evaluate runs/digits-1", "Evaluate this run."),
         ("onnxgen evaluate runs/digits-1 --data new/", "Evaluate on other data."),
+        ("onnxgen evaluate model.py --data new/", "Evaluate a network as its file left it."),
     ],
 )
 @_run
@@ -318,6 +321,8 @@ def predict(files: tuple[str, ...], **params: Any) -> int:
 @saying_options
 def evaluate(run: Path | None, **params: Any) -> int:
     """Print the loss and the metrics of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
+
+    RUN may also be a generated module, which needs --data.
 
     Samples that the run was trained on are evaluated only with --part train.
     """

@@ -6,6 +6,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from onnxgen.training.runs.folder import is_own_file, is_run, no_run, runs_besid
 from onnxgen.training.runs.record import BOXES, Record, read_record
 
 if TYPE_CHECKING:
+    from onnxgen.training.evaluate import Measured
     from onnxgen.training.runs.answers import Answer, Prediction
     from onnxgen.training.runs.learner import Learner
 
@@ -33,7 +35,25 @@ MAX_SHOWN = 8  # numbers of an answer in the table
 STDIN = "-"
 
 
-def predict_command(
+def predict_command(files: tuple[str, ...], **options: Any) -> int:
+    """Predict for files with the run or the generated module that is named before them. Returns the exit code."""
+    run, files = _asked_of(files)
+    if not _is_module(run):
+        return _predict(run, files, **options)
+    with ExitStack() as stack:
+        with progress("loading PyTorch and Lightning", options["quiet"] or options["as_json"]), sympy_later():
+            from onnxgen.training.runs.untouched import untouched
+
+            run = stack.enter_context(untouched(run))
+        return _predict(run, files, **options)
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix == ".py" and path.is_file() and not is_own_file(path)
+
+
+def _predict(
+    run: Path,
     files: tuple[str, ...],
     *,
     top: int,
@@ -51,7 +71,6 @@ def predict_command(
 
     Returns the exit code.
     """
-    run, files = _asked_of(files)
     record = read_record(run)  # an error about the folder comes before PyTorch is loaded
     _check_suffix(out)
     options = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
@@ -127,8 +146,24 @@ def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
     return options
 
 
-def evaluate_command(
-    run: Path | None,
+def evaluate_command(run: Path | None, **options: Any) -> int:
+    """Evaluate a run or a generated module, and print its metrics and the number of samples. Returns the exit code."""
+    run = run or newest_run("asking")
+    if not _is_module(run):
+        return _evaluate(run, **options)
+    if options["data"] is None:
+        raise OnnxgenError(f"{run} has no data of its own, as a run has", help="name some: --data DATA")
+    with ExitStack() as stack:
+        with progress("loading PyTorch and Lightning", options["quiet"] or options["as_json"]), sympy_later():
+            from onnxgen.training.runs.untouched import is_told, untouched
+
+            told = is_told(run) and options["weights"] is options["task"] is None
+            run = stack.enter_context(untouched(run)) if told else run
+        return _evaluate(run, **options) if told else _evaluate_module(run, **options)
+
+
+def _evaluate(
+    run: Path,
     *,
     data: str | None,
     part: str | None,
@@ -138,8 +173,6 @@ def evaluate_command(
     weights: Path | None,
     **say: Any,
 ) -> int:
-    """Evaluate a run, and print its metrics and the number of samples. Returns the exit code, as `predict_command`."""
-    run = run or newest_run("asking")
     record = read_record(run)
     if data is not None:
         need_data(data)
@@ -147,21 +180,40 @@ def evaluate_command(
     with progress("loading PyTorch and Lightning", quiet or as_json):
         learner = _learner(run, device, weights, task=task, teacher=teacher)
     with progress("evaluating", quiet or as_json):
-        metrics = learner.evaluate(data, part=part)
+        learner.evaluate(data, part=part)
     measured = learner.measured
     assert measured is not None
-    unsure = finds_nothing(metrics.get(BEST_SCORE, 1.0))
-    for text in filter(None, (*measured.notes, *learner.notes, *([] if quiet else learner.fed), unsure)):
+    what = (f"the {learner.scored} part of " if learner.scored else "") + (data or str(record.data_for(run)))
+    return _print_measured(record.name, what, measured, [*learner.notes, *([] if quiet else learner.fed)], **say)
+
+
+def _evaluate_module(module: Path, *, data: str, part: str | None, weights: Path | None, **given: Any) -> int:
+    """Measure a generated module as its file left it, or with other weights. Returns the exit code."""
+    from onnxgen.training.evaluate import measure
+    from onnxgen.training.settings import Settings
+
+    need_data(data)
+    say = {name: given.pop(name) for name in ("quiet", "as_json", "verbose") if name in given}
+    with progress("evaluating", say["quiet"] or say["as_json"]):
+        settings = Settings(val=0.0, weights=weights, **{name: v for name, v in given.items() if v is not None})
+        measured = measure(module, data, part=part, settings=settings)
+    return _print_measured(module.name, data, measured, [] if say["quiet"] else measured.fed, **say)
+
+
+def _print_measured(
+    name: str, what: str, measured: Measured, notes: Sequence[str], *, quiet: bool, as_json: bool, **_: Any
+) -> int:
+    unsure = finds_nothing(measured.metrics.get(BEST_SCORE, 1.0))
+    for text in filter(None, (*measured.notes, *notes, unsure)):
         tell(f"note: {text}", to_errors=True)
     if as_json:
-        tell_json({**metrics, "samples": measured.samples, "skipped": measured.skipped})
+        tell_json({**measured.metrics, "samples": measured.samples, "skipped": measured.skipped})
     elif not quiet:
         from onnxgen.training.runs.metrics import number
 
-        what = (f"the {learner.scored} part of " if learner.scored else "") + (data or str(record.data_for(run)))
         some = f"{measured.samples:,} of " if measured.whole != measured.samples else ""
-        where = f"{record.name} on {some}{counted(measured.whole, 'sample')} of {what}"
-        tell(f"{where}: " + ", ".join(f"{name} {number(name, v)}" for name, v in metrics.items()))
+        where = f"{name} on {some}{counted(measured.whole, 'sample')} of {what}"
+        tell(f"{where}: " + ", ".join(f"{name} {number(name, v)}" for name, v in measured.metrics.items()))
     return DIFFERENT if measured.skipped else 0
 
 

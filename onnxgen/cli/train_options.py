@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from onnxgen.cli.group import AnyPath, Function, option
-from onnxgen.errors import Problem
+from onnxgen.errors import OnnxgenError, Problem
+from onnxgen.record.labels import read_names
 from onnxgen.training.config import typed
 from onnxgen.training.settings import SETTINGS, Settings
 
@@ -83,6 +86,11 @@ class Value(ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         like = getattr(param, "metavar", "") or ""
         why = ""
+        if "NAME,..." in like and isinstance(value, str) and re.fullmatch(r"@[^,]+", value):
+            try:
+                return tuple(read_names(Path(value[1:])))
+            except OnnxgenError as error:
+                return self._wrong(str(error), param, ctx)
         for reading in _readings(value, like == PAIR):
             try:
                 return typed(reading, self.wanted)
@@ -92,11 +100,13 @@ class Value(ParamType):
             why = f"{value!r} has an empty name at place {parts.index('') + 1} of {len(parts)}"
         else:
             why = f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else "")
+        return self._wrong(why, param, ctx)
+
+    def _wrong(self, why: str, param: click.Parameter | None, ctx: click.Context | None) -> None:
         if ctx is None or param is None or param.name is None:
             self.fail(why, param, ctx)
         message = click.BadParameter(why, ctx, param).format_message()
         _wrong(ctx).setdefault(param.name, []).append(Problem(f"{message} (try: {ctx.command_path} -h)"))
-        return None
 
 
 def _readings(text: str, is_pair: bool) -> Iterator[Any]:

@@ -4,6 +4,7 @@
     classes     ["person", "bicycle"]            a list, as either writes it
     character   one character in each line       PaddleOCR
     labels      person,bicycle
+    vocab.json  {"<pad>": 0, "a": 1}             Hugging Face: places by name
 
 The metadata are lists of classes, the alphabet that one of them may be, and sizes of images. How
 images are fed is in none of these: `training/data/presets.py` knows it of some networks.
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from onnxgen.common.built import json_object, read_json
+from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.record.sidecar import TRAINED
 
 KEYS = re.compile(r"(class|label)?_?names|class(es)?|labels?|id2label|characters?|alphabet|categories", re.IGNORECASE)
 KEY = "alphabet"  # in the sidecar's metadata
 PREFIX = "onnxgen."  # of the keys that exports write to `metadata_props`
+BLANK = "<blank>"
 SPACE = " "  # PaddleOCR adds it behind the list of the file
 _SIZE = re.compile(r"\[(\d+), *(\d+)\]")
 Write = Callable[[list[str]], str]
@@ -132,6 +135,8 @@ def read_list(text: str) -> tuple[list[str], Write] | None:
         if isinstance(value, dict) and value and _is_counted(value):
             kind = type(next(iter(value)))
             return list(value.values()), lambda names, k=kind, w=write: w({k(i): n for i, n in enumerate(names)})
+        if isinstance(value, dict) and _are_places(value):
+            return sorted(value, key=value.__getitem__), lambda names, w=write: w({n: i for i, n in enumerate(names)})
         return None
     for between in ("\n", ","):
         names = text.split(between)
@@ -144,6 +149,30 @@ def _is_counted(names: dict[Any, Any]) -> bool:
     """True for a dict of names by 0, 1, 2, ..., as numbers or as text."""
     numbers = range(len(names))
     return all(isinstance(name, str) for name in names.values()) and [*names] in ([*numbers], [*map(str, numbers)])
+
+
+def _are_places(names: dict[Any, Any]) -> bool:
+    """True for a dict of places 0, 1, 2, ... by name, in any order, as Hugging Face's vocab.json."""
+    whole = all(isinstance(name, str) and type(place) is int for name, place in names.items())
+    return bool(names) and whole and sorted(names.values()) == [*range(len(names))]
+
+
+def read_names(path: Path) -> list[str]:
+    """Return the names of classes, or the characters, that a file lists in one of the forms above.
+
+    An empty name at the first or the last place is the blank, `<blank>`.
+
+    Raises:
+        OnnxgenError: the file can't be read, or it lists nothing.
+    """
+    try:
+        listed = read_list(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise OnnxgenError(f"{path} can't be read: {one_line(error)}") from None
+    if listed is None:
+        raise OnnxgenError(f"{path} lists no names", help="a name in each line, or a list or dict of names as JSON")
+    names = listed[0]
+    return [BLANK if name == "" and place in (0, len(names) - 1) else name for place, name in enumerate(names)]
 
 
 def _listed(names: list[str], between: str) -> tuple[list[str], Write]:

@@ -52,6 +52,7 @@ class Measured:
         whole: how many samples there would be with those left out; if the data has parts, it is not known of which one
             these were, and `whole` is `samples`.
         notes: what was left out, and what counts otherwise than the rest.
+        fed: how the data was fed, and what else there is to know of it.
     """
 
     metrics: dict[str, float]
@@ -59,6 +60,7 @@ class Measured:
     skipped: int
     whole: int
     notes: tuple[str, ...]
+    fed: tuple[str, ...] = ()
 
 
 @python_words()
@@ -121,7 +123,9 @@ def measure(
     not_read = sum(loader.skipped for loader in loaders)
     skipped, count = sum(note.samples for note in left_out) + not_read, len(samples) - not_read
     notes = (*left_out, *unread, *(note for goal in objectives for note in goal.uncounted))
-    return Measured(values, count, skipped, count + skipped if len(opened.parts) == 1 else count, notes)
+    whole = count + skipped if len(opened.parts) == 1 else count
+    fed = tuple(note for note in opened.notes if note not in left_out)
+    return Measured(values, count, skipped, whole, notes, fed)
 
 
 @python_words()

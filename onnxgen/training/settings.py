@@ -175,8 +175,8 @@ class Settings:
     classes: tuple[str, ...] = _data(
         (),
         "NAME,...",
-        "The classes in the order of the model's outputs. Default: the names in the data, sorted. A comma may be a "
-        "name: a,,,b.",
+        "The classes in the order of the model's outputs, or @FILE, which lists them. Default: the names in the data, "
+        "sorted. A comma may be a name: a,,,b.",
     )
     tokenizer: Path | None = _data(
         None, "FILE", "tokenizer.json for texts, or its folder. Default: the one beside the module or its weights."

@@ -20,9 +20,10 @@ from onnxgen import generate, verify
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.export.files import relabelled
-from onnxgen.record.labels import Alphabet, alphabet_in, alphabet_of
+from onnxgen.record.labels import Alphabet, alphabet_in, alphabet_of, read_names
 from onnxgen.training import Settings, evaluate, fit, load
 from onnxgen.training.evaluate import measure
+from onnxgen.training.goals.ctc import Reading
 from onnxgen.training.prepare import Plan, prepare
 
 QUIET: dict[str, Any] = {"device": "cpu", "workers": 0, "val": 0.0}
@@ -231,6 +232,35 @@ def test_forms_of_lists() -> None:
     twice = alphabet_of(["a", " ", "b"])  # PaddleOCR's list of English ends in a space, and gets another one
     found = None if twice is None else twice.of(5)
     assert found is not None and found.characters == ("a", "<2>", "b", " ") and twice.of(4) == twice
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("\ufeffz\nb\na\n-\n \n", [*"zba- "]),
+        ('["", "z", "b"]', ["<blank>", "z", "b"]),
+        ('{"a": 3, "b": 4, "<pad>": 0, "<s>": 1, "[UNK]": 2, "|": 5}', ["<pad>", "<s>", "[UNK]", "a", "b", "|"]),
+    ],
+    ids=["a line each", "ddddocr", "Hugging Face"],
+)
+def test_a_file_lists_the_classes(
+    text: str, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list").write_text(text, encoding="utf-8")
+    assert read_names(tmp_path / "list") == names
+    if len(names) > 3:  # a whole output
+        (goal,) = planned(reader(tmp_path), "ab", "b", classes=names).objectives
+        assert isinstance(goal, Reading) and goal.blank == 0
+        assert list(goal.characters) == [name for name in names if name != "<pad>"]
+    with pytest.raises(OnnxgenError, match="lists no names"):
+        read_names(file := _written(tmp_path / "one", "z"))
+    assert cli(["train", "net.py", "--classes", f"@{file}"]) == 2 and "lists no names" in capsys.readouterr().err
+    assert cli(["train", "net.py", "--classes", "@gone.txt"]) == 2 and "can't be read" in capsys.readouterr().err
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 def test_a_new_list_keeps_the_form_of_the_old_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tarfile
@@ -26,6 +27,8 @@ from onnxgen.training.config import read_config
 from onnxgen.training.data import feed, open_data
 from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.data.presets import PRESETS
+from onnxgen.training.goals.outputs import greedy, spelled
+from onnxgen.training.model import open_model
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.runs.record import read_record
@@ -315,6 +318,29 @@ def test_a_file_of_paddleocr_s_kind_tells_how_it_is_fed(tmp_path: Path) -> None:
         assert "PaddleOCR" not in "\n".join(prepare(module, data, replace(settings, **other)).notes)
     floats = {**data, "image": np.zeros((4, 3, 8, 10), np.float32)}  # which count as scaled
     assert "PaddleOCR" not in "\n".join(prepare(module, floats, settings).notes)
+
+
+def test_a_reader_is_asked_before_any_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`predict` and `evaluate` take the module, if its file tells its characters and how it is fed."""
+    module = exported(tmp_path, Line(), torch.zeros(2, 3, 8, 10), names="image", output="text")
+    Image.fromarray(picture := pixels(8, 7, 3)).save(tmp_path / "line.png")
+    (tmp_path / "labels.txt").write_text("line.png\tab\n")
+    asked = ["predict", str(module), str(tmp_path / "line.png"), "--json"]
+    assert (
+        cli(asked) == 2
+        and "says no characters, or not how images are fed -> onnxgen evaluate" in capsys.readouterr().err
+    )
+    generate(with_entry(tmp_path / "net.onnx", "character", "a\nb\nc\n "), module, force=True)
+    assert cli(asked) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    x = np.full((8, 10, 3), 127, np.float32)
+    x[:, :7] = picture[..., ::-1]
+    scores = open_model(module)(torch.from_numpy((x / 255 - 0.5) / 0.5).permute(2, 0, 1)[None])
+    wanted = spelled(greedy(scores.argmax(2), 0)[0], 0, "abc ")
+    assert found["outputs"]["text"]["label"] == wanted
+    assert cli(["evaluate", str(module), "--data", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact_match"] == float(wanted == "ab")
+    assert cli(["evaluate", str(module)]) == 2 and "has no data of its own" in capsys.readouterr().err
 
 
 def test_it_is_told_before_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from torchmetrics.text import CharErrorRate
 
 from onnxgen.common.names import listed
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.record.labels import Alphabet
+from onnxgen.record.labels import BLANK, Alphabet
 from onnxgen.training.data.arrays import Values, column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.endings import Ending, log_probabilities, read_ending
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 PADDING = -1
 MIRRORS = ("flip", "vflip")
+_SIGN = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")  # a class that no text has: <s>, [UNK]
+_BLANKS = (BLANK, "<pad>", "[PAD]")  # Hugging Face's padding is the blank
 
 
 @dataclass(frozen=True)
@@ -252,6 +255,7 @@ def _blank(situation: Situation, layout: Layout, used: Sequence[int], own: Alpha
     names = situation.settings.classes
     if len(names) == layout.classes:
         marks = [i for i, name in enumerate(names) if len(name) > 1]
+        marks = [i for i in marks if names[i] in _BLANKS] or marks
         if len(marks) == 1:
             return marks[0]
         what = f"--classes names all {layout.classes} classes of the output: one of them is the blank"
@@ -280,7 +284,7 @@ def _check_characters(
     """
     if not used:
         return
-    if own is None and (long := [name for name in characters if len(name) != 1]):
+    if own is None and (long := [c for c in characters if len(c) != 1 and not _SIGN.fullmatch(c)]):
         way = "name each character"
         what = f"--task {situation.settings.task}: --classes has {long[0]!r}, which is no single character"
         raise OnnxgenError(what, help=way)
