@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.streaming.stream import leading, stream_of
+from onnxgen.training.goals.goal import IGNORED_CLASS
 from onnxgen.training.model import as_tuple, fixed_batch
 
 if TYPE_CHECKING:
@@ -63,10 +64,19 @@ def _ending(step: Any, output: Tensor, moved: bool) -> Ending:
     if kind is not None:
         return Ending(kind, None if moved or kind == "sigmoid" else _axis(softmax, output))
     short = name.rpartition("Backward")[0]
-    if not before or short not in VIEWS | _BOUNDED:
+    if not before or not (short in VIEWS | _BOUNDED or _of_one(step, short)):
         return Ending()
-    endings = {_ending(inner, output, moved or short in VIEWS) for inner in before}
+    endings = {_ending(inner, output, moved or short not in _BOUNDED) for inner in before}
     return endings.pop() if len(endings) == 1 else Ending()
+
+
+def _of_one(step: Any, short: str) -> bool:
+    """Return True for a mean or a sum of single elements, which are what they were."""
+    if short not in ("Mean", "Sum") or not hasattr(step, "_saved_dim"):
+        return False
+    sizes, axes = step._saved_self_sym_sizes, step._saved_dim or ()
+    axes = [axis - (1 << 64) if axis >= 1 << 63 else axis for axis in axes]
+    return all(sizes[axis] == 1 for axis in axes or range(len(sizes)))
 
 
 def _axis(step: Any, output: Tensor) -> int:
@@ -227,6 +237,7 @@ class Look:
         """Return True if an output fits its targets better as probabilities than as logits, and than a constant."""
         output = torch.cat([outputs[index].double().flatten().cpu() for _, outputs in self.seen]).clamp(1e-6, 1 - 1e-6)
         target = torch.cat([batch[column].double().flatten() for batch, _ in self.seen])
+        output, target = (x[target != IGNORED_CLASS] for x in (output, target))
         entropy = nn.functional.binary_cross_entropy
         prior = target.mean().clamp(1e-6, 1 - 1e-6).expand_as(target)
         losses = [float(entropy(values, target)) for values in (output, output.sigmoid(), prior)]

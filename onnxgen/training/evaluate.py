@@ -36,6 +36,7 @@ from onnxgen.training.model import as_tuple, fixed_batch, known_of, open_model
 from onnxgen.training.prepare import objectives_of, quiet, refuse_outside
 from onnxgen.training.settings import Settings, python_words
 from onnxgen.training.singly import joined_rows
+from onnxgen.training.stepwise import check_steps
 from onnxgen.training.tasks import with_task
 
 PREFERRED_PARTS = ("test", "val", "train")  # the first one that the data has is evaluated
@@ -235,6 +236,7 @@ def _ready(
     samples, settings = _part(opened, part), with_task(settings, opened)
     feeding = feed(opened, model, settings, targets=targets)
     check(model, opened, feeding, settings)
+    check_steps(model, opened, feeding.inputs, feeding.aims)
     fixed = fixed_batch(model)
     if fixed and len(samples) % fixed:
         what = f"the model takes batches of {fixed} only, but the data has {len(samples)} samples"

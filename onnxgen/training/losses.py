@@ -45,6 +45,7 @@ class Objective(Goal):
         several: True if a sample has a class at each of several places, of which some may be ignored.
         of_map: True if the output has a number at each pixel: most pixels may be of one class, so the mean IoU decides.
         metrics: names of torchmetrics' classes that an evaluation computes, too.
+        masked: True if some targets of yes or no are ignored, as those behind the end of a sequence.
     """
 
     output: int
@@ -61,10 +62,11 @@ class Objective(Goal):
     metrics: tuple[str, ...] = ()
     several: bool = False
     of_map: bool = False
+    masked: bool = False
 
     @property
     def counts(self) -> bool:
-        return self.several
+        return self.several or self.masked
 
     @property
     def is_binary(self) -> bool:
@@ -88,7 +90,7 @@ class Objective(Goal):
         count = self.count(target)
         if chosen is None:
             return [loss, count]
-        decided = count if self.loss in CLASS_LOSSES else target.numel()
+        decided = count if self.loss in CLASS_LOSSES or self.masked else target.numel()
         return [loss, count, (chosen == target.view(chosen.shape).long()).sum(), decided]
 
     def scores(self) -> Scores | None:
@@ -126,6 +128,11 @@ class Objective(Goal):
         target = target.view_as(output)  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
         if self.loss == "binary_cross_entropy" and self.ending.seen:  # torch refuses 1.0000001
             output = output.clamp(0, 1)
+        if self.masked:
+            kept = target != IGNORED_CLASS
+            output, target = output[kept], target[kept]
+            if not len(target):  # torch's mean of nothing is NaN
+                return output.sum()
         options = {} if weights is None else {"weight": torch.where(target > 0.5, weights[1], weights[0])}
         target = target if self.loss == "multilabel_margin_loss" else target.to(output.dtype)
         target = target * (1 - smoothing) + smoothing / 2 if smoothing else target
@@ -134,7 +141,7 @@ class Objective(Goal):
 
     def count(self, target: Tensor) -> Tensor | int:
         """Return the number of elements in the mean: the weight of this batch in a mean over batches."""
-        if self.loss in CLASS_LOSSES and not target.is_floating_point():
+        if self.masked or (self.loss in CLASS_LOSSES and not target.is_floating_point()):
             return (target != IGNORED_CLASS).sum()
         return target.shape[0]
 
@@ -145,8 +152,10 @@ class Objective(Goal):
         if not self.classes or self.is_binary:
             shape = (len(output), self.labels) if self.labels > 1 else (-1,)
             output = output.sigmoid() if self.is_binary and self.ending.kind not in PROBABILITIES else output
-            target = target.reshape(shape)
-            return output.float().reshape(shape), target.long() if self.is_binary else target.float()
+            target, output = target.reshape(shape), output.reshape(shape)
+            if self.masked:
+                output, target = output[target != IGNORED_CLASS], target[target != IGNORED_CLASS]
+            return output.float(), target.long() if self.is_binary else target.float()
         scores = output.float().movedim(self.axis, 1)
         if self.ending.kind != "softmax":  # of log-probabilities, softmax is exp
             scores = scores.softmax(1)
@@ -217,6 +226,7 @@ def objective(
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
         raise OnnxgenError(what, help=way if target.is_floating_point() else "")
     labels = output.numel() // len(output) if output.ndim == 2 else 1
+    chosen = replace(chosen, masked=loss in BINARY_LOSSES and labels == 1 and field.ignored)
     if loss not in BINARY_LOSSES or (target.is_floating_point() and len(field.classes) != 2):
         return replace(chosen, labels=labels)
     metrics = OF_LABELS if labels > 1 else OF_A_MAP if chosen.of_map else ()

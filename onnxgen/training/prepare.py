@@ -38,7 +38,7 @@ from onnxgen.training.endings import Look
 from onnxgen.training.finetune.freezing import freeze
 from onnxgen.training.finetune.kept import put_head
 from onnxgen.training.goals.distil import with_teacher
-from onnxgen.training.goals.goal import Goal, suffixed
+from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, suffixed
 from onnxgen.training.goals.names import loss_name, losses_asked, refuse_for_task
 from onnxgen.training.goals.outputs import output_names
 from onnxgen.training.launch import launched
@@ -49,6 +49,7 @@ from onnxgen.training.optimizers import optimizer_class, schedule_class, settled
 from onnxgen.training.runs.alike import files_of_each
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
+from onnxgen.training.stepwise import check_steps, notes_of, settled_steps
 from onnxgen.training.tasks import card_of, with_task
 from onnxgen.training.tasks.card import Situation
 
@@ -126,15 +127,16 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     notes += more
     feeding = feed(opened, model, settings)
     check(model, opened, feeding, settings)
+    check_steps(model, opened, feeding.inputs, feeding.aims)
     objectives = objectives_of(model, opened.train, feeding, settings)
     for samples in opened.parts.values():
         refuse_outside(samples, objectives)
     set_known(model, opened.normalize, opened.table, settings)
-    settings = _settled(settings, opened, feeding, objectives)
+    settings = settled_steps(model, _settled(settings, opened, feeding, objectives))
     set_classes(model, settings.classes)
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
-    notes += opened.notes + _told(objectives, settings)
+    notes += opened.notes + notes_of(model, settings) + _told(objectives, settings)
     notes += _untrained(model, feeding) if card.make is None else []
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     shaped = settings.head_first or settings.head_lr != 1
@@ -302,11 +304,14 @@ def objectives_of(
 
 
 def _field(samples: Samples, column: str) -> Field:
-    """Return the `Field` of a target. If all values are 0 or 1, it has two classes."""
+    """Return the `Field` of a target. If all values are 0 or 1, it has two classes. Some of several may be none."""
     field, values = samples.fields[column], column_of(samples, column)
-    if field.classes[2:] or values is None or not bool(((values == 0) | (values == 1)).all()):
+    if field.classes[2:] or values is None:
         return field
-    return replace(field, classes=field.classes if len(field.classes) == 2 else ("0", "1"))
+    none = values == IGNORED_CLASS if values.ndim > 1 else torch.zeros_like(values, dtype=torch.bool)
+    if not bool((none | (values == 0) | (values == 1)).all()):
+        return field
+    return replace(field, classes=field.classes if len(field.classes) == 2 else ("0", "1"), ignored=bool(none.any()))
 
 
 def _refuse_one_hot(samples: Samples, column: str) -> None:
@@ -327,7 +332,9 @@ def refuse_outside(samples: Samples, objectives: Sequence[Goal]) -> None:
         if not isinstance(goal, Objective) or not goal.is_binary:
             continue
         limit(samples, goal.column, 1, f"{goal.loss} needs targets from 0 to 1")
-        for wrong in (values[(values < 0) | (values > 1)] for _, values in Values(samples, [goal.column])[goal.column]):
+        for _, values in Values(samples, [goal.column])[goal.column]:
+            outside = (values < 0) | (values > 1)
+            wrong = values[outside & (values != IGNORED_CLASS)] if goal.masked else values[outside]
             if len(wrong):
                 what = f"{goal.loss} needs targets from 0 to 1, but column {goal.column!r} has {wrong[0].item():g}"
                 way = "give the model an output for each class, or name another loss with --loss"

@@ -48,11 +48,11 @@ _run = partial(declared, group="The run and its files")
 _LIMITS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     (
         "epochs batch_size accumulate devices nodes max_steps replace_head early_stop lora max_length sample_rate "
-        "shuffle_window",
+        "shuffle_window chunk bptt",
         "at least 1",
         lambda x: x < 1,
     ),
-    ("warmup label_smoothing blank head_first mixup cutmix", "at least 0", lambda x: x < 0),
+    ("warmup label_smoothing blank head_first mixup cutmix context", "at least 0", lambda x: x < 0),
     ("lr max_hours layer_decay temperature noise largest_score", "more than 0", lambda x: not x > 0),
     ("label_smoothing", "less than 1", lambda x: not x < 1),
     ("ema", "between 0 and 1", lambda x: not 0 < x < 1),
@@ -170,6 +170,19 @@ class Settings:
     inputs: Mapping[str, str] = _data(dict, "INPUT=COLUMN,...", "The data's column for each input of the model.")
     const: Mapping[str, Any] = _data(
         dict, "INPUT=X,...", "Fill these inputs with a number, in place of data: sr=16000, state=0."
+    )
+    carry: Mapping[str, str] = _data(
+        dict,
+        "INPUT=OUTPUT,...",
+        "These inputs hold a state, which goes on from these outputs: each sample is a sequence of steps. Default: "
+        "as names and shapes say (state=stateN).",
+    )
+    chunk: int | None = _data(
+        None, "N", "Of a carried state: a step is N numbers of a sound. Default: a sample has a row for each step."
+    )
+    context: int = _data(0, "N", "With --chunk: each step begins with the N numbers before its own.")
+    bptt: int | None = _data(
+        None, "N", "Of a carried state: the gradient reaches through N steps. Default: through all of a sample."
     )
     target: str | Mapping[str, str] | None = _data(None, "COLUMN", "The column with the target, or OUTPUT=COLUMN,...")
     classes: tuple[str, ...] = _data(
@@ -338,6 +351,8 @@ class Settings:
         ):
             if all(clashing):
                 yield Problem(f"{names} exclude each other: {why}")
+        if self.context and not self.chunk:
+            yield Problem("context is what a chunk has before its own numbers", help="--chunk 512 --context 64")
         if not self.lora and (self.lora_target or self.dora):
             yield Problem("lora_target and dora need lora: give the adapters' rank", help="--lora 8")
         if not self.teacher_features:

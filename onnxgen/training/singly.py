@@ -122,7 +122,7 @@ def alone_of(model: nn.Module) -> tuple[set[str], set[int]]:
 
 def run_singly(model: nn.Module, data: Data | DataSource, settings: Settings) -> None:
     """Let a network that takes one sample run on batches, if the samples of the data are such samples."""
-    if is_singly(model) or not data.parts:
+    if "forward" in vars(model) or not data.parts:  # see also `Stepwise`
         return
     fields = next(iter(data.parts.values())).fields
     pictures, table = (data.whites, data.table) if isinstance(data, DataSource) else ({}, False)

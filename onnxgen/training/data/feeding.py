@@ -135,10 +135,14 @@ class Arrangement:
 
 
 def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
-    """Remember for this very object the numbers that fill some inputs, by their names.
+    """Remember for this very object the numbers that fill some inputs, by their names; also those that were found. The
+    number of a state is where it begins (see `Stepwise`).
 
     Raises `OnnxgenError` if there is no such input, its shape is not known, or the number is not of its type.
     """
+    over = vars(model).get("forward")
+    constants = {**getattr(over, "found", {}), **constants}
+    constants = {name: value for name, value in constants.items() if name not in getattr(over, "carried", ())}
     if constants == _CONSTANTS.get(model, {}):
         return
     ports = batched(model).inputs
@@ -147,7 +151,7 @@ def set_constants(model: nn.Module, constants: Mapping[str, float]) -> None:
         if name not in known:
             has = ", ".join(legible(other) for other in known)
             raise OnnxgenError(f"the model has no input {legible(name)!r} (it has {has})")
-        _constant(known[name], constants[name], _axis(known[name], _batch_of(ports)))
+        _constant(known[name], constants[name], batch_axis(known[name], batch_name(ports)))
     if len(constants) == len(ports):
         raise OnnxgenError("--const fills all inputs, so no data would reach the model", help="leave one to the data")
     _CONSTANTS[model] = dict(constants)
@@ -167,21 +171,23 @@ def fed(model: nn.Module, constants: Mapping[str, float] | None = None) -> Signa
     if constants is not None:
         set_constants(model, constants)
     whole = batched(model)
-    filled, batch = _CONSTANTS.get(model, {}), _batch_of(whole.inputs)
+    filled, batch = _CONSTANTS.get(model, {}), batch_name(whole.inputs)
     left = (port for port in whole.inputs if port.name not in filled)
-    return replace(whole, inputs=tuple(_in_front(port, _axis(port, batch)) for port in left))
+    return replace(whole, inputs=tuple(_in_front(port, batch_axis(port, batch)) for port in left))
 
 
 def arrangement(model: nn.Module) -> Arrangement | None:
     """Return how columns become arguments; None if they are the arguments, as they are."""
     ports, constants = batched(model).inputs, _CONSTANTS.get(model, {})
-    batch = _batch_of(ports)
-    axes = tuple(_axis(port, batch) for port in ports if port.name not in constants)
-    filled = {n: _constant(p, constants[p.name], _axis(p, batch)) for n, p in enumerate(ports) if p.name in constants}
+    batch = batch_name(ports)
+    axes = tuple(batch_axis(port, batch) for port in ports if port.name not in constants)
+    filled = {
+        n: _constant(p, constants[p.name], batch_axis(p, batch)) for n, p in enumerate(ports) if p.name in constants
+    }
     return Arrangement(axes, filled) if any(axes) or filled else None
 
 
-def _batch_of(ports: Sequence[Port]) -> str:
+def batch_name(ports: Sequence[Port]) -> str:
     """Return the name of the batch's size: the one that says so, else the first axis of most inputs; "" if none has."""
     names = [dim for port in ports for dim in dict.fromkeys(port.dims or ()) if isinstance(dim, str)]
     if named := [name for name in names if says_batch(name)]:
@@ -195,7 +201,7 @@ def says_batch(name: str) -> bool:
     return name.lower() in ("n", "b", "bs") or "batch" in name.lower()
 
 
-def _axis(port: Port, batch: str) -> int:
+def batch_axis(port: Port, batch: str) -> int:
     """Return the batch axis of an input: the only one with the batch's size, if the first one has another."""
     dims = port.dims or ()
     if not dims or dims[0] == batch or dims.count(batch) != 1:

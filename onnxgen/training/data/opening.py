@@ -44,6 +44,7 @@ from onnxgen.training.data.streaming.opening import matching, open_stream, shard
 from onnxgen.training.data.table import read_csv, read_jsonl, read_npz, read_parquet, read_txt
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import run_singly
+from onnxgen.training.stepwise import run_stepwise
 from onnxgen.training.tasks import AUTO, task_for
 
 _TABLES: dict[str, Callable[[Path], dict[str, Any]]]
@@ -81,6 +82,7 @@ def open_data(spec: Any, model: nn.Module, settings: Settings, *, targets: bool 
     """
     settings = with_rate(settings)
     source = open_source(spec, settings, targets=targets)
+    run_stepwise(model, source, settings)
     run_singly(model, source, settings)
     return source if isinstance(source, Data) else fit_to_model(source, model, settings, targets)
 

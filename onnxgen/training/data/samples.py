@@ -36,11 +36,13 @@ class Field:
         dtype: dtype of its tensors.
         shape: shape of one sample.
         classes: the class names, if the column holds class indices (for digits "0" to "9").
+        ignored: True if some of its values are none: no loss counts them.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
+    ignored: bool = False
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.record.sidecar import TRAINED
 from onnxgen.training.data.image_options import scale_text
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
-from onnxgen.training.runs.record import BOXES, Image, Input, Record, Target
+from onnxgen.training.runs.record import BOXES, Carried, Image, Input, Record, Target
 from onnxgen.training.tasks import known
 
 VERSION = 2  # 1 was the list of inputs
@@ -63,7 +64,10 @@ def contract(record: Record) -> dict[str, Any]:
     columns: Mapping[str, Any] = table["columns"] if isinstance(table, Mapping) and "columns" in table else {}
     inputs = [_input(entry, columns, record.settings) for entry in record.inputs]
     constants: Mapping[str, float] = record.settings.get("const", {})
-    inputs += [{"name": name, "kind": "constant", "value": value} for name, value in constants.items()]
+    states = [_state(one) for one in record.states]
+    held = {one["name"] for one in states}
+    constants = {name: value for name, value in constants.items() if name not in held}
+    inputs += [{"name": name, "kind": "constant", "value": value} for name, value in constants.items()] + states
     return {"version": VERSION, "inputs": inputs, "outputs": [_output(target) for target in record.targets]}
 
 
@@ -98,8 +102,16 @@ def plain_scale(channels: int, white: float) -> tuple[tuple[float, ...], tuple[f
 
 
 def _input(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"name": entry.name, "column": entry.column, "dtype": entry.dtype, "shape": entry.shape}
-    return {**known, "batch": None if entry.alone else entry.batch, **_kind(entry, columns, settings)}
+    shape = entry.shape if entry.steps is None else entry.steps.shape(entry.shape)
+    known = {"name": entry.name, "column": entry.column, "dtype": entry.dtype, "shape": shape}
+    cut = {} if entry.steps is None else {"steps": asdict(entry.steps)}
+    return {**known, "batch": None if entry.alone else entry.batch, **_kind(entry, columns, settings), **cut}
+
+
+def _state(one: Carried) -> dict[str, Any]:
+    """Return how an input begins and goes on that holds a state."""
+    known = {"name": one.name, "kind": "state", "dtype": one.dtype, "shape": one.shape}
+    return {**known, "batch": None if one.alone else one.batch, "value": one.value, "from": one.output}
 
 
 def _kind(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +119,7 @@ def _kind(entry: Input, columns: Mapping[str, Any], settings: Mapping[str, Any])
     if entry.image is not None:
         return {"kind": "image", **_image(entry.image)}
     if entry.rate:
-        return {"kind": "sound", "rate": entry.rate, "length": entry.shape[-1]}
+        return {"kind": "sound", "rate": entry.rate, "length": entry.shape[-1] if entry.steps is None else None}
     if entry.role:
         texts = entry.columns[:1] if known(settings.get("task")).compares else entry.columns  # a vector is of one text
         text = {"role": entry.role, "columns": texts, "most": settings.get("max_length"), "pad": entry.pad}

@@ -75,6 +75,7 @@ from onnxgen.training.runs.record import (
 )
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
+from onnxgen.training.stepwise import states_of, steps_of
 from onnxgen.verify.convert import to_torch
 from onnxgen.weights.sidecar import read_tensors
 
@@ -268,6 +269,7 @@ def _record(plan: Plan, named: Mapping[str, str], signature: Signature) -> Recor
         parts={name: part(samples) for name, samples in plan.data.parts.items()},
         inputs=tuple(_input(port.name, column, plan, axis) for port, column, axis in ports),
         targets=_targets(plan, signature, train),
+        states=states_of(plan.model),
         teacher=str(seen_from("teacher", settings.teacher, out) or ""),
         teacher_sha256=teacher.network.sha256 if teacher is not None else "",
         monitor=plan.monitor,
@@ -305,7 +307,8 @@ def _input(name: str, column: str, plan: Plan, batch: int) -> Input:
         role, pad = text.roles.get(name, ""), text.tokenizing.pad
     dtype = str(field.dtype).removeprefix("torch.")
     alone = name in alone_of(plan.model)[0]
-    return Input(name, column, dtype, tuple(field.shape), image, tuple(joined), rate, role, pad, batch, alone)
+    facts = (name, column, dtype, tuple(field.shape), image, tuple(joined), rate, role, pad, batch, alone)
+    return Input(*facts, steps_of(plan.model, name))
 
 
 def _targets(plan: Plan, signature: Signature, train: Samples) -> tuple[Target, ...]:

@@ -51,6 +51,7 @@ from onnxgen.training.runs.contract import LIKELY_BOX
 from onnxgen.training.runs.record import BOXES, going_on, is_same, read_record, refuse_code
 from onnxgen.training.settings import Settings, run_words
 from onnxgen.training.singly import run_singly
+from onnxgen.training.stepwise import run_stepwise, steps_of_each, stepwise
 from onnxgen.training.tasks import card_of
 
 Named: TypeAlias = tuple[Data, list[str]]  # data, and a name for each sample
@@ -110,6 +111,8 @@ class Learner:
             if any(target.column for target in self.record.targets):  # the data's targets can be evaluated alone
                 self.settings = replace(self.settings, teacher=None, teacher_features={})
         self.model: nn.Module = open_model(run, weights).eval()
+        if self.settings.carry:
+            run_stepwise(self.model, None, self.settings)
         fits(self.record, self.model, run, self.settings.const)
         self.texts: tuple[str, ...] = ()
         self.skipped: list[str] = []
@@ -282,10 +285,16 @@ class Learner:
         boxes = next((target for target in self.record.targets if target.loss == BOXES), None)
         if parts and boxes is not None:
             return parts.predicted(samples, names, boxes, outputs, min_score)
-        return self._answered(names, outputs, soft)
+        lengths = steps_of_each(stepwise(self.model), samples, self.record.inputs[0].column)
+        return self._answered(names, outputs, soft, lengths)
 
-    def _answered(self, names: Sequence[str], outputs: Sequence[Any], soft: bool) -> Iterator[Prediction]:
-        """Yield what each output that was trained says of each sample; else what all say."""
+    def _answered(
+        self, names: Sequence[str], outputs: Sequence[Any], soft: bool, lengths: Sequence[int] | None = None
+    ) -> Iterator[Prediction]:
+        """Yield what each output that was trained says of each sample; else what all say.
+
+        `lengths`: the steps of each sample, if those behind them are none of its own.
+        """
         ports = output_names(self.model, len(outputs))
         targets = {target.output: target for target in self.record.targets}
         if soft and not any(is_map(outputs[n], target) for n, target in targets.items()):
@@ -296,6 +305,7 @@ class Learner:
             need_classes(outputs[n], target)
         for row, name in enumerate(names):
             of_row = {n: outputs[n].narrow(targets[n].batch if n in targets else 0, row, 1) for n in shown}
+            of_row = {n: y if lengths is None else y[:, : lengths[row]] for n, y in of_row.items()}
             yield Prediction(name, {ports[n]: answer(of_row[n], targets.get(n), soft) for n in shown})
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
@@ -392,6 +402,7 @@ class Learner:
             ids = roles_of(signature_of(self.model), ())[IDS].name
             settings = replace(settings, inputs={**settings.inputs, ids: "+".join(to_read(source, self.texts))})
         settings = with_its_images(source, self.record, settings)
+        run_stepwise(self.model, source, settings)
         run_singly(self.model, source, settings)
         fitted = fit_to_model(source, self.model, settings, targets=targets)
         self.fed = finished(fitted, feed(fitted, self.model, settings, targets=False), self.record)

@@ -84,6 +84,43 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """How a sample becomes the steps of a network that carries a state.
+
+    Attributes:
+        axis: of a sample, along which it is cut.
+        chunk: the numbers of a step that are new; 0: each index of the axis is a step, which lacks this axis.
+        context: how many numbers before them a step begins with; before the first step they are zeros.
+    """
+
+    axis: Annotated[int, Between(0, 64)] = 0
+    chunk: _Size = 0
+    context: _Size = 0
+
+    def shape(self, sample: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a step of a sample of this shape."""
+        one = (self.chunk + self.context,) if self.chunk else ()
+        return (*sample[: self.axis], *one, *sample[self.axis + 1 :])
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An input that holds a state, which begins as `value` and goes on from an output.
+
+    Attributes:
+        shape, batch, alone: of the state of one sample, as of `Input`.
+    """
+
+    name: str
+    output: str
+    dtype: Annotated[str, OneOf(DTYPES)]
+    shape: tuple[_Size, ...]
+    batch: Annotated[int, Between(0, 64)] = 0
+    alone: bool = False
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
 class Input:
     """An input of the model: the data's column that fed it, torch's dtype, and the shape of one sample.
 
@@ -94,6 +131,7 @@ class Input:
         pad: of text, the token that fills it up.
         batch: the input's batch axis.
         alone: True if the input is one sample, without that axis.
+        steps: how a sample is cut, if the network carries a state; else None.
     """
 
     name: str
@@ -107,6 +145,7 @@ class Input:
     pad: _Size = 0
     batch: Annotated[int, Between(0, 64)] = 0
     alone: bool = False
+    steps: Steps | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +242,7 @@ class Record:
         versions: of onnxgen, torch and lightning.
         data: the data as it was named, seen from the run's folder; "" if it was a Python object.
         parts: of the data, as they were split; the seed and the shares are in `settings`.
-        inputs, targets: see `Input` and `Target`.
+        inputs, targets: see `Input` and `Target`; `states`: see `Carried`.
         settings: those that differ from the defaults, by name; `table` says how columns of a table were prepared.
         teacher, teacher_sha256: the network whose outputs were learnt, seen from the run's folder, and the SHA-256 of
             its file and external data (of a module: of its code and tensors); may be "".
@@ -229,6 +268,7 @@ class Record:
     teacher: str = ""
     teacher_sha256: str = ""
     monitor: str = ""
+    states: tuple[Carried, ...] = ()
     result: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     format: int = FORMAT
 
