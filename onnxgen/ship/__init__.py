@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 COMPARED = 64  # samples of which outputs are compared, at most
 CALIBRATED = 256  # samples of the training part that say which values an 8-bit file must hold, at most
+STEP = 8  # of samples of many steps, each so many-th one
 
 __all__ = ["ship"]
 
@@ -111,19 +112,28 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
     from onnxgen.training.model import fixed_batch
     from onnxgen.training.runs.contract import shipped_facts
     from onnxgen.training.singly import Singly
+    from onnxgen.training.stepwise import Stepwise
 
     model, single = learner.model, vars(learner.model).get("forward")
     signature, axes = signature_of(model), batch_axes(model)
     batch = fixed_batch(model) or (1 if target.one else 0)
-    if isinstance(single, Singly):
-        model, batch = copy(model), 1  # it takes one sample: the file is of its own `forward`
+    if isinstance(single, (Singly, Stepwise)):
+        model = copy(model)  # it takes one sample, or one step: the file is of its own `forward`
         del model.forward
         example = next(single.samples(samples[0]))
+        if isinstance(single, Stepwise):
+            axes, batch = single.batch_axes, 1 if target.one or single.singly else 0
+            example = filled(example, axes, batch or 2)
+        else:
+            batch = 1
     else:
         example = filled(samples[0], axes, batch or 2)
 
     def calibration() -> Iterator[list[Tensor]]:
         batches = arguments_of(learner, "train", data, CALIBRATED)
+        if isinstance(single, Stepwise):
+            steps = chain.from_iterable(map(single.samples, batches))
+            return in_batches(islice(steps, 0, None, STEP), axes, batch or 1)
         if isinstance(single, Singly):
             return chain.from_iterable(map(single.samples, batches))
         return in_batches(batches, axes, batch or 1)

@@ -18,6 +18,7 @@ from onnxgen.ship.samples import batch_axes, filled
 from onnxgen.ship.target import Job, Run, Target
 from onnxgen.training.runs.learner import Learner
 from onnxgen.training.singly import Singly
+from onnxgen.training.stepwise import Stepwise
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # of the largest number of an output; as those of `onnxgen verify`
 PART = 1e-4  # of the same, in a part of an output whose numbers are small
@@ -82,13 +83,17 @@ def compare(
     model, own, run = learner.model, module_run(job.model), _opened(job, target, path)
     single = vars(model).get("forward")
     axes, batch = batch_axes(model), 0 if isinstance(single, Singly) else job.batch
-    first = samples[0]
-    one = filled(first, axes, job.batch or 1) if not isinstance(single, Singly) else next(single.samples(first))
-    tried = [(arguments, count_of(arguments, axes)) for arguments in samples]
+    first, of_samples = samples[0], axes
+    if isinstance(single, Stepwise):  # the file takes steps
+        axes, of_samples = single.batch_axes, [0 if n in single.axes else None for n in single.places]
+    one = next(single.samples(first)) if isinstance(single, (Singly, Stepwise)) else first
+    one = one if isinstance(single, Singly) else filled(one, axes, job.batch or 1)
+    tried = [(arguments, count_of(arguments, of_samples)) for arguments in samples]
     if not job.batch:  # that it takes any number of samples
-        tried += [(filled(first, axes, size), 0) for size in SIZES]
+        tried += [(filled(first, of_samples, size), 0) for size in SIZES]
     for arguments, count in tried:
-        whole = filled(arguments, axes, -(-count // batch) * batch) if batch and count % batch else arguments
+        fills = batch and count % batch and not isinstance(single, Stepwise)
+        whole = filled(arguments, axes, -(-count // batch) * batch) if fills else arguments
         ours = module_run(model)(whole)
         with run_by(model, run, axes, batch):
             theirs = module_run(model)(whole)
@@ -136,14 +141,14 @@ def run_by(model: nn.Module, run: Run, batch_axes: Sequence[int | None], batch: 
         return result if len(result) > 1 else result[0]
 
     single = vars(model).get("forward")
-    if isinstance(single, Singly):
+    if isinstance(single, (Singly, Stepwise)):
         single.instead = lambda _, *sample: forward(*sample)
     else:
         model.forward = forward
     try:
         yield
     finally:
-        if isinstance(single, Singly):
+        if isinstance(single, (Singly, Stepwise)):
             single.instead = None
         elif single is not None:
             model.forward = single

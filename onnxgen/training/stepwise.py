@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.signature import Port, Signature
-from onnxgen.surgery.ports import signature_of
+from onnxgen.surgery.ports import evaluating, signature_of
 from onnxgen.training.data.arrays import column_of, decoder_of, in_columns
 from onnxgen.training.data.carrying import RATES, carried
 from onnxgen.training.data.feeding import batch_axis, batch_name, set_constants
@@ -127,6 +127,42 @@ class Stepwise:
             for number, rows in enumerate(zip(*made, strict=True))
         )
 
+    def samples(self, inputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield the arguments of the network for each step of a batch; of one sample, if it takes one at a time."""
+        made: list[Sequence[Tensor]] = []
+        for step in self.steps(self._row(inputs, 0) if self.singly else inputs, made):
+            yield step
+            with torch.no_grad():
+                made.append(self._outputs(step))
+
+    def first_outputs(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what the network makes of the first step, in evaluation mode."""
+        with evaluating(self.model), torch.no_grad():
+            return [*self._outputs(next(self.samples(inputs)))]
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What makes two of them do the same with a network."""
+        return self.states, self.cut, self.axes, self.window, self.found
+
+    @property
+    def batch_axes(self) -> list[int | None]:
+        """The batch axis of each input of the network and then of each output; None if it has none."""
+        own = signature_of(self.model)
+        states = {state.place: state.sizes for state in self.states}
+        inputs: list[int | None] = [None] * len(own.inputs)
+        for place, sizes in states.items():
+            inputs[place] = sizes.index(None) if None in sizes else None
+        for place, (axis, _) in self.axes.items():
+            inputs[place] = axis
+        numbers = range(len(own.outputs))
+        return [*inputs, *(self.states_axis(n) if n in self.outputs else self._output_axis(n) for n in numbers)]
+
+    def _output_axis(self, number: int) -> int:
+        ports = signature_of(self.model).outputs
+        dims = (ports[number].dims if number < len(ports) else None) or ()
+        return dims.index(self.batch) if self.batch in dims else 0
+
     def states_axis(self, number: int) -> int:
         """Return the axis along which the states of several samples are joined."""
         sizes = next(state.sizes for state in self.states if state.output == number)
@@ -195,9 +231,7 @@ class Stepwise:
         """Return the last state, or an output of all steps: [batch, steps, ...]."""
         if number in self.outputs:
             return values[-1]
-        ports = signature_of(self.model).outputs
-        dims = (ports[number].dims if number < len(ports) else None) or ()
-        axis = dims.index(self.batch) if self.batch in dims else 0
+        axis = self._output_axis(number)
         return torch.stack([value.movedim(axis, 0) if axis else value for value in values], 1)
 
     def _in_steps(self, port: Port, place: int) -> Port:
@@ -303,8 +337,10 @@ def run_stepwise(model: nn.Module, data: Data | DataSource | None, settings: Set
         if stepwise(model) is not None:
             del model.forward
         return
-    if settings.teacher is not None:
-        raise OnnxgenError("a network that carries a state has no teacher", help="leave out --teacher")
+    for name, given in (("teacher", settings.teacher), ("compile", settings.compile)):
+        if given:
+            what = f"{name} is not for a network that carries a state: it runs once for each step of a sample"
+            raise OnnxgenError(what, help=f"leave out --{name}")
     states = _states(own, pairs, settings)
     held = {state.place for state in states}
     rate = data.rate if isinstance(data, (Data, DataSource)) else 0
@@ -316,7 +352,9 @@ def run_stepwise(model: nn.Module, data: Data | DataSource | None, settings: Set
     batch = batch_name(own.inputs)
     axes = {place: _axes(own.inputs[place], batch, cut) for place in left}
     _refuse_without_batch(own, states, axes)
-    model.forward = Stepwise(model, states, cut, axes, settings.bptt, found)
+    over, before = Stepwise(model, states, cut, axes, settings.bptt, found), stepwise(model)
+    if before is None or before.facts != over.facts:  # else it may run a file in place of the network
+        model.forward = over
     set_constants(model, settings.const)
     if isinstance(data, DataSource):
         _tensors_of_lists(data)

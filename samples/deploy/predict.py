@@ -101,7 +101,18 @@ def sound(how, path):
 
         divisor = np.gcd(rate, how["rate"])
         x = resample_poly(x, how["rate"] // divisor, rate // divisor)
-    return np.pad(x[: how["length"]], (0, max(0, how["length"] - len(x))))
+    return np.pad(x[: how["length"]], (0, max(0, (how["length"] or 0) - len(x))))
+
+
+def pieces(how, x):
+    """Return the steps of a sample, of a network that carries a state from step to step."""
+    cut, axis = how["steps"], min(how["steps"]["axis"], x.ndim - 1)
+    if not cut["chunk"]:
+        return list(np.moveaxis(x, axis, 0))
+    count, sides = -(-x.shape[axis] // cut["chunk"]), np.zeros((x.ndim, 2), int)
+    sides[axis] = cut["context"], count * cut["chunk"] - x.shape[axis]
+    x, size = np.pad(x, sides), cut["context"] + cut["chunk"]
+    return [x.take(range(n * cut["chunk"], n * cut["chunk"] + size), axis) for n in range(count)]
 
 
 def text(how, row, port, tokenizer):
@@ -118,6 +129,18 @@ def text(how, row, port, tokenizer):
     x, size = np.array(made[how["role"]]), port.shape[-1]
     fill = {"input_ids": how["pad"], "decoder_input_ids": how["pad"], "position_ids": len(ones) - 1}
     return np.pad(x, (0, size - len(x)), constant_values=fill.get(how["role"], 0)) if isinstance(size, int) else x
+
+
+def run(session, inputs, feeds):
+    """Return the outputs by name; of a network that carries a state those of all steps, along the second axis."""
+    names, states = [port.name for port in session.get_outputs()], [how for how in inputs if how["kind"] == "state"]
+    if not states:
+        return dict(zip(names, session.run(None, feeds)))
+    cut, found = [how["name"] for how in inputs if "steps" in how], []
+    for step in zip(*(feeds[name] for name in cut)):
+        found.append(dict(zip(names, session.run(None, feeds | dict(zip(cut, step))))))
+        feeds = feeds | {how["name"]: found[-1][how["from"]] for how in states}
+    return {name: np.stack([outputs[name] for outputs in found], 1) for name in names}
 
 
 # ---- behind the network ----------------------------------------------------------------------------------------------
@@ -233,7 +256,7 @@ def predict(session, path, score=None):
         tokenizer.no_padding(), tokenizer.no_truncation()
     for sample in samples(path, contract["inputs"]):
         feeds = {how["name"]: made(how, sample, ports[how["name"]], tokenizer) for how in contract["inputs"]}
-        outputs = dict(zip([port.name for port in session.get_outputs()], session.run(None, feeds)))
+        outputs = run(session, contract["inputs"], feeds)
         listed = contract["outputs"] or [{"name": name, "kind": "numbers"} for name in outputs]
         listed = listed if score is None else [{**how, "score": score} for how in listed]
         yield {how["name"]: said(how, outputs, contract["inputs"], path) for how in listed}
@@ -257,7 +280,7 @@ def samples(path, inputs):
 def made(how, sample, port, tokenizer):
     """Return an input with its batch axis, if it has one, in its dtype."""
     dtype = {"float": "float32", "double": "float64"}.get(kind := port.type[len("tensor(") : -1], kind)
-    if how["kind"] == "constant":
+    if how["kind"] in ("constant", "state"):
         return np.full([size if isinstance(size, int) else 1 for size in port.shape], how["value"], dtype)
     if how["kind"] == "image":
         how = widened(how, sample)
@@ -265,8 +288,10 @@ def made(how, sample, port, tokenizer):
         x = text(how, sample, port, tokenizer)
     else:
         steps = {"image": image, "table": table, "sound": sound, "numbers": numbers}
-        x = steps[how["kind"]](how, sample).reshape(how["shape"])
-    return (x if how["batch"] is None else np.expand_dims(x, how["batch"])).astype(dtype)
+        x = steps[how["kind"]](how, sample)
+    parts = [part.reshape(how.get("shape", part.shape)) for part in (pieces(how, x) if "steps" in how else [x])]
+    parts = [(part if how["batch"] is None else np.expand_dims(part, how["batch"])).astype(dtype) for part in parts]
+    return parts if "steps" in how else parts[0]
 
 
 def said(how, outputs, inputs, path):

@@ -23,7 +23,7 @@ from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.conftest import ROOT
 from tests.docs.blocks import blocks
 from tests.heads import small
-from tests.training import causal, texts
+from tests.training import causal, streams, texts
 from tests.training.shards import png, shard
 
 MNIST = ROOT / "samples" / "mnist" / "mnist.onnx"
@@ -292,11 +292,13 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "waves.onnx": waves,
     "speech.onnx": speech,
     "people.onnx": people,
+    "listener.onnx": lambda path: streams.export(streams.Listener(), path) and None,
+    "calls": streams.calls,
     "people.csv": people_csv,
     "shards": shards,
     "acme.onnx": acme,
     "mnist-int8.onnx": quantised,
-    **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py"), made),
+    **dict.fromkeys(("model.py", "bert.py", "detector.py", "waves.py", "people.py", "listener.py"), made),
     **dict.fromkeys(("reader.py", "tagger.py", "writer.py", "minilm.py"), reads_text),
     **dict.fromkeys(("reviews.csv", "pairs.csv", "sentences.jsonl", "book.txt"), of_text),
     **dict.fromkeys(("sts.csv", "questions.csv", "new_pairs.csv"), of_text),

@@ -11,7 +11,7 @@ import pytest
 
 from onnxgen.training.data.preprocessing import Column
 from onnxgen.training.runs.contract import CHOSEN, contract
-from onnxgen.training.runs.record import Image, Input, Record, Target
+from onnxgen.training.runs.record import Carried, Image, Input, Record, Steps, Target
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "EXPORT.md").read_text(encoding="utf-8")
@@ -28,6 +28,7 @@ INPUTS = (
     Input("waveform", "audio", "float32", (16000,), rate=16000),
     Input("input_ids", "review", "int64", (128,), columns=("review",), role="input_ids"),
     Input("x", "x", "float32", (5, 4)),
+    Input("stream", "call", "float32", (80000,), rate=16000, steps=Steps(0, 512, 64)),
 )
 FOUND = {
     "boxes": {"output": "output0", "axis": 1, "first": 0, "count": 4, "apply": ""},
@@ -50,7 +51,9 @@ EMPTY: dict[str, Any] = {"versions": {}, "data": "", "parts": {}, "origin": "", 
 
 @pytest.mark.parametrize("part", ["inputs", "outputs"])
 def test_the_page_shows_what_is_written(part: str) -> None:
-    record = Record("run", "Model", "model.py", inputs=INPUTS, targets=TARGETS, settings=SETTINGS, **EMPTY)
+    states = (Carried("state", "stateN", "float32", (2, 128), 1),)
+    facts: dict[str, Any] = {"inputs": INPUTS, "targets": TARGETS, "settings": SETTINGS, "states": states, **EMPTY}
+    record = Record("run", "Model", "model.py", **facts)
     wanted = json.loads(json.dumps(contract(record)))[part]
     section = PAGE.split(f"### {part.capitalize()}\n")[1].split("\n### ")[0]
     shown = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section, re.DOTALL)]

@@ -12,6 +12,8 @@ from torch import Tensor, from_numpy
 
 from onnxgen.ship.target import Job, Run, Target, quietly
 
+LAYERS = ["Conv", "ConvTranspose", "Gemm", "MatMul"]  # operators with weights
+
 
 def write_onnx(job: Job, path: Path) -> list[str]:
     """Write the trained values into the original graph, as `onnxgen export` does."""
@@ -44,7 +46,9 @@ def write_int8(job: Job, path: Path) -> list[str]:
         onnxruntime.set_default_logger_severity(3)  # errors: files may declare shapes that they do not keep
         with quietly():
             quant_pre_process(_of_opset_13(whole), ready, skip_symbolic_shape=True)
-            quantize_static(ready, path, Reader(), per_channel=True, weight_type=QuantType.QInt8)
+            some = LAYERS if job.record.states else None  # a state would lose more with each step
+            options: dict[str, Any] = {"per_channel": True, "weight_type": QuantType.QInt8}
+            quantize_static(ready, path, Reader(), op_types_to_quantize=some, **options)
         model, original = onnx.load(path), onnx.load(whole, load_external_data=False)
         del model.metadata_props[:]
         model.metadata_props.extend(original.metadata_props)

@@ -126,8 +126,8 @@ def _open_path(path: Path, settings: Settings, targets: bool, texts: Collection[
     files = lists or _parts(path)
     kind = next(iter(files.values())).suffix.lower() if files else ""
     if kind in FILES:
-        read, has_images = _of_files(path, files, kind, settings, targets, texts)
-        if has_images or not lists:  # else the file in the folder lists no images, and there may be some in another way
+        read, has_files = _of_files(path, files, kind, settings, targets, texts)
+        if has_files or not lists:  # else the file in the folder lists no images, and there may be some in another way
             return read
     if is_sounds(path):
         return open_sounds(path, settings, targets and settings.teacher is None)
@@ -154,7 +154,8 @@ def _open_pictures(path: Path, settings: Settings, targets: bool) -> DataSource:
 def _of_files(
     path: Path, files: Mapping[str, Path], kind: str, settings: Settings, targets: bool, texts: Collection[str]
 ) -> tuple[DataSource, bool]:
-    """Return the data of files of one kind, by part ("": of all parts), and True if it has images in place of names."""
+    """Return the data of files of one kind, by part ("": of all parts), and True if it has images or sounds in place of
+    names."""
     known, table = {*texts, *texts_of(settings.table)}, kind in _TABLES
     read_file = partial(read_csv, texts=known) if FILES[kind] is read_csv else FILES[kind]
     columns: dict[str, Mapping[str, Any]]
@@ -165,6 +166,8 @@ def _of_files(
     read.running = kind == ".txt"
     if table:
         with_sounds(read, root, settings, faults)
+    if read.rate:
+        return read, True
     if table and (images := with_images(read, files, faults, settings.strict)) is not None:
         return (images if targets or IMAGE in read.whites else without_targets(images)), True
     return read, False

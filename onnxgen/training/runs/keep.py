@@ -75,7 +75,7 @@ from onnxgen.training.runs.record import (
 )
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
-from onnxgen.training.stepwise import states_of, steps_of
+from onnxgen.training.stepwise import states_of, steps_of, stepwise
 from onnxgen.verify.convert import to_torch
 from onnxgen.weights.sidecar import read_tensors
 
@@ -197,8 +197,14 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
 
 
 def _outputs(plan: Plan) -> list[Any]:
-    """Return the outputs for some samples; of a network that takes one, for one, without a batch that it lacks."""
+    """Return the outputs for some samples; of a network that takes one, for one, without a batch that it lacks.
+
+    Of a network that carries a state they are those of a step.
+    """
     batch = trial_batch(plan.model, plan.train, plan.settings.seed)
+    if (over := stepwise(plan.model)) is not None:
+        device = next(plan.model.parameters()).device
+        return over.first_outputs(plan.feeding.arguments(batch, device))
     if not is_singly(plan.model):
         return [*trial(plan.model, batch, plan.feeding)]
     outputs = trial(plan.model, {name: column[:1] for name, column in batch.items()}, plan.feeding)
