@@ -285,11 +285,11 @@ def made(how, sample, port, tokenizer):
     if how["kind"] == "image":
         how = widened(how, sample)
     if how["kind"] == "text":
-        x = text(how, sample, port, tokenizer)
+        parts = [text(how, sample, port, tokenizer)]
     else:
-        steps = {"image": image, "table": table, "sound": sound, "numbers": numbers}
-        x = steps[how["kind"]](how, sample)
-    parts = [part.reshape(how.get("shape", part.shape)) for part in (pieces(how, x) if "steps" in how else [x])]
+        makers = {"image": image, "table": table, "sound": sound, "numbers": numbers}
+        x = makers[how["kind"]](how, sample)
+        parts = [part.reshape(how["shape"]) for part in (pieces(how, x) if "steps" in how else [x])]
     parts = [(part if how["batch"] is None else np.expand_dims(part, how["batch"])).astype(dtype) for part in parts]
     return parts if "steps" in how else parts[0]
 
