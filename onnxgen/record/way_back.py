@@ -26,8 +26,15 @@ else:
 GENERATE_AGAIN = "generate module and weights again (to keep trained weights, rename them and give them with --weights)"
 
 
-def source_of(module: Path, signature: Signature | None, onnx: Path | None = None) -> Path:
-    """Return the ONNX file that a module was generated from (`onnx`: named by the user).
+NAME_IT = "name the file with --onnx"
+
+
+def source_of(module: Path, signature: Signature | None, onnx: Path | None = None, way: str = NAME_IT) -> Path:
+    """Return the ONNX file that a module was generated from.
+
+    Args:
+        onnx: named by the user.
+        way: what to do if the file is not found.
 
     Raises:
         OnnxgenError: the module's weights do not name the file, or it can't be found, or has changed.
@@ -35,7 +42,7 @@ def source_of(module: Path, signature: Signature | None, onnx: Path | None = Non
     if signature is None:
         what = f"the weights of {module} do not name the ONNX file that they came from"
         raise OnnxgenError(what, help=GENERATE_AGAIN)
-    path = onnx or _found(module, signature.source)
+    path = onnx or _found(module, signature.source, way)
     if not path.is_file():
         raise OnnxgenError(f"there is no file {path}")
     if file_sha256(path) != signature.sha256:
@@ -45,7 +52,7 @@ def source_of(module: Path, signature: Signature | None, onnx: Path | None = Non
     return path
 
 
-def _found(module: Path, name: str) -> Path:
+def _found(module: Path, name: str, way: str) -> Path:
     """Find the ONNX file: beside the module by its recorded name, or as the project's pyproject.toml says."""
     beside = module.absolute().parent / Path(name).name
     if name and beside.is_file():
@@ -54,7 +61,7 @@ def _found(module: Path, name: str) -> Path:
     if configured is not None and configured.is_file():
         return configured
     what = f"{module} was generated from {printable(name)}, which is not in the same folder"
-    raise OnnxgenError(what, help="name the file with --onnx")
+    raise OnnxgenError(what, help=way)
 
 
 def _configured(module: Path) -> Path | None:

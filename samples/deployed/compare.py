@@ -66,7 +66,7 @@ def measure(sample: Sample, way: str, amount: int, seed: int, out: Path) -> dict
     if way != AS_IT_IS:
         model, run = out / "model.py", fresh(out / "run")
         if not model.exists():
-            need(file, "-o", model, "--quiet", *sample.generate)
+            need(shutil.copy(file, out), "-o", model, "--quiet", *sample.generate)  # export and boxes read it there
         options = (*sample.train, *sample.amounts[amount], *sample.ways[way])
         start = time.perf_counter()
         need("train", model, "--data", data / "data", "--out", run, "--seed", str(seed), "--quiet", *options)

@@ -147,7 +147,7 @@ def detector_at(
         OnnxgenError: its ONNX file is not there, it is no detector that can be read, or it takes no images of the size.
     """
     signature = recorded(metadata)
-    onnx_file = source_of(module, signature, onnx_file)
+    onnx_file = source_of(module, signature, onnx_file, "copy it there: it says how boxes are decoded")
     assert signature is not None
     shapes, why = _fixed(signature, onnx_file, size)
     tail = _tail(onnx_file.resolve(), signature.sha256, shapes)
