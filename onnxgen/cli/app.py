@@ -262,6 +262,14 @@ _asked = add_all(
     "--min-score", metavar="X", type=float, group="Answers", help="Leave out boxes with a lower score. Default: 0.25."
 )
 @option(
+    "--max-overlap",
+    metavar="X",
+    type=click.FloatRange(0, 1),
+    group="Answers",
+    help="Leave out a box that a better one of its class overlaps by a greater IoU. Default: 0.7.",
+)
+@option("--across-classes", is_flag=True, group="Answers", help="A better box of another class counts, too.")
+@option(
     "--max-new-tokens",
     metavar="N",
     type=click.IntRange(min=1),

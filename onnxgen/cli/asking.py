@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,8 @@ def _predict(
     *,
     top: int,
     min_score: float | None,
+    max_overlap: float | None,
+    across_classes: bool,
     max_new_tokens: int | None,
     temperature: float | None,
     soft: bool,
@@ -73,7 +75,9 @@ def _predict(
     """
     record = read_record(run)  # an error about the folder comes before PyTorch is loaded
     _check_suffix(out)
-    options = _asked(record, run, max_new_tokens=max_new_tokens, temperature=temperature, min_score=min_score)
+    writing = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    boxes = {"min_score": min_score, "max_overlap": max_overlap, "across_classes": across_classes or None}
+    options = _asked(record, run, writing, boxes)
     names = _named(files, record)
     refuse_overwriting([out] if out is not None and out.suffix else [], map(Path, names), force)
     quiet, as_json = say["quiet"], say["as_json"]
@@ -135,14 +139,16 @@ def _named(files: Sequence[str], record: Record) -> list[str]:
     return names
 
 
-def _asked(record: Record, run: Path, **asked: float | None) -> dict[str, Any]:
+def _asked(record: Record, run: Path, writing: Mapping[str, Any], boxes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are given. Raises `OnnxgenError` if one is for another kind of network."""
-    options = {name: value for name, value in asked.items() if value is not None}
-    if "min_score" in options and all(target.loss != BOXES for target in record.targets):
-        raise OnnxgenError(f"--min-score is for boxes, and {run} finds none", help="leave it out")
-    if (how := [name for name in options if name != "min_score"]) and not record.writes:
-        what = f"--{how[0].replace('_', '-')} is for language models, and {run} is none"
-        raise OnnxgenError(what, help="leave it out")
+    options = {name: value for name, value in {**writing, **boxes}.items() if value is not None}
+    finds = any(target.loss == BOXES for target in record.targets)
+    for name in options:
+        option = f"--{name.replace('_', '-')}"
+        if name in boxes and not finds:
+            raise OnnxgenError(f"{option} is for boxes, and {run} finds none", help="leave it out")
+        if name in writing and not record.writes:
+            raise OnnxgenError(f"{option} is for language models, and {run} is none", help="leave it out")
     return options
 
 

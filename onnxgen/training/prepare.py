@@ -49,6 +49,7 @@ from onnxgen.training.optimizers import optimizer_class, schedule_class, settled
 from onnxgen.training.runs.alike import files_of_each
 from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
+from onnxgen.training.smaller import try_smaller
 from onnxgen.training.stepwise import check_steps, notes_of, settled_steps
 from onnxgen.training.tasks import card_of, with_task
 from onnxgen.training.tasks.card import Situation
@@ -137,6 +138,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
     notes += opened.notes + notes_of(model, settings) + _told(objectives, settings)
+    notes += try_smaller(model, opened.train, feeding, objectives, settings)
     notes += _untrained(model, feeding) if card.make is None else []
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None
     shaped = settings.head_first or settings.head_lr != 1

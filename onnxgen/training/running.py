@@ -51,6 +51,7 @@ from onnxgen.training.report.plots import examples, texts
 from onnxgen.training.runs.folder import BEST, CHECKPOINTS, GOAL, LAST, there
 from onnxgen.training.runs.keep import Kept, kept, placed
 from onnxgen.training.sharded.strategy import refuse_sharded
+from onnxgen.training.smaller import smaller_of
 from onnxgen.training.task import QUIET, LogEpoch, Meter, Task, Unmeasured, ends_run, lean, metrics, stepped
 
 
@@ -133,6 +134,7 @@ def _task(plan: Plan, network: nn.Module) -> Task:
         network.compile()
     kind = MixedTask if plan.settings.mixup or plan.settings.cutmix else Task
     task = kind(network, plan.objectives, plan.feeding, partial(_optimization, plan))
+    task.smaller = smaller_of(plan.train, plan.feeding, plan.settings)
     task.strict_loading = plan.adapter is None  # a checkpoint has the adapter alone
     return task
 

@@ -244,6 +244,9 @@ class Settings:
         "auto: as the network's file says, if it does.",
     )
     size: str = _data("auto", "HxW", "Size of the images, for a model of any size; auto: the data's, or a usual one.")
+    train_size: str | None = _data(
+        None, "HxW", "Resize images to this in training steps alone: validation, predict and export keep --size."
+    )
     resize: str = _data(
         "auto",
         "HOW",

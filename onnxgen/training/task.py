@@ -38,6 +38,7 @@ class Task(lightning.LightningModule):
 
     Attributes:
         model: the generated model; the keys of its `state_dict` are those of the generated file.
+        smaller: resizes the images of a training step (`--train-size`).
         rate: the learning rate of the latest step, in the first parameter group.
         confusion: after a validation or test, the confusion matrix (rows are the true classes) on the CPU; None
             without a classifier.
@@ -60,6 +61,7 @@ class Task(lightning.LightningModule):
         # Those with parameters of their own, so that Lightning moves and saves them.
         self.goals = nn.ModuleList([goal for goal in self.objectives if isinstance(goal, nn.Module)])
         self.micro = Micro()
+        self.smaller: Callable[[Batch], Batch] | None = None
         self._configure = configure
         self._sharded = False
         self._weights = [1.0] * len(self.objectives)  # of the current batch in its step
@@ -94,8 +96,9 @@ class Task(lightning.LightningModule):
         """Return the model's outputs, always as a tuple."""
         compiled = hasattr(self.model, "_orig_mod")  # a compiled graph has no functions to look into
         keeps = any(goal.needs_logits for goal in self.objectives) and not compiled
+        fed = self.smaller(batch) if self.training and self.smaller is not None else batch
         with KeepsLogits() if keeps else nullcontext():
-            return as_tuple(self.model(*self.feeding.arguments(batch)))
+            return as_tuple(self.model(*self.feeding.arguments(fed)))
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""

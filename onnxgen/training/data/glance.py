@@ -392,7 +392,11 @@ def check_words(settings: Settings, problems: Problems) -> None:
     """Add what is wrong with --size, --normalize and --augment, and what does not go with the task."""
     with problems.gathered():
         recipes(settings.augment, False)
-    for text, read in ((settings.size, parse_size), (settings.normalize, _read_scale)):
+    for text, read in (
+        (settings.size, parse_size),
+        (settings.train_size or "", parse_size),
+        (settings.normalize, _read_scale),
+    ):
         for part in (part.rpartition("=")[2].strip() for part in text.split(";")):
             if part not in _WORDS:
                 with problems.gathered():

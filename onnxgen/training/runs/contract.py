@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,23 @@ BEST_SCORE = "best_score"  # the metric of the surest box
 MOST_OVERLAP = 0.7  # IoU of boxes of one class: of two that overlap by more, the better one is found
 CANDIDATES, MOST_BOXES = 1024, 300  # of an image: boxes that are compared, and that are found
 CHOSEN = {"score": LIKELY_BOX, "candidates": CANDIDATES, "overlap": MOST_OVERLAP, "most": MOST_BOXES}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Which boxes of an image are found.
+
+    Attributes:
+        least: boxes with a lower score are left out.
+        overlap: of two boxes that overlap by a greater IoU, the better one is found.
+        across: this holds for boxes of two classes, too.
+    """
+
+    least: float = LIKELY_BOX
+    overlap: float = MOST_OVERLAP
+    across: bool = False
+
+
 _WHITE = 255.0  # of the bytes of image files
 
 

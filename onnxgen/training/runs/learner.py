@@ -47,7 +47,7 @@ from onnxgen.training.runs.alike import (
     with_widths_of_training,
 )
 from onnxgen.training.runs.answers import Prediction, answer, compared, is_map
-from onnxgen.training.runs.contract import LIKELY_BOX
+from onnxgen.training.runs.contract import LIKELY_BOX, MOST_OVERLAP, Finding
 from onnxgen.training.runs.record import BOXES, going_on, is_same, read_record, refuse_code
 from onnxgen.training.settings import Settings, run_words
 from onnxgen.training.singly import run_singly
@@ -135,6 +135,8 @@ class Learner:
         data: Any,
         *,
         min_score: float = LIKELY_BOX,
+        max_overlap: float = MOST_OVERLAP,
+        across_classes: bool = False,
         max_new_tokens: int = 50,
         temperature: float | None = None,
         soft: bool = False,
@@ -152,6 +154,8 @@ class Learner:
                 PIL image or a list of them; an array, of one sample or of several; a DataFrame; a dict of columns, by
                 input or by column. If the run reads text, a list of texts or of pairs of them.
             min_score: boxes with a lower score are left out.
+            max_overlap: a box is left out if a better one of its class overlaps it by a greater IoU.
+            across_classes: a better one of another class counts, too.
             max_new_tokens: the most tokens with which a language model continues a text.
             temperature: None takes the most probable token each time. Else tokens are drawn, with the run's seed.
             soft: of maps of classes, return the probability of each class (see `Answer.soft`).
@@ -163,8 +167,8 @@ class Learner:
         with run_words(self._takes):
             if self.record.writes:
                 return self._continued(data, max_new_tokens, temperature)
-            opened = self._opened(data, skip)
-            return [one for fitted, names in opened for one in self._each(fitted, names, min_score, soft)]
+            opened, finding = self._opened(data, skip), Finding(min_score, max_overlap, across_classes)
+            return [one for fitted, names in opened for one in self._each(fitted, names, finding, soft)]
 
     def evaluate(self, data: Any = None, *, part: str | None = None) -> dict[str, float]:
         """Return losses and metrics; `measured` says of which samples.
@@ -263,17 +267,17 @@ class Learner:
             raise OnnxgenError(what, help="evaluate other data by naming it")
         return opened
 
-    def _each(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> list[Prediction]:
+    def _each(self, data: Data, names: Sequence[str], finding: Finding, soft: bool) -> list[Prediction]:
         """Return what is predicted for each sample, in order. Lines of one width are fed together."""
         part, samples = next(iter(data.parts.items()))
         self.notes += squeezed(samples)
         predictions: list[tuple[int, Prediction]] = []
         for rows, some in by_width(samples):
             setattr(of_width := replace(data), part, some)
-            predictions += zip(rows, self._predicted(of_width, [names[row] for row in rows], min_score, soft))
+            predictions += zip(rows, self._predicted(of_width, [names[row] for row in rows], finding, soft))
         return [one for _, one in sorted(predictions, key=lambda pair: pair[0])]
 
-    def _predicted(self, data: Data, names: Sequence[str], min_score: float, soft: bool) -> Iterator[Prediction]:
+    def _predicted(self, data: Data, names: Sequence[str], finding: Finding, soft: bool) -> Iterator[Prediction]:
         outputs = as_tuple(predict(self.model, data, settings=self.settings))
         samples = next(iter(data.parts.values()))
         if isinstance(samples, Tuples):
@@ -284,7 +288,7 @@ class Learner:
         parts = card_of(self.settings.task).parts
         boxes = next((target for target in self.record.targets if target.loss == BOXES), None)
         if parts and boxes is not None:
-            return parts.predicted(samples, names, boxes, outputs, min_score)
+            return parts.predicted(samples, names, boxes, outputs, finding)
         lengths = steps_of_each(stepwise(self.model), samples, self.record.inputs[0].column)
         return self._answered(names, outputs, soft, lengths)
 

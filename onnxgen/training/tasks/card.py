@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
     from onnxgen.training.goals.goal import Goal, Outputs
     from onnxgen.training.runs.answers import Answer, Prediction
+    from onnxgen.training.runs.contract import Finding
     from onnxgen.training.runs.record import Target
     from onnxgen.training.settings import Settings
 
@@ -126,7 +127,8 @@ class Parts:
         ready: returns the module to train of a module and a size, and notes.
         refit: gives a model a head for the classes of the data. Returns it, its file, new layers, and notes.
         top: returns the layers that settings train as the head.
-        predicted: yields what the raw outputs say of each sample: samples, their names, target, outputs, least score.
+        predicted: yields what the raw outputs say of each sample: samples, their names, target, outputs, and which
+            boxes are found.
     """
 
     is_there: Callable[[Path], bool]
@@ -134,7 +136,7 @@ class Parts:
     ready: Callable[[Path, str], tuple[Path | None, list[str]]]
     refit: Callable[[nn.Module, Path | None, Data, Settings], Refitted]
     top: Callable[[nn.Module], tuple[str, ...]]
-    predicted: Callable[[Samples, Sequence[str], Target, Sequence[Tensor], float], Iterator[Prediction]]
+    predicted: Callable[[Samples, Sequence[str], Target, Sequence[Tensor], Finding], Iterator[Prediction]]
 
 
 @dataclass(frozen=True)

@@ -85,5 +85,17 @@ def test_suppression_is_that_of_onnxruntime(seed: int) -> None:
     assert torch.equal(suppress(boxes, scores, 0.4, 0.2, 7), kept[:7])
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_suppression_across_classes_is_that_of_one_class(seed: int) -> None:
+    """A box of any class drops others: the same as if each point had its best class alone, and all were one class."""
+    drawn = torch.Generator().manual_seed(seed)
+    middle, size = torch.rand(120, 2, generator=drawn) * 50, torch.rand(120, 2, generator=drawn) * 20 + 5
+    boxes, scores = to_corners(torch.cat((middle, size), 1)), torch.rand(120, 3, generator=drawn)
+    best, classes = scores.max(1)
+    kept = suppress(boxes, scores, 0.4, 0.2, 1000, across=True)
+    assert {p for p, _ in kept.tolist()} == {p for p, _ in by_onnxruntime(boxes, best[:, None], 0.4, 0.2, 1000)}
+    assert kept[:, 1].tolist() == classes[kept[:, 0]].tolist() and 5 < len(kept) < 100
+
+
 def test_suppression_of_nothing() -> None:
     assert suppress(torch.zeros(3, 4), torch.zeros(3, 2)).shape == (0, 2)

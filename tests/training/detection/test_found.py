@@ -27,6 +27,7 @@ from onnxgen.training.data.letterbox import Placing
 from onnxgen.training.goals.detection.boxes import boxes_of
 from onnxgen.training.prepare import prepare
 from onnxgen.training.runs.answers import Box
+from onnxgen.training.runs.contract import Finding
 from onnxgen.training.runs.record import Target
 from onnxgen.training.settings import Settings
 from samples.tasks.scenes import draw_scenes, write_coco, write_yolo
@@ -175,12 +176,12 @@ def test_boxes_come_back_to_the_original() -> None:
     maps[1][0, 2, 2, 1] = 2.0
     target = Target(0, "boxes", "boxes", "boxes", "", 3, 1, ("a", "b", "c"), head={"tail": tail.record()})
     fit = Placing("letterbox").fit((100, 200), (32, 32))  # 16 rows of 32, from row 8 on; 6.25 pixels for each
-    found = boxes_of(maps, target, fit, (100, 200), 0.25)
+    found = boxes_of(maps, target, fit, (100, 200), Finding(0.25))
     (box,) = found.boxes or ()
     assert box.label == "c" and box.score == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-6)
     assert box.corners == pytest.approx(((12 - 8) * 6.25, 0, (12 + 8) * 6.25, 100)), "y from 4 to 36, cut off"
     assert found.value.shape == (1, 6) and found.label == ("c",)
-    assert boxes_of(maps, target, fit, (100, 200), 0.9).boxes == ()
+    assert boxes_of(maps, target, fit, (100, 200), Finding(0.9)).boxes == ()
 
 
 def test_a_run_predicts_boxes(
@@ -218,6 +219,9 @@ def test_a_run_predicts_boxes(
     scores = [box.score for box in boxes]
     assert command(["predict", str(tmp_path / "run"), *map(str, images), "--min-score", "0.999"]) == 0
     assert f"0 objects in 4 images (best score {max(scores):.1%}, below --min-score 0.999)" in capsys.readouterr().out
+    fewer = run.predict(images, min_score=0.001, max_overlap=0.1, across_classes=True)
+    count = sum(len(one.answer.boxes or ()) for one in fewer)
+    assert f"{count} objects in 4 images" in ask("--max-overlap", "0.1", "--across-classes") and 0 < count < len(boxes)
     wrote = ask("-o", str(tmp_path / "out.csv"))
     assert f"wrote {tmp_path / 'out.csv'}: {len(boxes)} objects in 4 images\n" in wrote
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))

@@ -25,7 +25,7 @@ from onnxgen.training.data.images import ToInput
 from onnxgen.training.data.letterbox import Fit
 from onnxgen.training.data.samples import Samples
 from onnxgen.training.runs.answers import Answer, Box, Prediction
-from onnxgen.training.runs.contract import CANDIDATES, MOST_BOXES, MOST_OVERLAP
+from onnxgen.training.runs.contract import CANDIDATES, MOST_BOXES, MOST_OVERLAP, Finding
 from onnxgen.training.runs.record import BOXES, Target
 
 OVERLAPS = ("iou", "giou", "ciou")
@@ -90,6 +90,7 @@ def suppress(
     most_overlap: float = MOST_OVERLAP,
     least_score: float = 0.001,
     most: int = MOST_BOXES,
+    across: bool = False,
 ) -> Tensor:
     """Return the boxes of one image that are kept, by greedy suppression within each class.
 
@@ -101,6 +102,7 @@ def suppress(
         scores: [points, classes].
         least_score: candidates with at most this score are ignored.
         most: largest number of boxes that are returned.
+        across: boxes of other classes drop a box, too.
 
     Returns:
         int64 [kept, 2] with the indices of point and class, the highest score first.
@@ -111,7 +113,8 @@ def suppress(
     points, classes = points[order], classes[order]
     corners = boxes[points]
     over = overlap(corners[:, None], corners[None], "iou") > most_overlap
-    over &= classes[:, None] == classes[None]
+    if not across:
+        over &= classes[:, None] == classes[None]
     kept = torch.ones(len(order), dtype=torch.bool)
     rows = over.cpu()
     for index in range(len(order)):
@@ -243,7 +246,7 @@ def _expected(bins: Tensor) -> Tensor:
 
 
 def predicted(
-    samples: Samples, names: Sequence[str], target: Target, outputs: Sequence[Tensor], least: float
+    samples: Samples, names: Sequence[str], target: Target, outputs: Sequence[Tensor], finding: Finding
 ) -> Iterator[Prediction]:
     """Yield the boxes of each image, under its name."""
     assert isinstance(samples, Prepared)
@@ -253,22 +256,23 @@ def predicted(
     for row, name in enumerate(names):
         size = size_of(files[row]) if files else (shape["H"], shape["W"])
         maps = [outputs[place][row : row + 1] for place in target.head["places"]]
-        yield Prediction(name, {BOXES: boxes_of(maps, target, step.fit(size), size, least)})
+        yield Prediction(name, {BOXES: boxes_of(maps, target, step.fit(size), size, finding)})
 
 
-def boxes_of(maps: Sequence[Tensor], target: Target, fit: Fit, size: tuple[int, int], least: float) -> Answer:
-    """Return the boxes of one image, after suppression within each class.
+def boxes_of(maps: Sequence[Tensor], target: Target, fit: Fit, size: tuple[int, int], finding: Finding) -> Answer:
+    """Return the boxes of one image, after suppression.
 
     Args:
         maps: the raw maps [1, channels, height, width], in the order of the tail.
         target: what was trained.
         fit: where the image lies in what the network took.
         size: height and width of the image itself.
-        least: boxes with a lower score are left out.
+        finding: which boxes are left.
     """
     decoded = Decoder(tail_of(target.head["tail"]))([raw.float() for raw in maps])
     scores = decoded.scores[0]
-    points, classes = suppress(decoded.boxes[0], scores, least_score=least).unbind(1)
+    kept = suppress(decoded.boxes[0], scores, finding.overlap, finding.least, across=finding.across)
+    points, classes = kept.unbind(1)
     whole = torch.tensor([size[1], size[0]] * 2)
     corners = fit.out_of_frame(decoded.boxes[0][points].double()) * whole
     names = target.all_names
