@@ -77,7 +77,7 @@ def _refit(model: nn.Module, file: Path | None, opened: Data, settings: Settings
     if file is not None and (part := detector_of(model, settings.size).part())[0] != file and not file.is_dir():
         file, notes = part
         model = begun(file, settings)[0]
-    head, more = fit_head(model, opened, settings.replace_head)
+    head, more = fit_head(model, opened, settings.replace_head, settings.from_scratch)
     return model, file, head, notes + more
 
 

@@ -23,10 +23,10 @@ from onnxgen.reader import read
 from onnxgen.record.asked import recorded_options
 from onnxgen.record.sidecar import metadata_at
 from onnxgen.record.tail import Tail
-from onnxgen.training import fit, load
+from onnxgen.training import fit, load, reset
 from onnxgen.training.goals.detection.boxes import Decoder, to_corners
 from onnxgen.training.goals.detection.goal import REPORTED
-from onnxgen.training.goals.detection.head import PRIOR, replace_classes, tail_of_model
+from onnxgen.training.goals.detection.head import PRIOR, begin_fresh, replace_classes, tail_of_model
 from onnxgen.training.model import open_model
 from samples.tasks.scenes import draw_scenes, write_yolo
 from tests.heads import small
@@ -170,6 +170,18 @@ def test_boxes_keep_their_weights_and_classes_begin_rare(folder: Path, name: str
     odds = PRIOR / (1 - PRIOR)
     wanted = odds / (1 + 4 * odds) if tail.background else PRIOR
     torch.testing.assert_close(after.classes.sigmoid().mean().item(), wanted, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("name", ["yolov8", "yolov5", "yolox"])
+def test_a_fresh_head_begins_with_rare_classes_and_objects(folder: Path, name: str) -> None:
+    model, tail = generated(folder, name)
+    torch.manual_seed(0)
+    boxes = Decoder(tail)(reset(model)(x := torch.rand(1, 3, *small.IMAGE))).boxes
+    begin_fresh(model, tail, range(len(tail.maps)))
+    made = Decoder(tail)(model(x))
+    torch.testing.assert_close(boxes, made.boxes)
+    for logits in (made.classes, *([] if made.objectness is None else [made.objectness])):
+        assert 0.5 * PRIOR < logits.sigmoid().mean() < 2 * PRIOR
 
 
 def test_a_number_for_each_class_is_refused_before_training(tmp_path: Path) -> None:

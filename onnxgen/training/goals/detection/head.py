@@ -32,8 +32,12 @@ PRIOR = 0.01  # probability of each class in the beginning, and ...
 DEVIATION = 0.01  # ... of the weights: those of RetinaNet (Lin et al., 1708.02002)
 
 
-def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[str, ...], list[str]]:
+def fit_head(
+    model: nn.Module, data: Data, classes: int | None, fresh: bool = False
+) -> tuple[tuple[str, ...], list[str]]:
     """Give a detector a new head for so many classes, in place; by default for those that the data names.
+
+    `fresh`: all weights of the model are drawn anew, so its biases begin like those of a new head.
 
     Returns:
         the paths of the new layers, and notes; nothing if the head has the classes of the data.
@@ -53,6 +57,8 @@ def fit_head(model: nn.Module, data: Data, classes: int | None) -> tuple[tuple[s
     tail = tail_of_model(detector.tail, [ports[place].dims or () for place in places])
     named = len(data.first.fields[COLUMN].classes) if COLUMN in data.named else tail.classes
     notes = _unnamed(data, tail, classes)
+    if fresh:
+        begin_fresh(model, tail, places)
     if classes is None and named == tail.classes:
         return (), notes
     wanted = classes or named
@@ -158,6 +164,23 @@ def _kept(before: Channels, after: Channels, anchors: int) -> dict[int, int]:
                 moved = row + (after.count - before.count if row >= before.first else 0)
                 rows[anchor * after.step + moved] = anchor * before.step + row
     return rows
+
+
+@torch.no_grad()
+def begin_fresh(model: nn.Module, tail: Tail, places: Sequence[int]) -> None:
+    """Let each class and each object of a head of fresh weights begin with a small probability, in place.
+
+    Most points have no object. With biases near 0 the first steps would learn nothing but that.
+    """
+    parts = [(level, part) for level in tail.levels for part in (level.classes, level.objectness) if part]
+    layers = layers_of_maps(model, example_for(model), [places[part.map] for _, part in parts])
+    for (level, part), layer in zip(parts, layers):
+        owner = next((p.owner for fill in ("bias", "zeros") for p in layer.parts if p.fill == fill), None)
+        if owner is None or (tail.background and part == level.classes):
+            continue
+        for anchor in range(len(level.anchors)):
+            start = anchor * part.step + part.first
+            getattr(owner.module, owner.name).flatten()[start : start + part.count] = -math.log((1 - PRIOR) / PRIOR)
 
 
 @torch.no_grad()
