@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnxgen.cli import run as cli
@@ -42,6 +42,9 @@ class Sample:
     # The score of an ONNX file, in the package's own code, on a folder's "test".
     score: Callable[[Path, Path], float]
     generate: tuple[str, ...] = ()  # options of `onnxgen`
+    apart: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # others, of ways that have a module of their own
 
 
 def need(*arguments: str | Path) -> None:
@@ -64,9 +67,11 @@ def measure(sample: Sample, way: str, amount: int, seed: int, out: Path) -> dict
         (out / "drawing").rename(data)
     file, seconds = find(sample.file), 0.0
     if way != AS_IT_IS:
-        model, run = out / "model.py", fresh(out / "run")
+        model, run = out / f"{way.replace(' ', '_') if way in sample.apart else 'model'}.py", fresh(out / "run")
         if not model.exists():
-            need(shutil.copy(file, out), "-o", model, "--quiet", *sample.generate)  # export and boxes read it there
+            need(
+                shutil.copy(file, out), "-o", model, "--quiet", *sample.apart.get(way, sample.generate)
+            )  # export and boxes read it there
         options = (*sample.train, *sample.amounts[amount], *sample.ways[way])
         start = time.perf_counter()
         need("train", model, "--data", data / "data", "--out", run, "--seed", str(seed), "--quiet", *options)
