@@ -50,7 +50,17 @@ MAX_SUM_ERROR = 1e-4
 PRODUCTS = ("MatMulInteger", "ConvInteger")
 ROUNDED = frozenset(("FakeQuantize", "FakeQuantizeDynamic"))
 # suffixes that quantisers append to a tensor's name, perhaps with a number
-ENDS = ("_quantized", "_Transposed_quantized", "_quant", "_Bnb4", "_int8", "_qnt8", "_q8", "_DequantizeLinear_Output")
+ENDS = (
+    "_quantized",
+    "_Transposed_quantized",
+    "_quant",
+    "_Bnb4",
+    "_int8",
+    "_qnt8",
+    "_q8",
+    "_q",
+    "_DequantizeLinear_Output",
+)
 NUMBERED = ("_DQ_Q", "_Q")
 NOT_STORED = "no stored tensor has the floats of {!r}, so they can't be written back"
 

@@ -1,12 +1,13 @@
 """`--quantized float` and `qat`: rewrite a quantised graph as the graph of floats that it approximates.
 
-The five steps have a file each:
+The six steps have a file each:
 
-1. `layers`: operators on integers become DequantizeLinear, a float operator and QuantizeLinear.
-2. `products`: so do integer products that are multiplied by their scales afterwards, as dynamic quantisation writes.
-3. `moved`: DequantizeLinear moves before operators that only move integers (MaxPool, Reshape, Gather, ...).
-4. `pairs`: QuantizeLinear with DequantizeLinear becomes the value itself, or for `qat` an `onnxgen.FakeQuantize` of it.
-5. `weights`: dequantised stored tensors become float tensors, with their inverse (`onnxgen.weights.dequantised`).
+1. `spelled`: stored integers that Cast and Mul make floats of become DequantizeLinear.
+2. `layers`: operators on integers become DequantizeLinear, a float operator and QuantizeLinear.
+3. `products`: so do integer products that are multiplied by their scales afterwards, as dynamic quantisation writes.
+4. `moved`: DequantizeLinear moves before operators that only move integers (MaxPool, Reshape, Gather, ...).
+5. `pairs`: QuantizeLinear with DequantizeLinear becomes the value itself, or for `qat` an `onnxgen.FakeQuantize` of it.
+6. `weights`: dequantised stored tensors become float tensors, with their inverse (`onnxgen.weights.dequantised`).
 
 Integer operators that remain are computed exactly. A note says that no gradient passes through them.
 """
@@ -26,6 +27,7 @@ from onnxgen.passes.contrib.writer import Refused, write
 from onnxgen.passes.quantized.layers import float_bodies, products
 from onnxgen.passes.quantized.moved import dequantise_first, float_outputs
 from onnxgen.passes.quantized.pairs import ROUNDING, input_ranges, least, output_ranges, pairs
+from onnxgen.passes.quantized.spelled import spelled_out
 from onnxgen.passes.quantized.weights import note_products, weights
 from onnxgen.passes.rewrite import is_used
 from onnxgen.passes.trainable import stored_values
@@ -40,6 +42,7 @@ def quantized(model: ir.Model, options: Options) -> None:
     """Rewrite every quantised operator. Raises `OnnxgenError` with all that have no float equivalent."""
     if options.quantized == "keep":
         return
+    spelled_out(model)
     _write_layers(model, options)
     propagate(model.graph, options)
     roundings = [n for n in all_nodes(model.graph) if n.op_type in ROUNDING and n.domain == ""]

@@ -22,7 +22,7 @@ from onnxgen.weights.stored import stored
 # suffixes that quantisers append to the name of a tensor
 # _Transposed: the weight of a Gemm that became a MatMul (onnxruntime 1.32)
 SUFFIX = re.compile(
-    r"(_Transposed)?(_quantized|_quant|_DQ_Q\d+|_Q\d+(G\d+)?|_Bnb4|_[iq]nt8|_q8|_DequantizeLinear_Output)$"
+    r"(_Transposed)?(_quantized|_quant|_DQ_Q\d+|_Q\d+(G\d+)?|_Bnb4|_[iq]nt8|_q8?|_DequantizeLinear_Output)$"
 )
 
 

@@ -1,0 +1,94 @@
+"""Stored integers that a file makes floats of by Cast and Mul, as tools write that quantise weights alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from onnxgen import Options, export, generate, verify
+from tests.quantized.nets import pretrained, run
+
+FLOAT = Options(quantized="float")
+RNG = np.random.default_rng(0)
+
+
+def spelled(path: Path, weight: NDArray[np.generic], scale: NDArray[np.float32], zero: object = None) -> Path:
+    """Write y = x @ ((Cast(w_q) - Cast(w_zero)) * w_scale) + b."""
+    stored = {"w_q": weight, "w_scale": scale, "b": np.arange(weight.shape[1], dtype=np.float32)}
+    nodes = [helper.make_node("Cast", ["w_q"], ["w_f"], to=TensorProto.FLOAT)]
+    if zero is not None:
+        stored["w_zero"] = np.asarray(zero, weight.dtype)
+        nodes += [
+            helper.make_node("Cast", ["w_zero"], ["zero_f"], to=TensorProto.FLOAT),
+            helper.make_node("Sub", ["w_f", "zero_f"], ["centred"]),
+        ]
+    product = ["w_scale", "centred"] if zero is not None else ["w_f", "w_scale"]
+    nodes += [
+        helper.make_node("Mul", product, ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "b"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None]) for name in "xy"]
+    ports[0] = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", weight.shape[0]])
+    tensors = [numpy_helper.from_array(value, name) for name, value in stored.items()]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+INT8 = RNG.integers(-127, 128, (6, 4)).astype(np.int8)
+COLUMNS, ROWS = (RNG.uniform(0.01, 0.1, shape).astype(np.float32) for shape in ((1, 4), (6, 1)))
+CASES = {
+    "columns": (INT8, COLUMNS, None),
+    "columns of rank 1": (INT8, COLUMNS[0], None),
+    "rows": (INT8, ROWS, None),
+    "one scale, and a zero point": (RNG.integers(0, 256, (6, 4)).astype(np.uint8), np.float32([0.02]), 131),
+    "zero points of columns": (INT8, COLUMNS, RNG.integers(-9, 9, (1, 4))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_the_weights_of_a_layer(case: str, tmp_path: Path) -> None:
+    """The layer computes what the file does, and an export writes its integers again."""
+    path, module = spelled(tmp_path / "m.onnx", *CASES[case]), tmp_path / "m.py"
+    generate(path, module, FLOAT)
+    model = pretrained(module)
+    (layer,) = (m for m in model.modules() if isinstance(m, nn.Linear))
+    assert layer.weight.requires_grad
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    assert np.allclose(model(x).detach().numpy(), run(path, x), 1e-6, 1e-6)
+    assert verify(path, module, options=FLOAT).agrees
+    export(module, path, out=tmp_path / "back.onnx")
+    assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+    step = torch.from_numpy(np.broadcast_to(CASES[case][1], (6, 4)).copy()).T
+    with torch.no_grad():
+        layer.weight[1:3] -= 5 * step[1:3] * layer.weight[1:3].sign()
+    export(module, path, model, tmp_path / "back.onnx")
+    assert np.allclose(model(x).detach().numpy(), run(tmp_path / "back.onnx", x), 1e-5, 1e-5)
+
+
+BOTH = (COLUMNS * ROWS).astype(np.float32)
+
+
+@pytest.mark.parametrize("weight, scale", [(INT8, BOTH), (INT8.astype(np.int64), COLUMNS), (INT8[:1], ROWS)])
+def test_what_is_no_dequantisation_stays(
+    weight: NDArray[np.generic], scale: NDArray[np.float32], tmp_path: Path
+) -> None:
+    """A scale of each number, whole numbers that are no quantised ones, and a product of another shape."""
+    path, module = tmp_path / "m.onnx", tmp_path / "m.py"
+    rows = max(weight.shape[0], scale.shape[0])
+    spelled(path, np.zeros((rows, 4), weight.dtype), scale)
+    model = onnx.load(path)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w_q"))
+    onnx.save(model, path)
+    generate(path, module, FLOAT)
+    loaded, x = pretrained(module), torch.randn(5, rows)
+    assert not any(p.shape == (4, rows) for p in loaded.parameters() if p.shape != scale.shape)
+    assert np.allclose(loaded(x).detach().numpy(), run(path, x), 1e-5, 1e-5)
