@@ -29,6 +29,8 @@ from onnxgen.training.data.streaming.stream import stream_of
 from onnxgen.training.devices import Device, choose, prepare_for, trainer_options
 from onnxgen.training.goals.distil import with_teacher
 from onnxgen.training.goals.goal import Goal, restore
+from onnxgen.training.goals.outputs import output_names
+from onnxgen.training.goals.pooling import AUTO, pooling_of
 from onnxgen.training.loader import Loader
 from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
@@ -141,8 +143,8 @@ def predict(
     """Return a model's outputs for data, in the data's order, on the CPU: one tensor [samples, ...], or a tuple.
 
     An output of text is an array of objects, one of maps a list. Of pairs it is [samples, 2, ...], of triplets
-    [samples, 3, ...]. If an output has its batch axis elsewhere (as the last
-    state of a recurrent layer), the result keeps that axis.
+    [samples, 3, ...]. With `pooling`, vectors of tokens become those of texts. If an output has its batch axis
+    elsewhere (as the last state of a recurrent layer), the result keeps that axis.
 
     Lines of text all have the width of the longest one, if the network takes it.
 
@@ -157,6 +159,8 @@ def predict(
 
     def compute(part: Batch) -> tuple[int, tuple[Tensor, ...]]:
         outputs = as_tuple(network(*feeding.arguments(part, device.torch_device)))
+        if settings.pooling != AUTO:
+            outputs = _pooled(network, feeding, settings, outputs, part)
         return len(part[feeding.inputs[0]]), tuple(y.cpu() if isinstance(y, Tensor) else y for y in outputs)
 
     workers = settings.workers if stream_of(samples) is None else 0  # several readers would change the order
@@ -173,6 +177,15 @@ def predict(
         each = samples.rows_of_each
         whole = tuple(y.reshape(-1, each, *y.shape[1:]) if len(y) == sum(counts) else y for y in whole)
     return whole if len(whole) > 1 else whole[0]
+
+
+def _pooled(
+    network: nn.Module, feeding: Feeding, settings: Settings, outputs: tuple[Tensor, ...], batch: Batch
+) -> tuple[Tensor, ...]:
+    """Return the outputs with vectors of texts in the place of those of tokens."""
+    pooling = pooling_of(network, feeding, settings, outputs, output_names(network, len(outputs)))
+    assert pooling is not None
+    return tuple(pooling(y, batch) if n == pooling.output else y for n, y in enumerate(outputs))
 
 
 class _OneByOne:

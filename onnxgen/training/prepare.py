@@ -41,6 +41,7 @@ from onnxgen.training.goals.distil import with_teacher
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, suffixed
 from onnxgen.training.goals.names import loss_name, losses_asked, refuse_for_task
 from onnxgen.training.goals.outputs import output_names
+from onnxgen.training.goals.pooling import AUTO as POOLED
 from onnxgen.training.launch import launched
 from onnxgen.training.loader import classes_of
 from onnxgen.training.losses import Objective, objective, stressed
@@ -115,6 +116,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     trained = has_learned(model) and not settings.from_scratch
     settings = with_task(settings, opened)
     card = card_of(settings.task)
+    if settings.pooling != POOLED and not card.compares:
+        raise OnnxgenError(f"--pooling makes vectors, and the task is {card.name}", help="--task embedding")
     settings = settled(settings, len(opened.train), trained, _any_batch(model, settings))
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()

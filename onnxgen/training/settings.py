@@ -30,6 +30,7 @@ STRATEGIES = ("auto", "ddp", "fsdp")
 LOGGERS = ("tensorboard", "csv", "wandb", "mlflow")
 RESIZES = ("auto", "stretch", "letterbox", "corner", "line")
 ORDERS = ("auto", "rgb", "bgr")
+POOLINGS = ("auto", "mean", "cls", "max")
 SAMPLERS = ("shuffle", "balanced")
 RECIPES = ("fine-tune",)
 PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -84,6 +85,12 @@ class Settings:
     )
     largest_score: float | None = _task(
         None, "X", "Of --task embedding with scores of pairs: the score of equal ones. Default: the largest, or 1."
+    )
+    pooling: str = _task(
+        "auto",
+        "NAME",
+        "Of --task embedding: make vectors of texts, of length 1, of those of their tokens: mean, cls (the first one) "
+        "or max. auto: mean if no output has a vector of each text.",
     )
     noise: float | None = _task(
         None, "X", "Train on clean images to remove normal noise of this deviation, a share of white (0.1: 25 of 255)."
@@ -309,7 +316,7 @@ class Settings:
             what = "keep says which classes stay in a new head of a classifier"
             yield Problem(what, help="--replace-head 12 --keep")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
-        known |= {"channel_order": ORDERS, "preprocess": ("auto", "none", *PRESETS)}
+        known |= {"channel_order": ORDERS, "preprocess": ("auto", "none", *PRESETS), "pooling": POOLINGS}
         choices = [(name, getattr(self, name), words) for name, words in known.items()]
         choices += [("loggers", name, (*LOGGERS, "none")) for name in self.loggers]
         choices += [] if self.recipe is None else [("recipe", self.recipe, RECIPES)]

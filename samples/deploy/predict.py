@@ -201,6 +201,16 @@ def picture(how, y):
     return y.round().astype(np.uint8).squeeze(2) if y.shape[2] == 1 else y.round().astype(np.uint8)
 
 
+def vector(how, y, mask):
+    """Return the vector of a text, of length 1, of those of its tokens."""
+    if how["pooling"] == "cls":
+        y = y[0]
+    else:
+        y = y[mask[0] != 0]
+        y = y.mean(0) if how["pooling"] == "mean" else y.max(0)
+    return y / max(np.linalg.norm(y), 1e-12)
+
+
 def boxes(how, outputs, frame, size):
     """Return class, score, x1, y1, x2, y2 of each box, in pixels of a picture of this width and height."""
     if not how.get("boxes"):
@@ -258,6 +268,7 @@ def predict(session, path, score=None):
         feeds = {how["name"]: made(how, sample, ports[how["name"]], tokenizer) for how in contract["inputs"]}
         outputs = run(session, contract["inputs"], feeds)
         listed = contract["outputs"] or [{"name": name, "kind": "numbers"} for name in outputs]
+        outputs |= feeds
         listed = listed if score is None else [{**how, "score": score} for how in listed]
         yield {how["name"]: said(how, outputs, contract["inputs"], path) for how in listed}
 
@@ -302,6 +313,8 @@ def said(how, outputs, inputs, path):
     y = y.astype(np.float32) if y.dtype == np.float16 else y
     if how["kind"] == "numbers":
         return y[0]
+    if how["kind"] == "vectors":
+        return vector(how, y[0], outputs.get(how["mask"]))
     return {"classes": classes, "labels": labels, "text": characters, "heatmaps": heatmaps, "image": picture}[
         how["kind"]
     ](how, y)

@@ -44,7 +44,8 @@ TARGETS = (
     Target(3, "heatmap", "keypoints", "heatmaps", "", 0, 1, ()),
     Target(4, "image", "clean", "image", "", 0, 1, (), scale="0.5/0.5/0.5,0.5/0.5/0.5"),
     Target(5, "output0", "boxes", "boxes", "", 2, 1, ("car", "bus"), head={"found": FOUND}),
-    Target(6, "price", "price", "mse_loss", "", 0, 1, ()),
+    Target(6, "last_hidden_state", "pair", "vectors", "", 0, 0, (), head={"pooling": "mean", "mask": "attention_mask"}),
+    Target(7, "price", "price", "mse_loss", "", 0, 1, ()),
 )
 EMPTY: dict[str, Any] = {"versions": {}, "data": "", "parts": {}, "origin": "", "code": "", "onnx": "", "sha256": ""}
 

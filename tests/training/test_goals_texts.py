@@ -134,13 +134,18 @@ def test_tuples_of_texts(loss: str, members: int, model: Pooled, file: Path, tmp
                        [[i, *row] for i, row in enumerate(rows)])  # fmt: skip
     found = evaluate(model, path, **given(file, loss=loss))
     each = [vectors(model, file, [*column]) for column in zip(*rows)]
+    others = [row[i] for i in range(1, members) for row in rows]
+    own = torch.tensor([[other == row[1] for other in others] for row in rows])  # a negative may be such a text, too
+    own[:, :4] &= ~torch.eye(4, dtype=torch.bool)
     if loss != "triplet":
         unit = [F.normalize(x) for x in each]
-        wanted = F.cross_entropy(unit[0] @ torch.cat(unit[1:]).T / 0.05, torch.arange(4))
+        scores = unit[0] @ torch.cat(unit[1:]).T / 0.05
+        wanted = F.cross_entropy(scores.masked_fill(own, -torch.inf), torch.arange(4))
     else:
         x, pair = torch.cat(each), torch.tensor([*range(4), *range(4), *range(-1, -5, -1)][: 4 * members])
         far = [(x[i] - x[(i + 4) % 8]).norm() for i in range(8)]
-        near = [(x[i] - x[pair != pair[i]]).norm(dim=1).min() for i in range(8)]
+        equal = torch.cat([torch.zeros(4, 4, dtype=torch.bool), own], 1)
+        near = [(x[i] - x[(pair != pair[i]) & ~equal[i % 4]]).norm(dim=1).min() for i in range(8)]
         wanted = torch.stack([F.softplus(p - q) for p, q in zip(far, near)]).mean()
     assert found["loss"] == pytest.approx(wanted.item(), abs=1e-5)
     assert 0 <= found["recall_at_1"] <= 1

@@ -1,4 +1,4 @@
-"""DequantizeLinear of stored integers that a file spells out: Cast and Mul, perhaps with a Sub of the zero point between.
+"""DequantizeLinear of stored integers that a file spells out: Cast and Mul, perhaps with a zero point between.
 
 Tools that keep weights as integers and compute with floats write it so. One DequantizeLinear computes the same floats.
 """

@@ -14,10 +14,14 @@ from torchmetrics import Metric
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.byname import by_name
 from onnxgen.training.data.arrays import PAIR, ROLE, Tuples, Values
+from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.image_pairs import MEMBERS
 from onnxgen.training.data.samples import Batch
+from onnxgen.training.data.text.roles import IDS, roles_of
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Outputs, Scores
 from onnxgen.training.goals.outputs import trained_output
+from onnxgen.training.goals.pooling import WORDS, Pooling, pooling_of
+from onnxgen.training.runs.record import VECTORS, Target
 
 if TYPE_CHECKING:
     from onnxgen.training.tasks.card import Situation
@@ -32,20 +36,37 @@ class Embedding(Goal, nn.Module):
     """A loss of vectors with the label of each; metrics compare the vectors of a whole part.
 
     Attributes:
-        output: the output's index; it is [n, D].
+        output: the output's index; it is [n, D], or [n, T, D] with a `pooling`.
+        pooling: how the vectors of tokens become those of texts; None if the network does that.
+        texts: the column of token ids; "" if the network reads no text.
     """
 
     monitor = "recall_at_1"
+    pooling: Pooling | None = None
+    texts: str = ""
 
     def __init__(self, output: int, column: str) -> None:
         super().__init__()
         self.output, self.column, self.columns = output, column, (column,)
         self.name, self.classes = "", 0
 
+    def vectors(self, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the vector of each sample [n, D], in float32."""
+        vectors = outputs[self.output]
+        return vectors.float() if self.pooling is None else self.pooling(vectors, batch)
+
+    def target(self) -> Target | None:
+        """Return how the vectors are made, if the network does not."""
+        if self.pooling is None:
+            return None
+        own = self.pooling
+        pooled = {"pooling": own.how, "mask": own.fed}
+        return Target(own.output, own.name, self.column, VECTORS, "", 0, 0, (), head=pooled)
+
     def scores(self) -> Scores:
         metrics = {"recall_at_1": RecallAt1()}
         names = ("recall_at_1", COUNTED)
-        return Scores(metrics, lambda outputs, batch: (outputs[self.output].float(), batch[self.column]), names)
+        return Scores(metrics, lambda outputs, batch: (self.vectors(outputs, batch), batch[self.column]), names)
 
 
 class ArcFace(Embedding):
@@ -81,7 +102,7 @@ class ArcFace(Embedding):
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
         target = self.known(batch[self.column])
-        cosine = F.linear(F.normalize(outputs[self.output].float()), F.normalize(self.centres.float()))
+        cosine = F.linear(F.normalize(self.vectors(outputs, batch)), F.normalize(self.centres.float()))
         own = cosine.gather(1, target.clamp_min(0)[:, None])
         sine = (1 - own.square()).clamp_min(1e-12).sqrt()
         turned = own * math.cos(MARGIN) - sine * math.sin(MARGIN)
@@ -100,19 +121,25 @@ class BatchHard(Embedding):
 
     splits = False
 
-    def compared(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def compared(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return which pairs [n, n] are of one class, which of two, and which samples [n] have both."""
+        labels = batch[self.column]
         same = labels[:, None] == labels
         alike = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        return alike, ~same, alike.any(1) & (~same).any(1)
+        others = ~(same | self.as_good(batch))
+        return alike, others, alike.any(1) & others.any(1)
+
+    def as_good(self, batch: Batch) -> Tensor:
+        """Return which pairs [n, n] of two classes are not compared."""
+        return batch[self.column].new_zeros((), dtype=torch.bool)
 
     def weight(self, batch: Batch) -> Tensor | int:
-        return self.compared(batch[self.column])[2].sum()
+        return self.compared(batch)[2].sum()
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
-        vectors = outputs[self.output].float()
+        vectors = self.vectors(outputs, batch)
         distances = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist")
-        alike, others, counted = self.compared(batch[self.column])
+        alike, others, counted = self.compared(batch)
         far = distances.masked_fill(~alike, -math.inf).amax(1)
         near = distances.masked_fill(~others, math.inf).amin(1)
         each = F.softplus(torch.where(counted, far - near, 0))
@@ -123,7 +150,8 @@ class InfoNce(Embedding):
     """Each anchor is to find its own positive among all positives and negatives of its batch.
 
     The loss is cross entropy of cosines, divided by a temperature of 0.05 (van den Oord et al. 1807.03748; as "multiple
-    negatives" in Henderson et al. 1705.00652).
+    negatives" in Henderson et al. 1705.00652). What is as good an answer as the own one does not count: an equal text,
+    and the positive of an equal anchor.
     """
 
     splits = False
@@ -132,11 +160,12 @@ class InfoNce(Embedding):
         return (batch[ROLE] == 0).sum()
 
     def mean_loss(self, outputs: Outputs, batch: Batch, training: bool) -> Tensor:
-        vectors, pair, role = F.normalize(outputs[self.output].float()), batch[self.column], batch[ROLE]
+        vectors, pair, role = F.normalize(self.vectors(outputs, batch)), batch[self.column], batch[ROLE]
         anchors, others = role == 0, role != 0
         scores = vectors[anchors] @ vectors[others].T / TEMPERATURE
-        own = (pair[anchors][:, None] == pair[others]).to(torch.int8).argmax(1)
-        return F.cross_entropy(scores, own)
+        own = pair[anchors][:, None] == pair[others]
+        scores = scores.masked_fill(as_good(self, batch)[anchors][:, others] & ~own, -math.inf)
+        return F.cross_entropy(scores, own.to(torch.int8).argmax(1))
 
     def scores(self) -> Scores:
         return _of_pairs(self)
@@ -163,7 +192,7 @@ class Similarity(Embedding):
 
     def compared(self, outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the cosine of each pair [n], and its score, of which 1 is the largest."""
-        vectors, role = outputs[self.output].float(), batch[ROLE]
+        vectors, role = self.vectors(outputs, batch), batch[ROLE]
         return F.cosine_similarity(vectors[role == 0], vectors[role == 1]), self.scaled(batch[self.column][role == 0])
 
     def scaled(self, scores: Tensor) -> Tensor:
@@ -174,17 +203,43 @@ class Similarity(Embedding):
 
 
 class PairedBatchHard(BatchHard):
-    """`BatchHard` of pairs: a negative is of no pair."""
+    """`BatchHard` of pairs: a negative is of no pair. An equal text is none."""
+
+    def as_good(self, batch: Batch) -> Tensor:
+        return as_good(self, batch)
 
     def scores(self) -> Scores:
         return _of_pairs(self)
 
 
 def _of_pairs(goal: Embedding) -> Scores:
-    def arranged(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        return outputs[goal.output].float(), batch[goal.column], batch[ROLE]
+    def arranged(outputs: Outputs, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return goal.vectors(outputs, batch), batch[goal.column], batch[ROLE], keys_of(goal, batch)
 
     return Scores({"recall_at_1": PairRecallAt1()}, arranged)
+
+
+def keys_of(goal: Embedding, batch: Batch) -> Tensor:
+    """Return two numbers for each row [n, 2], which are equal for equal texts: of its anchor and of its right answer.
+
+    A negative has no anchor, and is the right answer of none but itself. Without texts, the numbers are the pairs'.
+    """
+    pair, role = batch[goal.column], batch[ROLE]
+    members = int(role.max()) + 1
+    if not goal.texts:
+        return torch.stack([pair, pair], 1)
+    ids = batch[goal.texts].long()
+    odd = torch.randint(-(2**62), 2**62, (ids.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    text = ((ids + 1) * odd.to(ids.device)).sum(1)  # modulo 2**64: others are equal once in 10**18 pairs of texts
+    anchor, answer = text.reshape(-1, members)[:, 0], text.reshape(-1, members)[:, 1]
+    asked = torch.where(role == 2, -1 - pair, anchor.repeat_interleave(members))
+    return torch.stack([asked, torch.where(role == 2, text, answer.repeat_interleave(members))], 1)
+
+
+def as_good(goal: Embedding, batch: Batch) -> Tensor:
+    """Return which rows [n, n] have the same right answer, or are of equal anchors."""
+    keys = keys_of(goal, batch)
+    return (keys[:, None] == keys).any(2)
 
 
 class _Gathered(Metric):
@@ -233,28 +288,32 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 class PairRecallAt1(_Gathered):
-    """The share of anchors whose nearest by cosine, of all positives of the part, is their own."""
+    """The share of anchors whose nearest by cosine, of all positives of the part, is their own, or one as good.
 
-    gathered = ("anchors", "positives", "pairs", "of_positives")
+    That is an equal text, or the positive of an equal anchor.
+    """
+
+    gathered = ("anchors", "positives", "keys")
     anchors: list[Tensor]
     positives: list[Tensor]
-    pairs: list[Tensor]
-    of_positives: list[Tensor]
+    keys: list[Tensor]
 
-    def update(self, vectors: Tensor, pairs: Tensor, roles: Tensor) -> None:
-        """Add vectors [n, D] with the number of the pair [n] and the role [n] of each (see `Tuples`)."""
+    def update(self, vectors: Tensor, pairs: Tensor, roles: Tensor, keys: Tensor | None = None) -> None:
+        """Add vectors [n, D] with the number of the pair [n] and the role [n] of each (see `Tuples`).
+
+        `keys` [n, 2] are of `keys_of`; without them, only the own positive counts.
+        """
         unit = F.normalize(vectors.detach())
         self.anchors.append(unit[roles == 0])
-        self.pairs.append(pairs[roles == 0])
         self.positives.append(unit[roles == 1])
-        self.of_positives.append(pairs[roles == 1])
+        self.keys.append((torch.stack([pairs, pairs], 1) if keys is None else keys)[roles == 1])
 
     def compute(self) -> Tensor:
-        anchors, positives, pairs, others = self.whole()
+        anchors, positives, keys = self.whole()
         right = 0
         for start in range(0, len(anchors), _AT_ONCE):
             near = (anchors[start : start + _AT_ONCE] @ positives.T).argmax(1)
-            right += int((others[near] == pairs[start : start + _AT_ONCE]).sum())
+            right += int((keys[near] == keys[start : start + _AT_ONCE]).any(1).sum())
         return torch.tensor(right / max(len(anchors), 1))
 
 
@@ -291,11 +350,25 @@ class RecallAt1(_Gathered):
 
 def make(situation: Situation) -> list[Goal]:
     """Return the goal of `--task embedding`. Raises `OnnxgenError` if output, labels or loss do not fit."""
-    output = trained_output(situation, lambda candidate: candidate.ndim == 2, "an output [N, D]")
+    pooling = pooling_of(situation.model, situation.feeding, situation.settings, situation.outputs, situation.names)
+    if pooling is None:
+        output = trained_output(situation, lambda candidate: candidate.ndim == 2, "an output [N, D]")
+    else:
+        output = pooling.output
+    goal = _made(situation, output)
+    if pooling is not None:
+        goal.pooling, goal.settled = pooling, {**goal.settled, "pooling": pooling.how}
+        goal.columns = (*goal.columns, *([pooling.mask] if pooling.mask else []))
+        goal.said = (f"the vector of a text is {WORDS[pooling.how]} of {pooling.name}, of length 1", *goal.said)
+    return [goal]
+
+
+def _made(situation: Situation, output: int) -> Embedding:
+    """Return the goal for an output. Raises `OnnxgenError` if labels or loss do not fit."""
     (column,) = situation.feeding.others
     field, asked = situation.samples.fields[column], situation.settings.loss
     if isinstance(situation.samples, Tuples) and situation.samples.score:
-        return [_of_scores(situation, output, situation.samples)]
+        return _of_scores(situation, output, situation.samples)
     if field.shape or field.dtype.is_floating_point:
         what = f"column {column!r} holds {field.dtype} {list(field.shape)} for each sample, not the number of a class"
         way = "give a class for each sample, as a whole number or a name; a score is of two columns of text"
@@ -304,7 +377,7 @@ def make(situation: Situation) -> list[Goal]:
         raise OnnxgenError("--task embedding trains one output, so --loss is a name", help="--loss arcface or triplet")
     labels = torch.tensor(sorted(Values(situation.samples, [column]).distinct(column)), dtype=torch.int64)
     if isinstance(situation.samples, Tuples):
-        return [_of_tuples(situation, output, situation.samples, "info_nce" if asked == "auto" else asked)]
+        return _of_tuples(situation, output, situation.samples, "info_nce" if asked == "auto" else asked)
     if asked.strip().lower() == "info_nce":
         what = "InfoNCE (--loss info_nce) needs pairs, but the data has a class for each sample"
         raise OnnxgenError(what, help="give columns anchor and positive; or --loss arcface or triplet")
@@ -312,10 +385,10 @@ def make(situation: Situation) -> list[Goal]:
         raise OnnxgenError(f"all samples of column {column!r} have one class", help="give samples of two or more")
     name = "arcface" if asked == "auto" else asked
     make_goal = by_name(name, {"arcface": _arcface, "triplet": _triplet}, "loss of --task embedding")
-    return [make_goal(situation, output, labels)]
+    return make_goal(situation, output, labels)
 
 
-def _of_scores(situation: Situation, output: int, samples: Tuples) -> Goal:
+def _of_scores(situation: Situation, output: int, samples: Tuples) -> Embedding:
     """Return the goal of pairs with a score. Raises `OnnxgenError` if all scores are equal, or for another loss."""
     column, asked = samples.score, situation.settings.loss
     by_name("cosine" if asked == "auto" else str(asked), {"cosine": Similarity}, "loss of pairs with a score")
@@ -330,11 +403,14 @@ def _of_scores(situation: Situation, output: int, samples: Tuples) -> Goal:
     return goal
 
 
-def _of_tuples(situation: Situation, output: int, samples: Tuples, name: str) -> Goal:
+def _of_tuples(situation: Situation, output: int, samples: Tuples, name: str) -> Embedding:
     """Return the goal of pairs or triplets. Raises `OnnxgenError` for a loss that needs classes."""
     known: dict[str, type[Embedding]] = {"info_nce": InfoNce, "triplet": PairedBatchHard}
     goal = by_name(name, known, "loss of pairs")(output, PAIR)
-    goal.columns = (PAIR, ROLE)
+    ids = roles_of(fed(situation.model), ()).get(IDS)
+    columns = dict(zip((port.name for port in fed(situation.model).inputs), situation.feeding.inputs))
+    goal.texts = columns[ids.name] if ids is not None else ""
+    goal.columns = (PAIR, ROLE, *([goal.texts] if goal.texts else []))
     what, size = "pairs" if samples.rows_of_each == 2 else "triplets", situation.settings.batch
     columns = " and ".join(MEMBERS[: samples.rows_of_each])
     goal.said = (
@@ -344,7 +420,7 @@ def _of_tuples(situation: Situation, output: int, samples: Tuples, name: str) ->
     return goal
 
 
-def _arcface(situation: Situation, output: int, labels: Tensor) -> Goal:
+def _arcface(situation: Situation, output: int, labels: Tensor) -> Embedding:
     goal = ArcFace(output, situation.feeding.others[0], labels, situation.outputs[output].shape[1])
     goal.said = (
         f"trained with arcface, with a centre for each of {len(labels)} classes; a class without a centre counts in "
@@ -353,7 +429,7 @@ def _arcface(situation: Situation, output: int, labels: Tensor) -> Goal:
     return goal
 
 
-def _triplet(situation: Situation, output: int, labels: Tensor) -> Goal:
+def _triplet(situation: Situation, output: int, labels: Tensor) -> Embedding:
     goal = BatchHard(output, situation.feeding.others[0])
     goal.said = (
         f"trained with batch-hard triplets of each batch of {situation.settings.batch}, drawn from {len(labels)} "

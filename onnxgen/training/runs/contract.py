@@ -17,7 +17,7 @@ from onnxgen.errors import OnnxgenError, one_line
 from onnxgen.record.sidecar import TRAINED
 from onnxgen.training.data.image_options import scale_text
 from onnxgen.training.runs.folder import RECORD, TOKENIZER
-from onnxgen.training.runs.record import BOXES, Carried, Image, Input, Record, Target
+from onnxgen.training.runs.record import BOXES, VECTORS, Carried, Image, Input, Record, Target
 from onnxgen.training.tasks import known
 
 VERSION = 2  # 1 was the list of inputs
@@ -162,6 +162,8 @@ def _output(target: Target) -> dict[str, Any]:
     if target.loss == BOXES:
         rules = target.head.get("found", {})
         return {"name": target.name, "kind": "boxes", "names": target.all_names, **(rules and {**rules, **CHOSEN})}
+    if target.loss == VECTORS:
+        return {"name": target.name, "kind": "vectors", "batch": axes["batch"], **target.head}
     if target.loss == "ctc_loss":
         return {"name": target.name, "kind": "text", **axes, "blank": target.blank, "characters": target.names}
     if target.loss == "heatmaps":

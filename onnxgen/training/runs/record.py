@@ -36,6 +36,7 @@ UNDECIDED: Mapping[str, Any] = MappingProxyType({"task": "outputs"})  # of a run
 DTYPES: tuple[str, ...] = ("float32", "float64", "float16", "bfloat16", "bool", "complex64", "complex128")
 DTYPES += ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOXES = "boxes"  # the loss of a `Target` whose answers are boxes
+VECTORS = "vectors"  # that of one whose vectors of tokens become vectors of texts
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _Size: TypeAlias = Annotated[int, Between(0, 1 << 40)]
 
@@ -167,7 +168,8 @@ class Target:
         scale: of an image (loss "image"), mean and deviation as in `Settings.normalize`: the output is the image, of
             values from 0 to 1, minus the mean, by the deviation.
         order: of the colours of an image, as of `Image`.
-        head: of boxes (loss "boxes"), `places` of the raw maps among the outputs, and what they mean (`tail`).
+        head: of boxes (loss "boxes"), `places` of the raw maps among the outputs, and what they mean (`tail`). Of
+            vectors of tokens (loss "vectors"), the `pooling` that makes vectors of texts, and the input `mask`.
     """
 
     output: Annotated[int, Between(0, 1 << 16)]
