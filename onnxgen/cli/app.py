@@ -146,6 +146,15 @@ def export(module: Path | None, **params: Any) -> int:
     "-o", "--output", "out", metavar="FILE", type=path_type, help="The file to write. Default: in the run's folder."
 )
 @file_option("--force", is_flag=True, help="Overwrite a file that is there.")
+@option(
+    "--may-lose",
+    metavar="POINTS",
+    type=_number,
+    default=1.0,
+    show_default=True,
+    group="Integers",
+    help="By how many points of the run's metric 8-bit integers may be worse.",
+)
 @option("--data", metavar="DATA", group="Data", help="Where the run's data is now, if it was moved.")
 @saying_options
 def ship(run: Path | None, **params: Any) -> int:

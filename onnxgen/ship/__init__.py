@@ -30,11 +30,20 @@ if TYPE_CHECKING:
 COMPARED = 64  # samples of which outputs are compared, at most
 CALIBRATED = 256  # samples of the training part that say which values an 8-bit file must hold, at most
 STEP = 8  # of samples of many steps, each so many-th one
+MAY_LOSE = 1.0  # points of the run's metric, by which an 8-bit file may be worse
 
 __all__ = ["ship"]
 
 
-def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any = None, force: bool = False) -> Shipped:
+def ship(
+    run: Path | str,
+    to: str,
+    out: Path | str | None = None,
+    *,
+    data: Any = None,
+    force: bool = False,
+    may_lose: float = MAY_LOSE,
+) -> Shipped:
     """Write the network of a run as the file of a runtime.
 
     The file is run on held back samples before it is put in place, by the runtime itself where one runs here.
@@ -45,14 +54,16 @@ def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any =
         out: the file to write. Default: in the run's folder, under its name.
         data: where the run's data is now, if it was moved.
         force: overwrite `out`.
+        may_lose: of "onnx-int8", by how many points the run's metric may be worse (see `points_lost`). Layers stay in
+            floats until it holds.
 
     Returns:
         a report: differences, metrics before and after, size, time.
 
     Raises:
         DiffersError: the file does not compute what the module does; nothing was written.
-        OnnxgenError: a package is missing; the network can't be written in this form; the folder is no run, or its data
-            is gone; or `out` exists.
+        OnnxgenError: a package is missing; the network can't be written in this form, or loses more than it may; the
+            folder is no run, or its data is gone; or `out` exists.
     """
     from onnxgen.runtime.load import need_torch
 
@@ -72,7 +83,7 @@ def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any =
     card = places_of_card(path, force)
     part = learner.held_back or "train"
     samples = list(arguments_of(learner, part, data, COMPARED))
-    job = _job(learner, target, samples, data)
+    job = _job(learner, target, samples, data, may_lose)
     with workshop(path.parent) as folder:
         trial = folder / path.name
         notes = [*_written(job, target, trial), *_fixed(job, target)]
@@ -80,6 +91,7 @@ def ship(run: Path | str, to: str, out: Path | str | None = None, *, data: Any =
         report.original = sum(x.nbytes for x in learner.model.state_dict().values())
         if target.open is not None:
             compare(learner, job, target, trial, samples, data, report)
+            report.notes += job.judge.warned(report) if target.rounds else []
         write_card(learner.run, learner.record, report, folder, card)
         report.wrote = put_in_place(folder, path, card, force)
     return report
@@ -104,8 +116,9 @@ def _made_of(learner: Learner, data: Any) -> list[Path]:
     return paths
 
 
-def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: Any) -> Job:
+def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: Any, may_lose: float) -> Job:
     """Return what is shipped. `samples`: batches of arguments of held back samples."""
+    from onnxgen.ship.judging import Judge
     from onnxgen.ship.samples import arguments_of, batch_axes, filled, in_batches
     from onnxgen.ship.target import Job
     from onnxgen.surgery.ports import signature_of
@@ -148,6 +161,7 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
         batch=batch,
         facts=shipped_facts(learner.run, learner.record),
         calibration=calibration,
+        judge=Judge(learner, data, axes, 0 if isinstance(single, Singly) else batch, may_lose),
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from onnxgen.ship.judging import Judge
     from onnxgen.training.runs.record import Record
 
 SHIPS = ("onnx", "onnx-int8", "torchscript", "pt2", "executorch", "coreml", "litert")  # the names of all targets
@@ -38,6 +39,7 @@ class Job:
         batch: the number of samples that the file takes at a time; 0 if it takes any.
         facts: what the file's metadata says, as JSON by key: classes, the contract of the run.
         calibration: yields arguments of `forward` made of training samples, to find ranges of values.
+        judge: says how much a file loses, and how much it may.
     """
 
     run: Path
@@ -49,6 +51,7 @@ class Job:
     batch: int
     facts: Mapping[str, str]
     calibration: Callable[[], Iterator[Sequence[Tensor]]]
+    judge: Judge
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,22 @@ def lower_is_better(metric: str) -> bool:
     return any(word in kind for word in LOWER_IS_BETTER)
 
 
+def points_lost(metric: str, before: float, after: float) -> float:
+    """Return by how much a metric is worse: below 0 if it is better.
+
+    Metrics with a best value of 1 (accuracy, recall, mean average precision) and rates of wrong characters count in
+    hundredths. All others, such as losses, count in percent of what they were.
+    """
+    worse = after - before if lower_is_better(metric) else before - after
+    if worse == 0 or math.isnan(before) and math.isnan(after):
+        return 0.0
+    if not math.isfinite(worse):
+        return math.inf
+    if "character_error" in metric or (not lower_is_better(metric) and abs(before) <= 1):
+        return 100 * worse
+    return 100 * worse / abs(before) if before else math.copysign(math.inf, worse)
+
+
 def goodness(metrics: Mapping[str, float], monitor: str) -> tuple[float, float] | None:
     """Return a sort key for an epoch: the greater one is better, and of two equal epochs the earlier one.
 
