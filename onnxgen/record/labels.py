@@ -72,8 +72,13 @@ class Alphabet:
 def alphabet_of(names: Sequence[str], source: str = "") -> Alphabet | None:
     """Return the alphabet that a list of classes is; None if it is no list of characters.
 
-    The only name that is no single character stands for the blank, if it is the first or the last one.
+    An empty name at either end stands for the blank. So does the only name that is no single character, if it is the
+    first or the last one.
     """
+    for blank in (0, len(names) - 1) if names else ():
+        others = (*names[:blank], *names[blank + 1 :])
+        if not names[blank] and all(others) and 2 * sum(len(name) != 1 for name in others) < len(others):
+            return Alphabet(source, others, blank)
     signs = [place for place, name in enumerate(names) if len(name) != 1]
     if 2 * len(signs) >= len(names):
         return None

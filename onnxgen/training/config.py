@@ -36,7 +36,7 @@ else:
 
 NOT_SETTINGS = ("model", "data")  # keys of the file that are not fields of `Settings`
 TYPES: dict[str, Any] = {**dict.fromkeys(NOT_SETTINGS, str), **typing.get_type_hints(Settings)}
-PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher")
+PATHS = ("model", "data", "weights", "out", "tokenizer", "teacher", "own_classes")
 DIGITS = "digits"  # the built-in data set
 SHARDS = re.compile(r".*[{*?].*\.(tar|parquet|bin|npy)", re.IGNORECASE)  # a pattern of several files
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "text", tuple: "a list"}

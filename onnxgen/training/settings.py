@@ -225,6 +225,11 @@ class Settings:
     )
     replace_head: int | None = _finetuning(None, "CLASSES", "Put in a new last layer for that many classes.")
     keep: bool = _finetuning(False, "", "With --replace-head: classes that the model has keep what they learned.")
+    own_classes: Path | None = _finetuning(
+        None,
+        "FILE",
+        "With --keep: the classes that the model has, one in each line or a JSON list, if its file has none.",
+    )
     weights: Path | None = _finetuning(None, "FILE", "Start from your own checkpoint, which has the model's keys.")
     partial: bool = _finetuning(False, "", "Load what fits of the weights. New and other layers start fresh.")
     from_scratch: bool = _finetuning(False, "", "Start from fresh weights, not from those of the file.")
@@ -291,7 +296,7 @@ class Settings:
     def __post_init__(self) -> None:
         problems = Problems()
         put = partial(object.__setattr__, self)
-        for name in ("weights", "out", "tokenizer", "teacher"):  # paths may be given as text
+        for name in ("weights", "out", "tokenizer", "teacher", "own_classes"):  # paths may be given as text
             if isinstance(getattr(self, name), str):
                 put(name, Path(getattr(self, name)))
             if "\0" in str(getattr(self, name)):
@@ -315,6 +320,9 @@ class Settings:
         if self.keep and self.replace_head is None:
             what = "keep says which classes stay in a new head of a classifier"
             yield Problem(what, help="--replace-head 12 --keep")
+        if self.own_classes is not None and not self.keep:
+            what = "own_classes lists the classes of the old head, of which a new head keeps some"
+            yield Problem(what, help="--replace-head 12 --keep --own-classes FILE")
         known = {"strategy": STRATEGIES, "precision": PRECISIONS, "sampler": SAMPLERS, "resize": RESIZES}
         known |= {"channel_order": ORDERS, "preprocess": ("auto", "none", *PRESETS), "pooling": POOLINGS}
         choices = [(name, getattr(self, name), words) for name, words in known.items()]

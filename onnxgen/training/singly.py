@@ -18,7 +18,7 @@ from onnxgen.training.data.samples import Data, Field
 from onnxgen.training.data.source import DataSource
 from onnxgen.training.data.text.roles import BRANCH
 from onnxgen.training.settings import Settings
-from onnxgen.training.tasks import possible
+from onnxgen.training.tasks import card_of, possible
 
 _BATCH = "batch"
 _COLOURS = frozenset((3, 4))
@@ -36,15 +36,21 @@ class Singly:
 
     instead: Callable[..., Any] | None = None
 
-    def __init__(self, model: nn.Module, modes: Mapping[str, bool]) -> None:
-        """`modes` has the inputs with a sample each: False if the file has an axis of 1 for it, True if it has none."""
+    def __init__(self, model: nn.Module, modes: Mapping[str, bool], task: str) -> None:
+        """Take one sample.
+
+        Args:
+            model: the network.
+            modes: the inputs with a sample each: False if the file has an axis of 1 for it, True if it has none.
+            task: of the settings. A network with a new head does not record what it is for.
+        """
         own = signature_of(model)
         self.model, self.modes = model, [modes.get(port.name) for port in own.inputs]
         self.ranks = [len(port.dims or ()) for port in own.inputs]
         self.__signature__ = inspect.signature(model.forward)
         rank = max(rank for rank, mode in zip(self.ranks, self.modes) if mode is not None)
         inputs = tuple(p if m is None else _in_front(p, m) for p, m in zip(own.inputs, self.modes))
-        self.steps = [self._has_steps_first(own, port) for port in own.outputs]
+        self.steps = [self._has_steps_first(own, port, task) for port in own.outputs]
         outputs = tuple(
             _behind_steps(port) if steps else _in_front(port, not self._is_row(port.dims or (), rank))
             for port, steps in zip(own.outputs, self.steps)
@@ -77,16 +83,14 @@ class Singly:
     def _joined(self, outputs: Sequence[Any], rank: int, steps: bool) -> Any:
         if not isinstance(outputs[0], Tensor):
             return joined_rows(outputs)
-        if steps:
-            return torch.cat(list(outputs), 1)
-        if self._is_row(outputs[0].shape, rank):
-            return torch.cat(list(outputs)) if len(outputs) > 1 else outputs[0]
+        if steps or self._is_row(outputs[0].shape, rank):
+            return torch.cat(list(outputs), 1 if steps else 0) if len(outputs) > 1 else outputs[0]
         return torch.stack(list(outputs))
 
-    def _has_steps_first(self, signature: Signature, port: Port) -> bool:
+    def _has_steps_first(self, signature: Signature, port: Port, task: str) -> bool:
         """Return True for scores [steps, 1, classes] of a network that may read lines, as recurrent ones make."""
         dims = port.dims or ()
-        reads = any(card.resize == "line" for card in possible(signature.purpose))
+        reads = any(card.resize == "line" for card in (*possible(signature.purpose), card_of(task)))
         return reads and not any(self.modes) and len(dims) == 3 and dims[1] == 1 and dims[0] != 1
 
     def _is_row(self, sizes: Sequence[Any], rank: int) -> bool:
@@ -140,7 +144,7 @@ def run_singly(model: nn.Module, data: Data | DataSource, settings: Settings) ->
 
     modes = {port.name: has_whole_samples(port) for port in ports}
     if all(modes[port.name] or (port.dims or (0,))[0] == 1 for port in ports):
-        model.forward = Singly(model, modes)
+        model.forward = Singly(model, modes, settings.task)
 
 
 def _in_front(port: Port, more: bool) -> Port:

@@ -119,7 +119,8 @@ def test_without_a_list_that_fits_the_data_s_characters_are_sorted(tmp_path: Pat
 def test_classes_of_unknown_characters_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The way out is a new head, in the first lines and after a training that brought nothing."""
     said = "nothing says which characters the model's classes were trained for"
-    way = "--replace-head 4 begins a new head, --classes names the model's own"
+    way = "--replace-head 4 begins a new head (--keep --own-classes FILE: with what the old one knows), --classes names"
+    way += " the model's own"
     path = reader(tmp_path)
     (note,) = (note for note in planned(path, "ba", "z").notes if said in note)
     assert note == f"{said}: those of the data take their places -> {way}"
@@ -227,6 +228,8 @@ def test_the_blank_of_a_run_comes_along(tmp_path: Path) -> None:
 def test_forms_of_lists() -> None:
     assert alphabet_of(["a", "b", "<blank>"]) == Alphabet("", ("a", "b"), 2)
     assert alphabet_of(["", "a", "b"]) == Alphabet("", ("a", "b"), 0)
+    assert alphabet_of(["", "a", "''", "b"]) == Alphabet("", ("a", "''", "b"), 0)
+    assert alphabet_of(["a", "", "b"]) is None and alphabet_of(["", "cat", "dog"]) is None and alphabet_of([""]) is None
     assert alphabet_of(["cat", "dog"]) is None and alphabet_of([]) is None
     assert alphabet_in({"author": "a\nb", "labels": "cat,dog", "alphabet": "a,b"}) == Alphabet("alphabet", ("a", "b"))
     twice = alphabet_of(["a", " ", "b"])  # PaddleOCR's list of English ends in a space, and gets another one
@@ -288,6 +291,24 @@ def test_characters_stay_in_a_new_head(classes: int, alphabet: str, tmp_path: Pa
         if character in READ:  # as far above the blank as before
             before = wanted[..., READ.index(character) + 1] - wanted[..., 0]
             torch.testing.assert_close(made[..., place] - made[..., 0], before, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("listed", ["z\nb\na\n-\n", json.dumps(["", *"zba", "''", " "])])
+def test_the_user_lists_the_characters_of_a_file_that_has_no_list(listed: str, tmp_path: Path) -> None:
+    """With the blank or without it, and with a sign of several characters."""
+    (tmp_path / "own.txt").write_text(listed, encoding="utf-8")
+    plan = planned(reader(tmp_path), "ab", replace_head=3, keep=True, own_classes=tmp_path / "own.txt")
+    assert "".join(plan.settings.classes) == "ab" and "the 2 characters are the model's own" in "\n".join(plan.notes)
+    made, wanted = plan.model(torch.from_numpy(X)).detach().log(), torch.from_numpy(X @ WEIGHT)
+    for place, old in ((1, 3), (2, 2)):  # as far above the blank as before
+        before = wanted[..., old] - wanted[..., 0]
+        torch.testing.assert_close(made[..., place] - made[..., 0], before, atol=1e-4, rtol=1e-4)
+
+
+def test_a_list_of_another_number_of_characters_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("a\nb\n", encoding="utf-8")
+    with pytest.raises(OnnxgenError, match=r"own.txt lists 2 classes, but the model has 6 -> .* with it at one end$"):
+        planned(reader(tmp_path), "ab", replace_head=3, keep=True, own_classes=tmp_path / "own.txt")
 
 
 def test_an_alphabet_is_forgotten_with_its_head(tmp_path: Path) -> None:

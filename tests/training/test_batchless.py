@@ -16,7 +16,7 @@ import onnxgen
 from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
-from onnxgen.training import Settings, evaluate, fit, open_model, predict
+from onnxgen.training import Settings, evaluate, fit, load, open_model, predict
 from onnxgen.training.data import open_data
 from tests.training.shipping import need_same, shipped
 
@@ -267,20 +267,18 @@ class Steps(nn.Module):
         return self.fc(self.conv(x).relu().squeeze(2).permute(2, 0, 1))
 
 
+def steps(folder: Path) -> tuple[nn.Module, Path]:
+    """Return the network, and its module."""
+    torch.manual_seed(0)
+    own, names = Steps().eval(), {"input_names": ["x"], "output_names": ["y"], "dynamic_axes": {"x": {3: "width"}}}
+    torch.onnx.export(own, (torch.zeros(1, 1, 8, 32),), folder / "net.onnx", dynamo=False, **names)
+    onnxgen.generate(folder / "net.onnx", folder / "net.py")
+    return own, folder / "net.py"
+
+
 def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
     """The task is found, and the loss is that of torch over the scores of all lines."""
-    torch.manual_seed(0)
-    own = Steps().eval()
-    torch.onnx.export(
-        own,
-        (torch.zeros(1, 1, 8, 32),),
-        tmp_path / "net.onnx",
-        dynamo=False,
-        input_names=["x"],
-        output_names=["y"],
-        dynamic_axes={"x": {3: "width"}},
-    )
-    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py")
+    own, _ = steps(tmp_path)
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1, 8, 24)).astype(np.float32))
     words = ["ab", "c", "abcd", "dd"]
     data = {"x": x.numpy(), "text": np.array(words, dtype=object)}
@@ -330,3 +328,21 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor, state: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.cat((x.reshape(1, 5) * rate, state[1].reshape(1, 4)), 1)
         return self.fc(both), torch.stack((state[1], self.next(both)))
+
+
+@pytest.mark.parametrize("head", [None, 5])
+def test_a_run_reads_lines_one_by_one(head: int | None, tmp_path: Path) -> None:
+    """Also with another number of classes, after which nothing but the task says that it reads."""
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1, 8, 24)).astype(np.float32))
+    data = {"x": x.numpy(), "text": np.array(["ab", "c", "abcd", "dd"], dtype=object)}
+    run = shipped(steps(tmp_path)[1], data, tmp_path / "run", task="ctc", replace_head=head, lr=0.1, max_steps=40)
+    session = onnxruntime.InferenceSession(run / "tuned.onnx")
+    logits = [session.run(None, {"x": line[None].numpy()})[0][:, 0] for line in x]
+    found = load(run, device="cpu")
+    learned = torch.from_numpy(np.stack(logits, 1))
+    torch.testing.assert_close(predict(run, {"x": x.numpy()}, device="cpu", workers=0), learned, atol=1e-4, rtol=1e-4)
+    best = [torch.unique_consecutive(torch.from_numpy(line.argmax(1))).tolist() for line in logits]
+    read = ["".join("_abcd"[i] for i in line if 0 < i < 5) for line in best]
+    assert [one.label for one in found.predict({"x": x.numpy()})] == read and any(read)
+    right = np.mean([a == b for a, b in zip(read, data["text"])])
+    assert found.evaluate(data, part="train")["exact_match"] == pytest.approx(right)

@@ -43,6 +43,22 @@ def test_by_their_names(tmp_path: Path) -> None:
     assert not any(torch.equal(row, old[1]) for row in new)
 
 
+def test_by_names_that_the_user_lists(tmp_path: Path) -> None:
+    """In a file, if nothing else says which classes the model has."""
+    listed = tmp_path / "own.txt"
+    listed.write_text("cat\ndog\nowl\n")
+    given = {"own_classes": str(listed), "classes": ("ant", "cat", "emu", "owl", "yak")}
+    old, new = planned(tmp_path, **given)
+    assert torch.equal(new[1], old[0]) and torch.equal(new[3], old[2])
+    listed.write_text("cat\ndog\n")
+    with pytest.raises(OnnxgenError, match=r"own.txt lists 2 classes, but the model has 3 -> one in each line"):
+        planned(tmp_path, **given)
+    with pytest.raises(OnnxgenError, match=r"own-classes: .*gone.txt can't be read"):
+        planned(tmp_path, **{**given, "own_classes": tmp_path / "gone.txt"})
+    with pytest.raises(OnnxgenError, match=r"own_classes lists .* -> --replace-head 12 --keep --own-classes FILE"):
+        Settings(own_classes=listed)
+
+
 def test_fewer_classes(tmp_path: Path) -> None:
     """Those at their places stay; a classifier of two is learned from the five that the data has only if it fits."""
     with pytest.raises(OnnxgenError, match="--replace-head 5"):

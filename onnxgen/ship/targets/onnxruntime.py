@@ -10,6 +10,7 @@ from torch import Tensor, from_numpy
 
 from onnxgen.ship.target import Job, Run, Target
 
+
 def write_onnx(job: Job, path: Path) -> list[str]:
     """Write the trained values into the original graph, as `onnxgen export` does."""
     from onnxgen.export import export

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import nn
 
 from onnxgen.common.names import legible
 from onnxgen.errors import OnnxgenError
+from onnxgen.record.labels import alphabet_of, read_list
 from onnxgen.surgery.head import find_head
 from onnxgen.surgery.ports import classes_of, set_classes
 from onnxgen.surgery.replacing import replace_head
 from onnxgen.training.data import feed
 from onnxgen.training.data.samples import Data
-from onnxgen.training.goals.outputs import extended, own_alphabet
+from onnxgen.training.goals.outputs import extended, own_alphabet, set_alphabet
 from onnxgen.training.settings import Settings
 from onnxgen.training.tasks import card_of
+
+_LIST = "name them with --own-classes FILE"
+_PYTHON = "replace_head(model, n, keep=...) in Python"
 
 
 def put_head(model: nn.Module, data: Data, settings: Settings) -> None:
     """Give a model the head that `--replace-head` asks for.
 
     Raises:
-        OnnxgenError: as `kept_places` and `replace_head`.
+        OnnxgenError: as `kept_places` and `replace_head`; or `--own-classes` does not fit the old head.
     """
     assert settings.replace_head is not None
+    if settings.own_classes is not None:
+        _name(model, settings.own_classes, card_of(settings.task).classes == "characters")
     if (new := _new_alphabet(model, data, settings)) is None:
         replace_head(model, settings.replace_head, keep=kept_places(model, data, settings))
         return
     replace_head(model, settings.replace_head, keep=new[1])
     set_classes(model, new[0])
+
+
+def _name(model: nn.Module, file: Path, reads: bool) -> None:
+    """Say which classes a model has, by a list of them. `reads`: it reads text, and one of them may be the blank."""
+    try:
+        listed = read_list(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise OnnxgenError(f"--own-classes: {file} can't be read: {error}") from None
+    names, count = tuple(listed[0]) if listed is not None else (), find_head(model).classes
+    alphabet = alphabet_of(names, "--own-classes") if reads else None
+    if alphabet is not None and alphabet.of(count) is not None:
+        set_alphabet(model, alphabet)
+    elif len(names) == count and not reads:
+        set_classes(model, names)
+    else:
+        what = f"--own-classes: {file} lists {len(names):,} classes, but the model has {count:,}"
+        order = "in the order of its outputs" + (", without the blank or with it at one end" if reads else "")
+        raise OnnxgenError(what, help=f"one in each line, or a JSON list, {order}")
 
 
 def _new_alphabet(model: nn.Module, data: Data, settings: Settings) -> tuple[tuple[str, ...], dict[int, int]] | None:
@@ -60,7 +86,7 @@ def kept_places(model: nn.Module, data: Data, settings: Settings) -> dict[int, i
         return None
     if card_of(settings.task).classes == "characters" and settings.blank != 0:
         what = "--keep leaves each class at its place, and the blank may be the last one"
-        raise OnnxgenError(what, help="--blank 0, if it is the first; else replace_head(model, n, keep=...) in Python")
+        raise OnnxgenError(what, help=f"{_LIST}; --blank 0, if it is the first; else {_PYTHON}")
     old, new = classes_of(model), settings.classes or _names(data)
     if not (old and new):
         return {place: place for place in range(min(find_head(model).classes, settings.replace_head))}

@@ -316,7 +316,8 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
     ]
     free = own.classes - 1 - count
     if alphabet is not None:
-        listed_there = f"as {alphabet.source} of the file lists them"
+        whose = "" if alphabet.source.startswith("--") else " of the file"
+        listed_there = f"as {alphabet.source}{whose} lists them"
         whence = listed_there if alphabet.listed else "with the classes that they have"
         more = f" and new ones ({_spelled(new)})" if new else ""
         notes.append(f"the {count:,} characters are the model's own{more}, {whence}; give others with --classes")
@@ -327,7 +328,9 @@ def _notes(goal: Reading, settings: Settings, alphabet: Alphabet | None, new: Se
         notes.append(f"{counted(free, 'class')} of the output {stand} for no character of the training part")
     if goal.new_head:
         what = "nothing says which characters the model's classes were trained for: those of the data take their places"
-        notes.append(f"{what} -> --replace-head {goal.new_head} begins a new head, --classes names the model's own")
+        kept = "(--keep --own-classes FILE: with what the old one knows)"
+        way = f"--replace-head {goal.new_head} begins a new head {kept}, --classes names the model's own"
+        notes.append(f"{what} -> {way}")
     return notes
 
 

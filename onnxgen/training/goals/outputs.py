@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from onnxgen.training.tasks.card import Situation
 
 
+_ALPHABETS: WeakKeyDictionary[nn.Module, Alphabet] = WeakKeyDictionary()  # what a user says of a model
 _EACH = "for a loss of each output, --task outputs"
 
 
@@ -213,8 +215,13 @@ def extended(known: Sequence[str], used: Sequence[str], classes: int) -> tuple[s
     return every if len(every) < classes else tuple(used)
 
 
+def set_alphabet(model: nn.Module, alphabet: Alphabet) -> None:
+    """Remember which characters a model was trained to read, if its module does not record that."""
+    _ALPHABETS[model] = alphabet
+
+
 def _recorded(model: nn.Module) -> Alphabet | None:
-    return recorded_alphabet(recorded_metadata(model))
+    return _ALPHABETS.get(model) or recorded_alphabet(recorded_metadata(model))
 
 
 def recorded_metadata(model: nn.Module) -> Mapping[str, str]:

@@ -38,7 +38,7 @@ from onnxgen.export.state import is_constant
 from onnxgen.record.base import LENGTH, code_digest, fingerprint, is_digest, with_fingerprint
 from onnxgen.record.sidecar import INDEX, files_there, metadata_of, sidecar_files, sidecar_of, space_of
 from onnxgen.record.signature import KEY as SIGNATURE
-from onnxgen.record.signature import Port, Signature
+from onnxgen.record.signature import Port, Purpose, Signature
 from onnxgen.surgery.ports import signature_of
 from onnxgen.training.checkpoint.identity import probe
 from onnxgen.training.config import seen_from
@@ -76,6 +76,7 @@ from onnxgen.training.runs.record import (
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
 from onnxgen.training.stepwise import states_of, steps_of, stepwise
+from onnxgen.training.tasks import card_of
 from onnxgen.verify.convert import to_torch
 from onnxgen.weights.sidecar import read_tensors
 
@@ -170,7 +171,7 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     )
     signature = replace(own, outputs=ports) if own.outputs else own
     if plan.settings.replace_head is not None or ports != own.outputs:
-        signature = replace(signature, purpose=None)  # with another head it may be for something else
+        signature = replace(signature, purpose=_purpose(signature, plan.settings.task))
     record = _record(plan, named, signature)
     tokenizing = plan.data.text.tokenizing if plan.data.text is not None else None
     keep = Kept(record, tokenizer=tokenizing.kept() if tokenizing is not None else {})
@@ -194,6 +195,19 @@ def kept(plan: Plan, named: Mapping[str, str]) -> Kept:
     keep.metadata["fingerprint"] = fingerprint(keep.source) or ""
     keep.record = replace(record, own_code=code_digest(keep.source))
     return keep
+
+
+def _purpose(signature: Signature, task: str) -> Purpose | None:
+    """Return what a network with another head is for: what it was for if that was trained, else nothing is known."""
+    old, card = signature.purpose, card_of(task)
+    kinds = [kind for kind in (old.kind, *old.candidates) if kind in card.kinds] if old is not None else []
+    if old is None or not kinds or card.parts is not None:
+        return None
+    dims = {port.name: port.dims or () for port in signature.outputs}.get(str(old.facts.get("output")), ())
+    axis = old.facts.get("axis")
+    classes = dims[axis] if isinstance(axis, int) and axis < len(dims) else None
+    facts = {name: classes if name == "classes" else value for name, value in old.facts.items()}
+    return Purpose(kinds[0], (f"it was trained with --task {task}",), facts=facts)
 
 
 def _outputs(plan: Plan) -> list[Any]:
