@@ -34,7 +34,8 @@ class Sample:
     file: str  # in an installed package: "ddddocr/common.onnx"
     metric: str  # what `score` returns, with its unit
     amounts: Mapping[int, tuple[str, ...]]  # training samples, with the options of `train` that depend on their number
-    ways: Mapping[str, tuple[str, ...]]  # "from scratch" and so on, with the options of `train` that make them
+    # "from scratch" and so on, with the options of `train` that make them; {folder} in one is what `draw` wrote.
+    ways: Mapping[str, tuple[str, ...]]
     train: tuple[str, ...]  # other options of `train`
     # Writes data of so many training samples, drawn from a seed, to a folder: what `onnxgen train --data` takes in
     # "data", and what only `score` reads in "test". The test part is the same for every amount and seed.
@@ -69,10 +70,9 @@ def measure(sample: Sample, way: str, amount: int, seed: int, out: Path) -> dict
     if way != AS_IT_IS:
         model, run = out / f"{way.replace(' ', '_') if way in sample.apart else 'model'}.py", fresh(out / "run")
         if not model.exists():
-            need(
-                shutil.copy(file, out), "-o", model, "--quiet", *sample.apart.get(way, sample.generate)
-            )  # export and boxes read it there
-        options = (*sample.train, *sample.amounts[amount], *sample.ways[way])
+            beside = shutil.copy(file, out)  # export and boxes read it there
+            need(beside, "-o", model, "--quiet", *sample.apart.get(way, sample.generate))
+        options = (*sample.train, *sample.amounts[amount], *(o.format(folder=data) for o in sample.ways[way]))
         start = time.perf_counter()
         need("train", model, "--data", data / "data", "--out", run, "--seed", str(seed), "--quiet", *options)
         seconds = time.perf_counter() - start

@@ -1,0 +1,112 @@
+"""Captchas of one style, which ddddocr's reader of 8,209 characters is tuned to: 36 characters, warped, with lines.
+
+python -m samples.deployed.captcha.sample captchas [--amount 300] [--seed 0]     data to train with, and a test part
+python -m samples.deployed.captcha.sample captchas --score tuned.onnx            what ddddocr reads with a file
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+import captcha.image
+import ddddocr
+import onnx
+
+from samples.captcha.draw import CHARACTERS, LENGTH, Seeded
+from samples.deployed.compare import Sample
+
+FILE = "ddddocr/common.onnx"
+HEIGHT, WIDTH = 64, 96
+VAL, TEST = 150, 500
+
+
+def paint(folder: Path, part: str, count: int, seed: int) -> None:
+    """Write so many captchas to FOLDER/PART, and their answers to FOLDER/PART.csv."""
+    (folder / part).mkdir(parents=True)
+    seeded = Seeded(seed)
+    rows = []
+    with mock.patch.object(captcha.image, "secrets", seeded):
+        painter = captcha.image.ImageCaptcha(WIDTH, HEIGHT, font_sizes=(32, 36, 40))
+        for i in range(count):
+            text = "".join(seeded.random.choices(CHARACTERS, k=LENGTH))
+            name = f"{part}/{i:04}.png"
+            painter.generate_image(text).save(folder / name)
+            rows.append((name, text))
+    with (folder / f"{part}.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "text"), *rows])
+
+
+def draw(folder: Path, amount: int, seed: int) -> None:
+    """Write data to train with, a test part, and the characters that the classes of ddddocr's file stand for."""
+    paint(folder / "data", "train", amount, 1000 + seed)
+    paint(folder / "data", "val", VAL, 2000 + seed)
+    paint(folder / "test", "test", TEST, 3000)
+    characters = ddddocr.DdddOcr(beta=True, show_ad=False).get_charset()
+    (folder / "characters.json").write_text(json.dumps(characters, ensure_ascii=False), encoding="utf-8")
+
+
+def reader(file: Path) -> ddddocr.DdddOcr:
+    """ddddocr with a file: its own, or an exported one, whose metadata has the characters."""
+    metadata = {p.key: p.value for p in onnx.load(file).metadata_props}
+    if "onnxgen.classes" not in metadata:
+        return ddddocr.DdddOcr(beta=True, show_ad=False)
+    charset = ["", *json.loads(metadata["onnxgen.classes"])]  # the blank is class 0
+    path = file.with_suffix(".charset.json")
+    path.write_text(json.dumps({"charset": charset, "word": False, "image": [-1, HEIGHT], "channel": 1}))
+    return ddddocr.DdddOcr(show_ad=False, import_onnx_path=os.fspath(file), charsets_path=os.fspath(path))
+
+
+def score(file: Path, folder: Path) -> float:
+    """The share of whole captchas that ddddocr reads rightly; small letters count as capitals."""
+    read = reader(file)
+    with (folder / "test" / "test.csv").open() as table:
+        answers = {row["image"]: row["text"] for row in csv.DictReader(table)}
+    right = [read.classification((folder / "test" / n).read_bytes()).upper() == text for n, text in answers.items()]
+    return sum(right) / len(right)
+
+
+KNOWN = ("--keep", "--own-classes", "{folder}/characters.json")
+FROZEN = ("--freeze", "conv", "--freeze", "bn", "--freeze", "stage*", "--freeze", "lstm")
+SAMPLE = Sample(
+    file=FILE,
+    metric="the share of captchas that ddddocr reads without an error",
+    amounts={
+        300: ("--epochs", "15", "--batch-size", "8"),
+        1000: ("--epochs", "6", "--batch-size", "16"),
+        3000: ("--epochs", "4", "--batch-size", "16"),
+    },
+    ways={
+        "from scratch": ("--from-scratch", "--lr", "0.003"),
+        "new head, frozen body": (*KNOWN, *FROZEN, "--lr", "0.003"),
+        "fine-tuned": KNOWN,
+    },
+    train=("--task", "ctc", "--replace-head", "37", "--normalize", "0,1", "--device", "cpu"),
+    draw=draw,
+    score=score,
+    generate=("--dynamic-batch", "--restore-batchnorm"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--amount", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--score", type=Path, help="an ONNX file")
+    args = parser.parse_args()
+    if args.score:
+        print(f"{score(args.score, args.folder):.1%} of the captchas are read without an error")
+    else:
+        draw(args.folder, args.amount, args.seed)
+        print(
+            f"{args.folder}/data: {args.amount} captchas to train with, {VAL} to choose by; {args.folder}/test: {TEST}"
+        )
+
+
+if __name__ == "__main__":
+    main()
