@@ -43,9 +43,8 @@ class Sample:
     # The score of an ONNX file, in the package's own code, on a folder's "test".
     score: Callable[[Path, Path], float]
     generate: tuple[str, ...] = ()  # options of `onnxgen`
-    apart: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # others, of ways that have a module of their own
+    # Other options, of ways that have a module of their own.
+    apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def need(*arguments: str | Path) -> None:
@@ -77,7 +76,7 @@ def measure(sample: Sample, way: str, amount: int, seed: int, out: Path) -> dict
         need("train", model, "--data", data / "data", "--out", run, "--seed", str(seed), "--quiet", *options)
         seconds = time.perf_counter() - start
         file = out / "tuned.onnx"
-        need("export", run, "--onnx", find(sample.file), "-o", file, "--quiet", "--force")
+        need("export", run, "-o", file, "--quiet", "--force")
     row = {"way": way, "amount": amount, "seed": seed, "score": sample.score(file, data), "seconds": round(seconds)}
     print(json.dumps(row), flush=True)
     return row
