@@ -53,7 +53,7 @@ def untouched(module: Path) -> Iterator[Path]:
     data = {"image": np.zeros((2, *shape), np.uint8), "text": np.array([character] * 2, dtype=object)}  # for its shapes
     with tempfile.TemporaryDirectory() as folder:
         (out := Path(folder) / module.stem).mkdir()
-        plan = placed(prepare(module, data, Settings(task="ctc", val=0.0, out=out, device="cpu")))
+        plan = placed(prepare(module, data, Settings(val=0.0, out=out, device="cpu")))
         keeps = kept(plan, {})
         keeps.write(out)
         save_weights(plan.model, out / BEST, keeps.constants, keeps.metadata)
