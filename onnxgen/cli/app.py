@@ -307,7 +307,7 @@ _asked = add_all(
 def predict(files: tuple[str, ...], **params: Any) -> int:
     """Predict for FILES with the model of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
-    RUN may also be a generated module of which the ONNX file tells the characters that it reads, and how it is fed.
+    RUN may also be an ONNX file, or its module, that tells the characters that it reads, and how it is fed.
 
     FILES are images, folders of images, patterns, tables (.csv, .parquet), arrays (.npz), texts (.txt, .jsonl), or - to
     read names from stdin. They are prepared as in training.
@@ -339,7 +339,7 @@ def predict(files: tuple[str, ...], **params: Any) -> int:
 def evaluate(run: Path | None, **params: Any) -> int:
     """Print the loss and the metrics of RUN, a folder that onnxgen train left. Default: the newest one in runs/.
 
-    RUN may also be a generated module, which needs --data.
+    RUN may also be an ONNX file or its module, which needs --data.
 
     Samples that the run was trained on are evaluated only with --part train.
     """

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from onnxgen.cli import DIFFERENT
@@ -18,6 +19,7 @@ from onnxgen.cli.images import read_for, write_images
 from onnxgen.cli.process import sympy_later
 from onnxgen.cli.say import progress, table, tell, tell_json
 from onnxgen.common.atomic import replacing
+from onnxgen.common.names import identifier
 from onnxgen.errors import OnnxgenError, Problem, counted
 from onnxgen.training.config import need_data
 from onnxgen.training.data.layout import SUFFIXES, files_meant
@@ -44,12 +46,26 @@ def predict_command(files: tuple[str, ...], **options: Any) -> int:
         with progress("loading PyTorch and Lightning", options["quiet"] or options["as_json"]), sympy_later():
             from onnxgen.training.runs.untouched import untouched
 
-            run = stack.enter_context(untouched(run))
+            run = stack.enter_context(untouched(_generated(run, stack)))
         return _predict(run, files, **options)
 
 
+_UNTRAINED = (".py", ".onnx")  # what is asked as its file left it
+
+
 def _is_module(path: Path) -> bool:
-    return path.suffix == ".py" and path.is_file() and not is_own_file(path)
+    return path.suffix in _UNTRAINED and path.is_file() and not is_own_file(path)
+
+
+def _generated(path: Path, stack: ExitStack) -> Path:
+    """Return the module of an ONNX file, which is gone with the stack; a module as it is."""
+    if path.suffix == ".py":
+        return path
+    from onnxgen import generate
+
+    out = Path(stack.enter_context(TemporaryDirectory())) / f"{identifier(path.stem, 'model')}.py"
+    generate(path, out)
+    return out
 
 
 def _predict(
@@ -121,7 +137,7 @@ def _asked_of(files: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     first = Path(files[0])
     if is_own_file(first) or (not first.exists() and len(files) == 1 and runs_beside(first)):
         raise no_run(first)
-    is_data = first.is_file() and first.suffix != ".py" or "*" in files[0] or files[0] == STDIN
+    is_data = first.is_file() and first.suffix not in _UNTRAINED or "*" in files[0] or files[0] == STDIN
     if is_run(first) or len(files) > 1 and not is_data:  # what is wrong with a run is told of it
         return first, files[1:]
     return newest_run("asking", always=True), files
@@ -163,6 +179,7 @@ def evaluate_command(run: Path | None, **options: Any) -> int:
         with progress("loading PyTorch and Lightning", options["quiet"] or options["as_json"]), sympy_later():
             from onnxgen.training.runs.untouched import is_told, untouched
 
+            run = _generated(run, stack)
             told = is_told(run) and options["weights"] is options["task"] is None
             run = stack.enter_context(untouched(run)) if told else run
         return _evaluate(run, **options) if told else _evaluate_module(run, **options)

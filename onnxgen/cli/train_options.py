@@ -90,7 +90,8 @@ class Value(ParamType):
             try:
                 return tuple(read_names(Path(value[1:])))
             except OnnxgenError as error:
-                return self._wrong(str(error), param, ctx)
+                self._wrong(str(error), param, ctx)
+                return None
         for reading in _readings(value, like == PAIR):
             try:
                 return typed(reading, self.wanted)
@@ -100,7 +101,8 @@ class Value(ParamType):
             why = f"{value!r} has an empty name at place {parts.index('') + 1} of {len(parts)}"
         else:
             why = f"{value!r} is not {why}" + (f" like {like}" if "=" in like or "," in like else "")
-        return self._wrong(why, param, ctx)
+        self._wrong(why, param, ctx)
+        return None
 
     def _wrong(self, why: str, param: click.Parameter | None, ctx: click.Context | None) -> None:
         if ctx is None or param is None or param.name is None:

@@ -228,7 +228,8 @@ class _Fit:
     def take_preset(self) -> dict[str, Any]:
         """Fill in settings that are open by the preset of the network. Returns these settings, and notes them."""
         pairs, source = [*zip(self.ports.inputs, self.feeding.inputs)], self.source
-        ports = [port for port, column in pairs if self.white(column, port, "none")]
+        stored = {c for c, field in source.fields.items() if c in source.whites or field.dtype == torch.uint8}
+        ports = [port for port, c in pairs if c in stored and self.white(c, port, "none")]  # floats count as scaled
         dims = [port.dims[wanted_axes(port).index("C") + 1] for port in ports if port.dims and "C" in wanted_axes(port)]
         known = bool(scale_of(self.model))
         self.preset, own, notes = taken(self.settings, recorded_metadata(self.model), known, bool(ports), dims)

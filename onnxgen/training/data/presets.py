@@ -68,7 +68,7 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 _IMAGENET = "0.485/0.456/0.406,0.229/0.224/0.225"
-_PADDLE = {"channel_order": "bgr", "resize": "line", "beside": 127, "normalize": "0.5,0.5"}
+_PADDLE: Mapping[str, str | int] = {"channel_order": "bgr", "resize": "line", "beside": 127, "normalize": "0.5,0.5"}
 
 # Where each was read: PaddleOCR `ppocr/data/imaug/rec_img_aug.py` (`resize_norm_img`) and `configs/det/`, which
 # normalises BGR with the numbers of RGB; YOLOX `yolox/data/data_augment.py` (`preproc`); Ultralytics
@@ -120,13 +120,7 @@ class Found:
 
 def preset_of(metadata: Mapping[str, str]) -> Found | None:
     """Return the preset of a network, by the metadata of its sidecar; None if nothing says for certain whose it is."""
-    from onnxgen.training.runs.contract import fed_images, fed_size
-
-    contract = metadata.get(TRAINED, "")
-    scale, images = fed_images(contract)
-    if scale:
-        given = {**{n: v for n, v in images.items() if v is not None}, "normalize": scale}
-        own = Preset("auto", "its own training", given, fed_size(contract))
+    if (own := _own(metadata.get(TRAINED, ""))) is not None:
         return Found(own, f"the file's {PREFIX}{TRAINED} says how it is fed")
     signature, alphabet = recorded(metadata), recorded_alphabet(metadata)
     if signature is None or alphabet is None or alphabet.source != "character":
@@ -134,6 +128,17 @@ def preset_of(metadata: Mapping[str, str]) -> Found | None:
     if not any(len(port.dims or ()) == 4 for port in signature.inputs):
         return None
     return Found(PRESETS["paddleocr-rec"], "the file lists its characters as PaddleOCR's do")
+
+
+def _own(contract: str) -> Preset | None:
+    """Return the preset that an export wrote into a file; None if there is none, or the network takes no images."""
+    if not contract:
+        return None
+    from onnxgen.training.runs.contract import fed_images, fed_size  # imported here: modules are generated without it
+
+    scale, images = fed_images(contract)
+    given = {**{name: value for name, value in images.items() if value is not None}, "normalize": scale}
+    return Preset(AUTO, "its own training", given, fed_size(contract)) if scale else None
 
 
 def with_rate(settings: Settings) -> Settings:
