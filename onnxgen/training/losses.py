@@ -19,6 +19,7 @@ from onnxgen.training.data.samples import Batch, Field, Samples
 from onnxgen.training.endings import PROBABILITIES, Ending, Look, ending_of
 from onnxgen.training.goals.goal import IGNORED_CLASS, OF_A_MAP, OF_LABELS, Goal, Made, Outputs, Scores, Shown, measured
 from onnxgen.training.goals.names import BINARY_LOSSES, CLASS_LOSSES, loss_name
+from onnxgen.training.logits import logits_of
 from onnxgen.training.settings import Settings
 
 _OF_PROBABILITIES = {"log_softmax": "kl_div", "sigmoid": "binary_cross_entropy"}  # losses of outputs that end in these
@@ -125,8 +126,10 @@ class Objective(Goal):
 
     def _of_values(self, output: Tensor, target: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         function: Any = getattr(F, self.loss)
+        if self.loss == "binary_cross_entropy" and (logits := logits_of(output)) is not None:
+            output, function = logits, F.binary_cross_entropy_with_logits
         target = target.view_as(output)  # torch would broadcast [batch] and [batch, 1] to [batch, batch]
-        if self.loss == "binary_cross_entropy" and self.ending.seen:  # torch refuses 1.0000001
+        if function is F.binary_cross_entropy and self.ending.seen:  # torch refuses 1.0000001
             output = output.clamp(0, 1)
         if self.masked:
             kept = target != IGNORED_CLASS
@@ -171,7 +174,7 @@ class Objective(Goal):
         if output.ndim == 4:
             truth_map, predicted_map = (x if x.ndim == 2 else x[0] for x in (target, chosen))
             return Shown(maps=(truth_map, predicted_map))
-        if chosen.numel() > 1 and not self.is_binary:
+        if chosen.numel() > 1 and self.labels == 1:
             return None  # a class at each position of a sequence
         truth, predicted = (self._words(x.flatten(), names) for x in (target, chosen))
         return Shown(truth, predicted, truth == predicted)

@@ -24,6 +24,8 @@ from onnxgen.training.data.samples import Batch, Feeding
 from onnxgen.training.endings import KeepsLogits
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Made, Outputs, suffixed
 from onnxgen.training.loader import Loader
+from onnxgen.training.logits import Noting
+from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.model import as_tuple
 
@@ -102,8 +104,17 @@ class Task(lightning.LightningModule):
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""
-        computed = self._computed(self(batch), batch)
+        with Noting() if self._notes else nullcontext():
+            outputs = self(batch)
+        computed = self._computed(outputs, batch)
         return self._total(computed, self._weights), computed
+
+    @property
+    def _notes(self) -> bool:
+        """True if a loss is of probabilities whose logits are known: not inside of what is compiled."""
+        return self.model._compiled_call_impl is None and any(
+            isinstance(goal, Objective) and goal.loss == "binary_cross_entropy" for goal in self.objectives
+        )
 
     def _total(self, computed: Sequence[Made], weights: Sequence[float]) -> Tensor:
         """Return the sum of the objectives' losses, each with its factor and the weight of its batch in the step."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onnxgen import generate, ship
+from onnxgen.cli import run as cli
 from onnxgen.errors import OnnxgenError
 from onnxgen.record.signature import Port, Signature
 from onnxgen.training import Settings, evaluate, fit, load, open_model, predict
@@ -227,3 +228,10 @@ def test_a_pair_is_sure_if_all_agrees() -> None:
     assert pairs(port, Port("hn", "float32", ("n", 6))) == {}
     assert pairs(port, Port("hn", "float32", ("n", 7)), x, y) == pairs(port, Port("hn", "int64", ("n", 6)), x, y) == {}
     assert pairs(grows, Port("hn", "float32", ("n", "past", 6)), x, y) == {}
+
+
+def test_the_command_reads_rows(tmp_path: Path) -> None:
+    path, data = module(Reader(), tmp_path), save(tmp_path, rows())
+    words = ["train", path, "--data", data, "--out", tmp_path / "run", "--max-steps", 1, "--quiet", "--logger", "none"]
+    assert cli([*map(str, words)]) == 0
+    assert cli([*map(str, words[:4]), "--carry", "h=hx", "--quiet"]) == 2

@@ -24,6 +24,7 @@ from onnxgen.record.sidecar import metadata_at, shapes_in
 from onnxgen.record.signature import Port, Signature, recorded
 from onnxgen.training.config import DIGITS, parse_size
 from onnxgen.training.data.boxes.there import is_boxes
+from onnxgen.training.data.carrying import carried
 from onnxgen.training.data.image_options import by_input, parse_scale, recipes
 from onnxgen.training.data.layout import (
     SOUNDS,
@@ -222,7 +223,7 @@ def check_file(path: Path, model: Path, settings: Settings, problems: Problems) 
         return  # a list of images or sounds has columns of other names
     table = _Columns(columns, _signature_of(model), settings, problems)
     table.check_named()
-    if not table.plain or isinstance(settings.target, Mapping):  # which names other columns
+    if not table.plain or isinstance(settings.target, Mapping) or table.carries():  # a mapping names other columns
         return
     table.check_classes(model)
     if table.target in columns and settings.table == "none" and settings.tokenizer is None:
@@ -255,6 +256,12 @@ class _Columns:
         """The inputs that data feeds."""
         inputs = self.network.inputs if self.network is not None else ()
         return tuple(port for port in inputs if port.name not in self.settings.const)
+
+    def carries(self) -> bool:
+        """Return True if a sample is a sequence of steps, of which the inputs say little; or add what is wrong."""
+        with self.problems.gathered():
+            return self.network is not None and bool(carried(self.network, self.settings, self.columns))
+        return True
 
     def targets(self) -> list[str]:
         """Return the columns that `--target` names, as it names them."""

@@ -301,6 +301,7 @@ class Learner:
         """
         ports = output_names(self.model, len(outputs))
         targets = {target.output: target for target in self.record.targets}
+        states = {ports.index(state.output) for state in self.record.states}
         if soft and not any(is_map(outputs[n], target) for n, target in targets.items()):
             raise OnnxgenError(f"soft masks are of maps of classes, and {self.run} makes none", help="leave out --soft")
         tensors = [n for n, output in enumerate(outputs) if isinstance(output, Tensor)]
@@ -309,7 +310,8 @@ class Learner:
             need_classes(outputs[n], target)
         for row, name in enumerate(names):
             of_row = {n: outputs[n].narrow(targets[n].batch if n in targets else 0, row, 1) for n in shown}
-            of_row = {n: y if lengths is None else y[:, : lengths[row]] for n, y in of_row.items()}
+            for n in of_row if lengths is not None else ():
+                of_row[n] = of_row[n] if n in states else of_row[n][:, : lengths[row]]
             yield Prediction(name, {ports[n]: answer(of_row[n], targets.get(n), soft) for n in shown})
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
