@@ -80,6 +80,7 @@ class Stepwise:
     state that begins a window is a number to it (Williams & Peng, 1990).
 
     Attributes:
+        own: the signature of the network.
         signature: of the network as data sees it: without states, with an axis of steps or of the whole length.
         carried: the names of the inputs that hold a state, and `outputs` the indices of their next values.
         found: the inputs that are always one number, and that number.
@@ -98,7 +99,7 @@ class Stepwise:
         found: Mapping[str, float],
     ) -> None:
         """`axes`: by the place of each input with steps, its batch axis, and the axis of a sample that is cut."""
-        own = signature_of(model)
+        own = self.own = signature_of(model)
         self.model, self.states, self.cut, self.axes = model, tuple(states), cut, dict(axes)
         self.window, self.found = window, dict(found)
         self.singly = all(None not in state.sizes for state in states)
@@ -148,33 +149,35 @@ class Stepwise:
     @property
     def batch_axes(self) -> list[int | None]:
         """The batch axis of each input of the network and then of each output; None if it has none."""
-        own = signature_of(self.model)
         states = {state.place: state.sizes for state in self.states}
-        inputs: list[int | None] = [None] * len(own.inputs)
+        inputs: list[int | None] = [None] * len(self.own.inputs)
         for place, sizes in states.items():
             inputs[place] = sizes.index(None) if None in sizes else None
         for place, (axis, _) in self.axes.items():
             inputs[place] = axis
-        numbers = range(len(own.outputs))
+        numbers = range(len(self.own.outputs))
         return [*inputs, *(self.states_axis(n) if n in self.outputs else self._output_axis(n) for n in numbers)]
 
     def _output_axis(self, number: int) -> int:
-        ports = signature_of(self.model).outputs
+        ports = self.own.outputs
         dims = (ports[number].dims if number < len(ports) else None) or ()
         return dims.index(self.batch) if self.batch in dims else 0
 
     def states_axis(self, number: int) -> int:
         """Return the axis along which the states of several samples are joined."""
         sizes = next(state.sizes for state in self.states if state.output == number)
-        return sizes.index(None) if None in sizes else 0
+        size = None if None in sizes else 1
+        return sizes.index(size) if size in sizes else 0
 
     def _row(self, inputs: Sequence[Tensor], n: int) -> list[Tensor]:
         return [x[n : n + 1] if place in self.axes else x for place, x in zip(self.places, inputs)]
 
     def _run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        made: list[Sequence[Tensor]] = []
+        made: list[list[Tensor]] = []
         for step in self.steps(inputs, made):
-            made.append(self._outputs(step))
+            made.append([*self._outputs(step)])
+            for number in self.outputs if len(made) > 1 else ():
+                made[-2][number] = made[-1][number]  # of the states the last ones are kept
         if not made:
             raise OnnxgenError("a sample has no steps", help="leave it out of the data")
         return tuple(self._joined(values, number) for number, values in enumerate(zip(*made, strict=True)))
@@ -203,11 +206,9 @@ class Stepwise:
     def _next(self, state: State, before: Tensor, made: Sequence[Tensor]) -> Tensor:
         after = made[state.output]
         if after.shape != before.shape:
-            name = signature_of(self.model).outputs[state.output].name
+            name = self.own.outputs[state.output].name
             what = f"state {legible(state.name)!r} is {list(before.shape)}, and its next value {legible(name)!r}"
-            raise OnnxgenError(
-                f"{what} is {list(after.shape)}", help="name the output that it goes on from with --carry"
-            )
+            raise OnnxgenError(f"{what} is {list(after.shape)}", help="name the output that it is: --carry")
         return after.to(before.dtype)
 
     def _cut(self, x: Tensor, place: int) -> Sequence[Tensor]:
