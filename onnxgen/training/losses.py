@@ -201,6 +201,7 @@ def objective(
     target: Tensor,
     asked: str,
     look: Look | None = None,
+    dims: tuple[int | str, ...] | None = None,
 ) -> Objective:
     """Return the objective of one output.
 
@@ -209,6 +210,7 @@ def objective(
         output: its value for a few samples, with autograd's history.
         column, field, target: the name of the target's column, its `Field`, and its values for those samples.
         asked: the name of a loss, or "auto".
+        dims: of the output, as the graph names them: an axis of any size is not that of the classes.
         look: tells what the output is on more of the data; without it, the output's last operation decides.
 
     Raises:
@@ -223,7 +225,7 @@ def objective(
         _refuse_wrong(loss, ending, name)
     chosen = Objective(index, name, column, loss, ending, of_map=output.ndim == 4)
     if loss in CLASS_LOSSES:
-        return _of_classes(chosen, output, target)
+        return _of_classes(chosen, output, target, dims)
     if not _is_in_order(output, target):
         what = f"{loss}: output {name or index} is {list(output.shape)}, its target {column!r} {list(target.shape)}"
         way = "if these are classes, store them as whole numbers or text" if asked == "auto" else ""
@@ -242,13 +244,13 @@ def _is_in_order(output: Tensor, target: Tensor) -> bool:
     return output.numel() == target.numel() and (sizes == wanted or len(sizes) != len(wanted))
 
 
-def _of_classes(chosen: Objective, output: Tensor, target: Tensor) -> Objective:
+def _of_classes(chosen: Objective, output: Tensor, target: Tensor, dims: tuple[int | str, ...] | None) -> Objective:
     """Complete the objective of an output whose loss is one of classes."""
     if output.shape == target.shape and output.ndim == 2 and chosen.loss == "cross_entropy":
         return chosen  # the target holds probabilities
     if not _holds_classes(target):
         raise OnnxgenError(f"{chosen.loss} needs class indices, but column {chosen.column!r} holds {target.dtype}")
-    axis = _class_axis(output, target, chosen.ending, chosen.name)
+    axis = _class_axis(output, target, chosen.ending, chosen.name, dims)
     metrics = OF_A_MAP if chosen.of_map else ()
     return replace(chosen, classes=output.shape[axis], axis=axis, metrics=metrics, several=target.ndim > 1)
 
@@ -319,12 +321,14 @@ def _refuse_wrong(loss: str, ending: Ending, name: str) -> None:
         raise OnnxgenError(f"{loss} needs {wants}, but output {name or 0} {ends} {ending}", help=f"use {instead}")
 
 
-def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str) -> int:
+def _class_axis(output: Tensor, target: Tensor, ending: Ending, name: str, dims: tuple[int | str, ...] | None) -> int:
     """Return the axis that the output has and its target lacks."""
     shape, wanted = list(output.shape), list(target.shape)
     fits = [axis for axis in range(1, output.ndim) if shape[:axis] + shape[axis + 1 :] == wanted]
     if ending.axis in fits:
         fits = [ending.axis]
+    if len(fits) > 1 and dims is not None and len(dims) == len(shape):
+        fits = [axis for axis in fits if isinstance(dims[axis], int)] or fits
     if len(fits) == 1:
         return fits[0]
     if fits:

@@ -29,6 +29,7 @@ from onnxgen.training.byname import check_arguments
 from onnxgen.training.checkpoint.identity import compare_model, peek
 from onnxgen.training.data import check, feed, open_data
 from onnxgen.training.data.arrays import Values, column_of
+from onnxgen.training.data.feeding import fed
 from onnxgen.training.data.fitting import classes_used
 from onnxgen.training.data.glance import parts_for
 from onnxgen.training.data.samples import Batch, Data, Feeding, Field, Samples
@@ -290,7 +291,7 @@ def objectives_of(
         refuse_for_task(settings)
         return list(make(Situation(model, batch, outputs, samples, feeding, names, settings, training)))
     goals: list[Goal] = []
-    look = Look(model, samples, feeding, batch, settings.seed)
+    look, ports = Look(model, samples, feeding, batch, settings.seed), fed(model).outputs
     for index, column in feeding.targets.items():
         name = names[index] if index < len(names) else f"output{index}"
         if index >= len(outputs):
@@ -298,7 +299,8 @@ def objectives_of(
         asked = settings.loss_of(name)
         shown = name if len(feeding.targets) > 1 else ""
         field = _field(samples, column)
-        goal = objective(index, shown, outputs[index], column, field, batch[column], asked, look)
+        dims = ports[index].dims if index < len(ports) else None
+        goal = objective(index, shown, outputs[index], column, field, batch[column], asked, look, dims)
         if asked == "auto" and goal.ending.kind in ("", "softmax"):
             _refuse_one_hot(samples, column)
         goal = replace(goal, metrics=(*goal.metrics, *settings.metric))

@@ -22,7 +22,7 @@ from onnxgen.training.data.carrying import RATES, carried
 from onnxgen.training.data.feeding import batch_axis, batch_name, set_constants
 from onnxgen.training.data.samples import Data, Samples
 from onnxgen.training.data.sounds import Sounds
-from onnxgen.training.data.source import DataSource, Lists
+from onnxgen.training.data.source import DataSource, Lists, target_called
 from onnxgen.training.goals.goal import IGNORED_CLASS
 from onnxgen.training.runs.record import Carried, Steps
 from onnxgen.training.settings import Settings
@@ -358,7 +358,7 @@ def run_stepwise(model: nn.Module, data: Data | DataSource | None, settings: Set
         model.forward = over
     set_constants(model, settings.const)
     if isinstance(data, DataSource):
-        _tensors_of_lists(data)
+        _tensors_of_lists(data, own, settings)
 
 
 def _states(own: Signature, pairs: Mapping[str, str], settings: Settings) -> list[State]:
@@ -442,32 +442,45 @@ def _refuse_without_batch(own: Signature, states: Sequence[State], axes: Mapping
                 raise OnnxgenError(what + sizes, help=way)
 
 
-def _tensors_of_lists(source: DataSource) -> None:
+def _tensors_of_lists(source: DataSource, own: Signature, settings: Settings) -> None:
     """Make tensors of columns of lists of numbers, each sample with its own length.
 
-    Whole numbers are filled up with what no loss counts, other numbers with zeros, which come behind a sample's end.
+    Targets are filled up with what no loss counts, inputs with zeros behind a sample's end.
+
+    Raises:
+        OnnxgenError: samples differ in length, and what would fill a column up is not known.
     """
+    asked = settings.target.values() if isinstance(settings.target, Mapping) else [settings.target]
+    aims = {*asked, *(port.name for port in own.outputs), target_called([*source.fields, *source.unfit])}
+    fed = {*settings.inputs.values(), *(port.name for port in own.inputs)}
     unfit = dict(source.unfit)
     for name, problem in source.unfit.items():
-        if not isinstance(problem, Lists):
-            continue
-        try:
-            columns = {part: [torch.tensor(row) for row in source.raw[part][name]] for part in source.parts}
-        except (TypeError, ValueError, RuntimeError, KeyError):
-            continue  # it holds text, lists of several depths, or nothing
+        columns = _numbers(source, name) if isinstance(problem, Lists) else {}
         rows = [row for of_part in columns.values() for row in of_part]
-        shapes = {tuple(row.shape[1:]) for row in rows if len(row)}
-        if len(shapes) != 1:
+        if len({row.shape[1:] for row in rows}) != 1:
             continue
-        most, whole = max(map(len, rows)), not any(row.is_floating_point() for row in rows if len(row))
+        most, whole = max(map(len, rows)), not any(row.is_floating_point() for row in rows)
+        if any(len(row) < most for row in rows) and not (name in fed or (name in aims and whole)):
+            what = f"column {legible(name)!r} has lists of several lengths"
+            if name in aims:
+                raise OnnxgenError(f"{what}, and only whole numbers can be left out at the end", help="fill them up")
+            raise OnnxgenError(f"{what}: is it an input or a target?", help=f"--target {legible(name)}")
         for part, of_part in columns.items():
-            filled = torch.full((len(of_part), most, *shapes.copy().pop()), IGNORED_CLASS if whole else 0.0)
-            filled = filled.to(torch.int64 if whole else torch.float32)
+            filled = torch.full((len(of_part), most, *rows[0].shape[1:]), IGNORED_CLASS if name in aims - fed else 0)
+            filled = filled if whole else filled.float()
             for place, row in zip(filled, of_part):
                 place[: len(row)] = row
             source.parts[part] = in_columns(source.parts[part]).with_column(name, filled)
         del unfit[name]
     source.unfit = unfit
+
+
+def _numbers(source: DataSource, name: str) -> dict[str, list[Tensor]]:
+    """Return the lists of a column as tensors, by part; {} if they hold something else than numbers."""
+    try:
+        return {part: [torch.tensor(row) for row in source.raw[part][name]] for part in source.parts}
+    except (TypeError, ValueError, RuntimeError, KeyError):  # it holds text, lists of several depths, or nothing
+        return {}
 
 
 def steps_of_each(over: Stepwise | None, samples: Samples, column: str) -> list[int] | None:

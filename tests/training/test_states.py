@@ -235,3 +235,25 @@ def test_the_command_reads_rows(tmp_path: Path) -> None:
     words = ["train", path, "--data", data, "--out", tmp_path / "run", "--max-steps", 1, "--quiet", "--logger", "none"]
     assert cli([*map(str, words)]) == 0
     assert cli([*map(str, words[:4]), "--carry", "h=hx", "--quiet"]) == 2
+
+
+def lines(folder: Path, target: str, values: list[list[float]]) -> Path:
+    """Two samples of three steps and of one, in JSON lines."""
+    steps = ([[0.1] * 5, [0.2] * 5, [1] * 5], [[0.5] * 5])
+    texts = [json.dumps({"x": x, target: y}) for x, y in zip(steps, values)]
+    (folder / "rows.jsonl").write_text("\n".join(texts) + "\n")
+    return folder / "rows.jsonl"
+
+
+def test_lists_of_several_lengths(tmp_path: Path) -> None:
+    path = module(Reader(), tmp_path)
+    model = open_model(path).eval()
+    found = evaluate(model, lines(tmp_path, "label", [[0, 1, 2], [1]]), target={"scores": "label"})
+    with torch.no_grad():
+        x = torch.tensor([[0.1] * 5, [0.2] * 5, [1.0] * 5])
+        made = torch.cat([read(model, x[None])[0], read(model, torch.full((1, 1, 5), 0.5))[0]])
+    assert found["loss"] == pytest.approx(F.cross_entropy(made, torch.tensor([0, 1, 2, 1])).item(), rel=1e-5)
+    with pytest.raises(OnnxgenError, match="only whole numbers can be left out"):
+        evaluate(model, lines(tmp_path, "label", [[0.5, 1, 2], [1]]))
+    with pytest.raises(OnnxgenError, match="is it an input or a target"):
+        evaluate(model, lines(tmp_path, "said", [[0, 1, 2], [1]]))
