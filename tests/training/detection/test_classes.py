@@ -251,6 +251,19 @@ def test_a_plain_module_trains_with_the_classes_of_the_data(place: Path, tmp_pat
     assert whole.shape == (1, 30, 5 + 3)
 
 
+def test_steps_are_of_another_size_than_the_grid_of_the_file(place: Path, tmp_path: Path) -> None:
+    """The file has constants for 2x3 and 4x6 points, and so has what is written; training has fewer points."""
+    found = fit(place / "net.py", place / "data", out=tmp_path / "run", train_size="16x24", **GIVEN)
+    assert load(tmp_path / "run").record.inputs[0].shape == (3, *small.IMAGE)
+    onnxgen.export(place / "net_maps.py", weights=tmp_path / "run" / "best.safetensors", out=tmp_path / "new.onnx")
+    x = torch.rand(1, 3, *small.IMAGE)
+    (whole,) = run(tmp_path / "new.onnx", x.numpy())
+    made = Decoder(tail_in(place / "net.onnx").of_classes(3))(found.model.eval()(x))
+    assert made.objectness is not None and whole.shape == (1, 30, 5 + 3)
+    torch.testing.assert_close(to_corners(torch.from_numpy(whole[..., :4])), made.boxes.detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(whole[..., 5:]), made.classes.sigmoid().detach())
+
+
 def test_a_number_of_classes_is_named(place: Path, tmp_path: Path) -> None:
     found = fit(place / "net.py", place / "data", out=tmp_path / "run", replace_head=7, **GIVEN)
     assert found.model(torch.zeros(1, 3, *small.IMAGE))[2].shape[1] == 7
