@@ -68,7 +68,7 @@ def ship(
     from onnxgen.runtime.load import need_torch
 
     need_torch("ship", "train")
-    from onnxgen.ship.card import places_of_card, write_card
+    from onnxgen.ship.card import fixed_in_file, places_of_card, write_card
     from onnxgen.ship.comparison import Shipped, compare
     from onnxgen.ship.place import put_in_place, refuse_place, workshop
     from onnxgen.ship.samples import arguments_of
@@ -87,7 +87,8 @@ def ship(
     with workshop(path.parent) as folder:
         trial = folder / path.name
         notes = [*_written(job, target, trial), *_fixed(job, target)]
-        report = Shipped(to, str(path), size=size_of(folder), batch=job.batch, part=part, notes=notes)
+        batch = job.batch or (fixed_in_file(trial, learner.record) if target.suffix == ".onnx" else 0)
+        report = Shipped(to, str(path), size=size_of(folder), batch=batch, part=part, notes=notes)
         report.original = sum(x.nbytes for x in learner.model.state_dict().values())
         if target.open is not None:
             compare(learner, job, target, trial, samples, data, report)

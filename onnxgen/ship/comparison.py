@@ -172,6 +172,19 @@ def in_pieces(run: Run, arguments: Sequence[Tensor], batch_axes: Sequence[int | 
     ]
 
 
+def by_pieces(run: Run, batch_axes: Sequence[int | None], fixed: int) -> Run:
+    """Return what runs a file of a fixed batch on any number of samples. `batch_axes`: as in `run_by`."""
+
+    def whole(arguments: Sequence[Tensor]) -> list[Tensor]:
+        taken = batch_axes[: len(arguments)]
+        count = count_of(arguments, taken)
+        made = in_pieces(run, filled(arguments, taken, -(-count // fixed) * fixed), batch_axes, fixed)
+        axes = (*batch_axes[len(arguments) :], *[0] * len(made))
+        return [x if axis is None else x.narrow(axis, 0, count) for x, axis in zip(made, axes)]
+
+    return whole
+
+
 def difference(
     ours: Sequence[Tensor], theirs: Sequence[Tensor], names: Sequence[str], *, rounds: bool = False
 ) -> float:

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from torch import Tensor, from_numpy
 
+from onnxgen.ship.card import fixed_in_file
+from onnxgen.ship.comparison import by_pieces
+from onnxgen.ship.samples import batch_axes
 from onnxgen.ship.target import Job, Run, Target
 
 
@@ -32,15 +36,34 @@ def run_onnx(job: Job, path: Path) -> Run:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    wanted = [output.name for output in session.get_outputs()]
+    wanted, source = _compared(job, path)
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    wanted = wanted or [output.name for output in session.get_outputs()]
     taken = {entry.name for entry in session.get_inputs()}
 
     def run(arguments: Any) -> list[Tensor]:
         given = {name: values for name, values in fed(job, arguments).items() if name in taken}
         return [from_numpy(np.asarray(values)) for values in session.run(wanted, given)]
 
-    return run
+    fixed = 0 if job.batch else fixed_in_file(path, job.record)
+    return by_pieces(run, batch_axes(job.model), fixed) if fixed else run
+
+
+def _compared(job: Job, path: Path) -> tuple[list[str], Path | bytes]:
+    """Return the values of a file that are compared with the outputs of the module, and the file to run for them.
+
+    They are the file's outputs ([]), but of a module that is a part of the network: a detector up to its raw maps. Of a
+    file of integers they are what comes back of these.
+    """
+    model = onnx.load(path, load_external_data=False)
+    made = {name for node in model.graph.node for name in node.output}
+    if {*job.outputs} <= {output.name for output in model.graph.output} or not {*job.outputs} <= made:
+        return [], path
+    back = {name: f"{name}_DequantizeLinear_Output" for name in job.outputs}
+    wanted = [back[name] if back[name] in made else name for name in job.outputs]
+    model = onnx.load(path)
+    model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, wanted))
+    return wanted, model.SerializeToString()
 
 
 NEEDS: dict[str, Any] = {"needs": {"onnxruntime": "onnxruntime"}, "extra": "verify", "open": run_onnx}
