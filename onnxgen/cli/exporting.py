@@ -10,7 +10,6 @@ from onnxgen.cli.say import progress, tell, tell_json
 from onnxgen.errors import counted
 from onnxgen.export.report import BACK, ExportReport
 from onnxgen.training.runs.folder import is_own_file, no_run
-from onnxgen.training.runs.record import read_record
 from onnxgen.training.runs.way_back import of_run
 
 if TYPE_CHECKING:
@@ -45,12 +44,9 @@ def _of_run(run: Path, arguments: dict[str, Any], adapter: bool) -> ExportReport
     module, arguments = of_run(run, arguments)
     if adapter:
         return _written(module, arguments, adapter)
-    from onnxgen.export.adapter import refuse_rounding
     from onnxgen.ship.card import card_of_export, places_of_card
 
     card = places_of_card(Path(arguments["out"]), arguments["force"])
-    if read_record(run).settings.get("lora"):
-        refuse_rounding(module, **arguments)
     report = _written(module, arguments, adapter)
     report.wrote += card_of_export(run, report.wrote, card)
     return report
@@ -76,16 +72,20 @@ def _print(report: ExportReport, verbose: bool) -> None:
         tell(f"  resized: {name}")
     for name in report.added:
         tell(f"  added: {name}")
-    _print_verification(report.verified, verbose)
+    _print_verification(report.verified, verbose, len(report.rounded))
 
 
-def _print_verification(verified: VerifyReport | None, verbose: bool) -> None:
+def _print_verification(verified: VerifyReport | None, verbose: bool, rounded: int) -> None:
     if verified is None:
         tell("  not verified")
         return
     runs = counted(len(verified.runs), "run")
     verdict = "not told apart" if verified.untold else f"equal, to {verified.tolerance}"
     tell(f"  verified against the module in {runs}: {verdict}")
+    if rounded:
+        rms = max((output.rms or 0.0 for run in verified.runs for output in run.outputs), default=0.0)
+        what = f"{counted(rounded, 'trained tensor')} rounded to the file's integers"
+        tell(f"  {what}: that changes outputs by {rms:.3g} in root mean square")
     for name, why in verified.untold.items():
         tell(f"  warning: output {name}: {why}")
     for note in verified.notes if verbose else ():

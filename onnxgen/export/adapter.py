@@ -98,19 +98,6 @@ def _verify(floats: Path, network: nn.Module, origin: Origin, report: ExportRepo
         raise DiffersError(report)
 
 
-def refuse_rounding(module: Path, **arguments: Any) -> None:
-    """Raise `OnnxgenError` if an adapter would be merged into integers: rounding loses what it adds."""
-    with imported(module) as file:
-        origin = origin_of(module, vars(file), arguments["onnx"])
-        if not origin.record.quantised:
-            return
-        moved = moved_weights(origin, state_of(_job(module, arguments).trained(origin, file)))
-    if moved:
-        what = f"{origin.onnx.name} stores {counted(len(moved), 'adapted tensor')} as integers ({moved[0].shown})"
-        way = "--adapter writes it beside them; for a graph of floats, torch.onnx.export(open_model(run), ...)"
-        raise OnnxgenError(f"{what}, and rounding would lose most of the adapter", help=way)
-
-
 SUFFIX = ".onnx_adapter"
 FIRST_RANK = 4  # tried first; doubled until the product is exact
 SPARE = 8  # columns drawn beyond the rank, so that the rank that is found does not depend on what was drawn

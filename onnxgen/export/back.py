@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgen.common.names import printable
-from onnxgen.errors import OnnxgenError
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.export import files
 from onnxgen.export.heads import Head
 from onnxgen.export.places import (
@@ -29,6 +29,7 @@ from onnxgen.export.places import (
     places,
     places_in,
     same,
+    scales_alone,
 )
 from onnxgen.export.report import ExportReport
 from onnxgen.reader.inputs import cut_graph
@@ -39,7 +40,13 @@ from onnxgen.weights.provenance import rebuild
 
 
 def write_back(
-    source: Path, out: Path, record: WayBack, state: Mapping[str, Array], report: ExportReport, head: Head | None = None
+    source: Path,
+    out: Path,
+    record: WayBack,
+    state: Mapping[str, Array],
+    report: ExportReport,
+    head: Head | None = None,
+    is_float: bool = False,
 ) -> dict[str, tuple[int, ...]]:
     """Write the ONNX file `source` with the tensors of `state` to `out`, and its external tensors beside it.
 
@@ -47,6 +54,8 @@ def write_back(
         source: the original; neither it nor its data is touched.
         report: learns which tensors changed.
         head: the head, if it has another number of classes. The sizes in the graph are still the old ones then.
+        is_float: training saw neither rounding nor saturation of the file's integers. Weights beyond their range get
+            larger scales, and a change that rounding to the nearest would undo is rounded at random.
 
     Returns:
         the former shapes of the head's tensors, by name.
@@ -60,7 +69,7 @@ def write_back(
     renamed = distinct(model)
     try:
         with files.data_file(out) as data:
-            writer = _Writer(model, source.absolute().parent, record, state, report, data, head)
+            writer = _Writer(model, source.absolute().parent, record, state, report, data, head, is_float)
             writer.run()
         restore(model, renamed)
         files.save(model, out, report.out)
@@ -79,6 +88,7 @@ class _Writer:
         report: ExportReport,
         data: files.Data,
         head: Head | None,
+        is_float: bool,
     ) -> None:
         self.head, self.resized = head, dict[str, tuple[int, ...]]()
         self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
@@ -86,7 +96,8 @@ class _Writer:
         self.sharing = Sharing(model, record.uses, self.get)
         self.rest = Rest(model, record.cut, record.tensors.keys() - record.functions.keys())
         self.stored = {place.name: place for place in places(model)} if record.quantised else {}
-        self.integers = Integers(record.tensors, record.quantised, self.get, self._before)
+        alone = scales_alone(model) if is_float and record.quantised else None
+        self.integers = Integers(record.tensors, record.quantised, self.get, self._before, alone)
 
     def _before(self, name: str) -> Array:
         """Return a tensor as the file has it."""
@@ -101,7 +112,7 @@ class _Writer:
         done: dict[int, onnx.TensorProto] = {}
         for place, names in stored:
             content = place.read(self.folder)
-            if names or place.name in self.integers.products:
+            if names or place.name in self.integers.products or place.name in self.integers.rescaled:
                 content = self._trained(place, names, content)
             if place.is_external and place.tensor is not None:
                 self.data.put(place.tensor, content)
@@ -109,6 +120,10 @@ class _Writer:
             if isinstance(content, ir.ExternalTensor):
                 content.release()
         self._move_out(done)
+        self.report.rounded = sorted(map(printable, self.integers.moved))
+        if self.integers.rescaled:
+            what = counted(len(self.integers.rescaled), "scale")
+            self.report.notes.append(f"{what} of integers became larger, since trained values were beyond their range")
         if followed := sorted(map(printable, self.rest.follows.intersection(self.report.changed))):
             what = f"the rest of the network has {', '.join(followed[:3])}, too"
             self.report.notes.append(f"{what}, and {len(followed) - 3} more" if len(followed) > 3 else what)

@@ -100,12 +100,17 @@ class Changed:
             report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None
 
+    def _is_float(self) -> bool:
+        """Return True if the module has floats where the file has integers, and no rounding."""
+        approximation = approximation_of(self.origin.space)
+        return approximation is not None and approximation.mode == "float"
+
     def _write(self, source: Path, target: Path, report: ExportReport, wanted: _Changes) -> _Changes:
         record, norms = self.origin.record, None
         if NORMS in wanted:
             norms = Norms(onnx.load(source, load_external_data=False), record.tensors)
             record = replace(record, tensors=norms.tensors)
-        resized = write_back(source, target, record, self.state, report, self.head)
+        resized = write_back(source, target, record, self.state, report, self.head, self._is_float())
         done = {SIZES} if SIZES in wanted and self._resized(target, report, SIZES, source) else set()
         done |= {BATCH} if BATCH in wanted and self._resized(target, report, BATCH, source) else set()
         if norms is not None and norms.layers:

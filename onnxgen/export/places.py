@@ -10,6 +10,7 @@ trained floats to the integers that the file stores for them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,6 +286,23 @@ def drop_unused(graph: onnx.GraphProto, old: set[str]) -> None:
 Get = Callable[[str], Array]
 
 
+def scales_alone(model: onnx.ModelProto) -> Callable[[Dequantised], bool]:
+    """Return a function that says if nothing but one tensor of integers has its scale.
+
+    The nodes that use the scale take these integers, too, or it is one Mul behind them.
+    """
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in with_inner([*model.graph.node, *(n for f in model.functions for n in f.node)]):
+        for name in {*node.input}:
+            users.setdefault(name, []).append(node)
+
+    def alone(how: Dequantised) -> bool:
+        others = [node for node in users.get(how.scales[0], ()) if how.tensor not in node.input]
+        return not others or len(others) == 1 and others[0].op_type == "Mul"
+
+    return alone
+
+
 class Integers:
     """The file's integer tensors that float tensors of the record represent, and their new values.
 
@@ -293,21 +311,37 @@ class Integers:
         record: for each float tensor that the file stores as integers, its recorded `Dequantised`.
         state: returns the state-dict tensor of a key.
         before: returns the file's tensor of a name.
+        alone: of a module of floats, returns True if a tensor of integers alone has its scale, which may change then.
+            None: training saw rounding and saturation, by the file's scales or learned ones.
 
     Attributes:
         moved: the float tensors that training changed.
+        rescaled: new scales, of tensors whose trained values are beyond the range of their integers.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Any], record: Mapping[str, Mapping[str, Any]], state: Get, before: Get
+        self,
+        tensors: Mapping[str, Any],
+        record: Mapping[str, Mapping[str, Any]],
+        state: Get,
+        before: Get,
+        alone: Callable[[Dequantised], bool] | None = None,
     ) -> None:
         self.tensors, self.state, self.before = tensors, state, before
+        self.draw = alone is not None
         self.floats = {name: Dequantised.of_record(how) for name, how in record.items() if name in tensors}
         self.moved: set[str] = set()
         self.by_tensor: dict[str, list[str]] = {}
         for name, how in self.floats.items():
             self.by_tensor.setdefault(how.tensor, []).append(name)
         self.products = {how.scales[0]: how for how in self.floats.values() if how.product}
+        scales = Counter(scale for how in self.floats.values() for scale in how.scales)
+        self.rescaled: dict[str, Array] = {}
+        for name, how in self.floats.items():
+            single = len(how.scales) == 1 and scales[how.scales[0]] == 1 and how.scales[0] not in tensors
+            if alone is not None and single and len(self.by_tensor[how.tensor]) == 1 and alone(how):
+                scale = how.rescaled(self.trained(name), before)
+                self.rescaled |= {} if scale is None else {how.scales[0]: scale}
 
     def rank(self, name: str) -> int:
         """Return the position in the order of writing: a tensor comes after those that are computed from it."""
@@ -315,6 +349,8 @@ class Integers:
 
     def now(self, name: str) -> Array:
         """Return a tensor of the file that is not integers, with its trained value if it was trained."""
+        if name in self.rescaled:
+            return self.rescaled[name]
         before = self.before(name)
         if name in self.tensors:
             return np.asarray(rebuild(self.tensors, name, self.state, before)).astype(before.dtype, copy=False)
@@ -335,8 +371,7 @@ class Integers:
 
     def _value(self, name: str) -> Array:
         how = self.floats[name]
-        original = how.floats(self.before)
-        floats = rebuild(self.tensors, name, self.state, original)
+        original, floats = how.floats(self.before), self.trained(name)
         entries = self.tensors[name]
         for index in range(1, len(entries) if isinstance(entries, list) else 1):
             if not np.array_equal(rebuild(self.tensors, name, self.state, floats, index), floats):
@@ -345,6 +380,10 @@ class Integers:
         if not np.array_equal(floats, original.astype(np.asarray(floats).dtype)):
             self.moved.add(name)
         try:
-            return how.integers(np.asarray(floats), self.now, self.before)
+            return how.integers(floats, self.now, self.before, self.draw)
         except FloatingPointError as error:
             raise OnnxgenError(f"{printable(how.tensor)} cannot be written as integers: {error}") from None
+
+    def trained(self, name: str) -> Array:
+        """Return the trained floats of a tensor."""
+        return np.asarray(rebuild(self.tensors, name, self.state, self.floats[name].floats(self.before)))

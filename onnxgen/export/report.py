@@ -30,6 +30,7 @@ class ExportReport:
         resized: tensors of another shape than in the original, and constants with a size: of a head with another number
             of classes.
         lossy: the tensors that were cast back from a narrower type.
+        rounded: the float tensors that training changed and that the file stores as integers.
         notes: other information.
         verified: the comparison of the new file with the module; None with `verify=False`.
     """
@@ -46,13 +47,14 @@ class ExportReport:
     added: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)
     lossy: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     verified: VerifyReport | None = None
 
     def forget(self) -> None:
         """Reset the report before another attempt."""
         self.changed, self.below, self.added, self.lossy, self.notes, self.tensors = [], [], [], [], [], 0
-        self.resized = []
+        self.resized, self.rounded = [], []
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain types."""

@@ -26,6 +26,7 @@ still cannot tell modules apart, it does not count as agreement (`onnxgen.verify
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, TypeAlias
@@ -40,6 +41,7 @@ from onnxgen.weights.strided import Array, released
 
 Get = Callable[[str], Array]
 LINEAR, BITS, TABLE = "linear", "bits", "table"
+MOST_UNDONE = 0.1  # of a change, by rounding to the nearest
 # the values of bitsandbytes' 16 codes, by `quant_type`
 BNB_TABLES = {
     0: [0.0, 5.208333333e-03, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25],  # FP4: the other half is negated
@@ -112,7 +114,7 @@ class Dequantised:
         wide_scale = self._spread(scale).astype(np.float32)
         return np.asarray(centred.astype(np.float32) * wide_scale, scale.dtype)
 
-    def integers(self, floats: Array, now: Get, before: Get) -> Array:
+    def integers(self, floats: Array, now: Get, before: Get, draw: bool = False) -> Array:
         """Convert trained floats to the stored integers, rounded half to even and saturated.
 
         Elements that training did not change keep their stored numbers, even if rounding would give others.
@@ -121,6 +123,9 @@ class Dequantised:
             floats: the current float tensor, perhaps of a narrower type than it was made in.
             now: returns the current ONNX tensors (scales may be trained, too).
             before: returns the ONNX tensors of the file.
+            draw: if rounding to the nearest would undo more than `MOST_UNDONE` of the change, round up or down at
+                random, so that each result is right in the mean (Gupta et al. 1502.02551). A change of less than half a
+                step in all weights, as adapters make it, would be lost else. The numbers are always the same.
 
         Raises:
             FloatingPointError: a float is infinite or NaN, so that no integer represents it, or a trained scale is not
@@ -133,11 +138,37 @@ class Dequantised:
             raise FloatingPointError("a trained scale is not positive")
         unchanged = (floats == self.floats(before).astype(floats.dtype)) & (scale == was)
         ratio = floats.astype(np.float32) / np.where(scale == 0, np.float32(1), scale.astype(np.float32))
+        if draw and self.form != TABLE and ir.DataType.from_numpy(numbers.dtype).is_integer():
+            original = self.floats(before).astype(np.float32) / np.where(scale == 0, np.float32(1), scale)
+            ratio = _drawn(ratio, ratio - original, self.tensor)
         if self.form == TABLE:
             rounded = np.abs(ratio[..., None] - table(self.kind)).argmin(-1).astype(np.uint8)
         else:
             rounded = _saturated(np.where(unchanged, np.float32(0), ratio), self._zero(now), numbers.dtype, self.bits)
         return self._packed(np.where(unchanged, numbers, rounded), stored)
+
+    def rescaled(self, floats: Array, get: Get) -> Array | None:
+        """Return the stored scale, enlarged where trained floats are beyond its integers, so that none saturates.
+
+        None if all fit, or if the scale stays whatever they are: of packed numbers, of blocks, of a product of scales.
+        """
+        if self.form != LINEAR or self.block or self.product or len(self.scales) != 1:
+            return None
+        stored, scale = get(self.tensor), get(self.scales[0])
+        kind = ir.DataType.from_numpy(stored.dtype)
+        if not kind.is_integer():
+            return None
+        zero, spread = np.asarray(self._zero(get), np.float64), np.asarray(self._spread(scale), np.float64)
+        above, below = float(kind.max) - zero, zero - float(kind.min)  # in steps
+        with np.errstate(all="ignore"):
+            ratio = floats.astype(np.float64) / spread
+            used, room = (np.where(ratio > 0, *pair) for pair in ((ratio / above, ratio / -below), (above, below)))
+            over = np.where((np.abs(ratio) > room + 0.5) & np.isfinite(used), used, 1.0)
+        axes = tuple(i for i in range(len(self.shape)) if scale.size == 1 or i != self.axis)
+        factor = over.max(axes, initial=1.0)
+        if (factor == 1).all():
+            return None
+        return np.asarray(scale.astype(np.float64) * factor.reshape(scale.shape), scale.dtype)
 
     # ---- numbers as they are stored ------------------------------------------------------------------------------
 
@@ -242,6 +273,15 @@ class UnpackedTensor(ir.LazyTensor):
         super().__init__(
             lambda: ir.tensor(how.unpacked_zero(packed.numpy()).astype(np.uint8)), ir.DataType.UINT8, shape, name=name
         )
+
+
+def _drawn(ratio: Array, change: Array, name: str) -> Array:
+    """Return whole numbers above or below each ratio, drawn by `name`, if rounding to the nearest undoes the change."""
+    lost, change = (ratio - np.rint(ratio)).astype(np.float64), change.astype(np.float64)
+    if not np.isfinite(ratio).all() or (lost * change).sum() <= MOST_UNDONE * np.square(change).sum():
+        return ratio
+    drawn = np.random.default_rng(zlib.crc32(name.encode())).random(ratio.shape)
+    return np.asarray(np.floor(ratio + drawn), np.float32)
 
 
 def _saturated(ratio: Array, zero: Array, dtype: np.dtype[Any], bits: int) -> Array:

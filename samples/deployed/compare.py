@@ -76,7 +76,7 @@ def measure(sample: Sample, way: str, amount: int, seed: int, out: Path) -> dict
         need("train", model, "--data", data / "data", "--out", run, "--seed", str(seed), "--quiet", *options)
         seconds = time.perf_counter() - start
         file = out / "tuned.onnx"
-        need("export", run, "-o", file, "--quiet", "--force")
+        need("export", run, "--onnx", find(sample.file), "-o", file, "--quiet", "--force")
     row = {"way": way, "amount": amount, "seed": seed, "score": sample.score(file, data), "seconds": round(seconds)}
     print(json.dumps(row), flush=True)
     return row

@@ -180,21 +180,3 @@ def test_an_adapter_replaces_what_is_there_only_if_forced(tmp_path: Path) -> Non
     given["onnx"] = None
     report = adapter.export_apart(tmp_path / "model.py", **given, force=True)
     assert report.wrote == [tmp_path / "out.onnx", tmp_path / "out.onnx_adapter"]
-
-
-def test_weights_of_a_file_are_refused_where_rounding_loses_them(tmp_path: Path) -> None:
-    text = "(float[n, 4] x) => (float[n, 3] y) { d = DequantizeLinear (w, s)  y = Gemm (x, d, b) }"
-    integers = np.random.default_rng(0).integers(-90, 90, (4, 3)).astype(np.int8)
-    path = written(tmp_path, text, {"w": integers, "s": np.array(0.01, F), "b": STORED["b"]})
-    onnxgen.generate(path, tmp_path / "model.py", Options(quantized="float"))
-    state = load_file(tmp_path / "model.safetensors")
-    assert any(value.ndim == 2 for value in state.values())
-    for rank, is_refused in ((1, False), (2, True)):
-        moved = {key: value + 0.001 if value.ndim == rank else value for key, value in state.items()}
-        save_file(moved, tmp_path / "best.safetensors")
-        given = {"onnx": None, "weights": tmp_path / "best.safetensors", "out": None, "force": False}
-        if is_refused:
-            with pytest.raises(OnnxgenError, match=r"m.onnx stores 1 adapted tensor as integers \(w\), and rounding"):
-                adapter.refuse_rounding(tmp_path / "model.py", **given)
-        else:
-            adapter.refuse_rounding(tmp_path / "model.py", **given)

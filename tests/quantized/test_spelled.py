@@ -92,3 +92,43 @@ def test_what_is_no_dequantisation_stays(
     loaded, x = pretrained(module), torch.randn(5, rows)
     assert not any(p.shape == (4, rows) for p in loaded.parameters() if p.shape != scale.shape)
     assert np.allclose(loaded(x).detach().numpy(), run(path, x), 1e-5, 1e-5)
+
+
+def rounded(path: Path, model: nn.Module, scale: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Export a model, and return the integers and scales of its file."""
+    export(path.with_suffix(".py"), path, model, path.with_name("back.onnx"), verify=False, force=True)
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(path.with_name("back.onnx")).graph.initializer}
+    assert stored["w_scale"].shape == scale.shape and stored["w_q"].dtype == np.int8
+    return stored["w_q"], stored["w_scale"]
+
+
+def test_a_change_below_half_a_step_is_kept_in_the_mean(tmp_path: Path) -> None:
+    """As that of an adapter is: to the nearest, nothing would be left of it. What was not trained keeps its bytes."""
+    weight, scale = RNG.integers(-90, 90, (400, 40)).astype(np.int8), np.full((1, 40), 0.01, np.float32)
+    path = spelled(tmp_path / "m.onnx", weight, scale)
+    generate(path, path.with_suffix(".py"), FLOAT)
+    model = pretrained(path.with_suffix(".py"))
+    (layer,) = (m for m in model.modules() if isinstance(m, nn.Linear))
+    with torch.no_grad():
+        layer.weight[:20] += 0.002
+    integers, scales = rounded(path, model, scale)
+    moved = integers.astype(int) - weight
+    assert np.array_equal(scales, scale) and not moved[:, 20:].any() and set(np.unique(moved)) == {0, 1}
+    assert moved[:, :20].mean() == pytest.approx(0.2, abs=0.02)
+    assert np.array_equal(rounded(path, model, scale)[0], integers)
+
+
+def test_a_value_beyond_the_integers_gets_a_larger_scale(tmp_path: Path) -> None:
+    """The scale of its column alone. With --quantized qat training saw it saturate, and so does the file."""
+    weight, scale = RNG.integers(-90, 90, (8, 3)).astype(np.int8), np.full((1, 3), 0.01, np.float32)
+    path = spelled(tmp_path / "m.onnx", weight, scale)
+    for mode, expected in (("float", [0.01, 2.54 / 127, 0.01]), ("qat", [0.01, 0.01, 0.01])):
+        generate(path, path.with_suffix(".py"), Options(quantized=mode), force=True)
+        model = pretrained(path.with_suffix(".py"))
+        with torch.no_grad():
+            next(p for p in model.parameters() if p.ndim == 2)[1, 4] = 2.54
+        integers, scales = rounded(path, model, scale)
+        np.testing.assert_allclose(scales[0], expected, rtol=1e-6)
+        assert integers[4, 1] == 127 and np.array_equal(integers[:, [0, 2]], weight[:, [0, 2]])
+        wanted = weight[:, 1] * (0.01 / scales[0, 1])
+        assert np.abs(integers[:, 1] - wanted)[np.arange(8) != 4].max() <= 1
