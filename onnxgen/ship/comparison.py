@@ -98,7 +98,9 @@ def compare(
         with run_by(model, run, axes, batch):
             theirs = module_run(model)(whole)
         names = job.outputs if len(job.outputs) == len(ours) else [str(n) for n in range(len(ours))]
-        report.difference = max(report.difference, difference(ours, theirs, names, rounds=target.rounds))
+        report.difference = max(
+            report.difference, difference(ours, theirs, names, rounds=target.rounds or bool(job.rounded))
+        )
         report.compared += count
     before, after = seconds_of((own, run), one)
     report.seconds = (before / (job.batch or 1), after / (job.batch or 1))

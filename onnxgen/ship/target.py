@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -40,6 +40,7 @@ class Job:
         facts: what the file's metadata says, as JSON by key: classes, the contract of the run.
         calibration: yields arguments of `forward` made of training samples, to find ranges of values.
         judge: says how much a file loses, and how much it may.
+        rounded: the trained tensors that the file has as integers: `write` adds them.
     """
 
     run: Path
@@ -52,6 +53,7 @@ class Job:
     facts: Mapping[str, str]
     calibration: Callable[[], Iterator[Sequence[Tensor]]]
     judge: Judge
+    rounded: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +96,20 @@ def run_litert(job: Job, path: Path) -> Run:
     interpreter = Interpreter(model_path=str(path))
     interpreter.allocate_tensors()
     runner = interpreter.get_signature_runner()
-    inputs = runner.get_input_details()
-    kinds = {name: inputs[name]["dtype"] for name in _in_order(inputs)}  # it takes narrower integers
-    wanted = _in_order(runner.get_output_details())
+    kinds = {name: details["dtype"] for name, details in runner.get_input_details().items()}
+    wanted = sorted(runner.get_output_details(), key=_place)
 
     def run(arguments: Any) -> list[Tensor]:
-        results = runner(**{n: np.asarray(x).astype(kind) for (n, kind), x in zip(kinds.items(), arguments)})
+        # an argument that nothing reads is no input of the file, and integers are narrower there
+        results = runner(**{n: np.asarray(arguments[_place(n)]).astype(kind) for n, kind in kinds.items()})
         return [from_numpy(np.array(results[name])) for name in wanted]
 
     return run
 
 
-def _in_order(names: Iterable[str]) -> list[str]:
-    """Return names that end in their places, as LiteRT calls inputs and outputs, by these."""
-    return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
+def _place(name: str) -> int:
+    """Return the place of an input or output of a LiteRT file among all, in which its name ends (`args_1`)."""
+    return int(name.rpartition("_")[2])
 
 
 TARGETS = [

