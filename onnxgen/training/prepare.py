@@ -229,6 +229,7 @@ def _changed(
     `head`: paths of layers that are new.
     """
     adapter, notes = _adapted(model, file, head, settings) if settings.lora else (None, [])
+    notes += _of_integers(model, "get no adapter" if settings.lora else "their weights are not trained")
     if settings.resume and (checkpoint := peek(settings.out / CHECKPOINTS)):
         compare_model(checkpoint["identity"], model)
     if settings.freeze:
@@ -270,11 +271,15 @@ def _adapted(
     adapter = add_adapter(model, settings.lora, *settings.lora_target, dora=settings.dora, whole=head)
     if bare:
         del model.hf_device_map
+    return adapter, notes
+
+
+def _of_integers(model: nn.Module, what: str) -> list[str]:
+    """Return a note of the layers whose weights are integers; `what`: what these layers miss."""
     integers = (torch.int8, torch.uint8)
     left = [p for p, m in model.named_modules() if any(b.ndim > 1 and b.dtype in integers for b in m.buffers(False))]
-    if left:
-        notes.append(f"{', '.join(left[:3])} hold integers and get no adapter: generate again with --quantized float")
-    return adapter, notes
+    shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if left[3:] else "")
+    return [f"{shown} hold integers and {what}: generate again with --quantized float"] if left else []
 
 
 def objectives_of(

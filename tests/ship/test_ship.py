@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +24,11 @@ from onnxgen.ship.card import MARK
 from onnxgen.ship.comparison import DiffersError, difference, in_pieces
 from onnxgen.ship.target import SHIPS, Job
 from onnxgen.ship.targets import TARGETS, target_of
+from onnxgen.ship.targets.mobile import run_litert
 from onnxgen.ship.targets.torch_files import exported, one_size
 from onnxgen.training import fit
 from tests.conftest import ROOT
+from tests.quantized.test_spelled import spelled
 
 EXACT = [name for name in SHIPS if not TARGETS[name].rounds]
 DATA = np.random.default_rng(0)
@@ -66,6 +69,45 @@ def test_integers_are_measured(digits: Path, tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
     facts = session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["onnxgen.preprocessing"])["outputs"][0]["names"] == [str(n) for n in range(10)]
+
+
+def test_trained_weights_are_rounded_to_the_integers_of_the_original(tmp_path: Path) -> None:
+    """That is no fault: the report says it, and the metrics what it costs. Of floats nothing is rounded."""
+    weight = DATA.integers(-127, 128, (6, 4)).astype(np.int8)
+    spelled(tmp_path / "net.onnx", weight, np.full((1, 4), 0.02, np.float32))
+    onnxgen.generate(tmp_path / "net.onnx", tmp_path / "net.py", onnxgen.Options(quantized="float"))
+    data = {"x": DATA.normal(size=(40, 6)).astype(np.float32), "wanted": DATA.normal(size=(40, 4)).astype(np.float32)}
+    np.savez(tmp_path / "data.npz", **data)
+    given: dict[str, Any] = {"epochs": 1, "lr": 0.01, "val": 0.25, "show": "nothing", "device": "cpu"}
+    fit(tmp_path / "net.py", tmp_path / "data.npz", target="wanted", out=tmp_path / "run", **given)
+    for to, rounded in (("onnx", True), ("pt2", False)):
+        report = ship(tmp_path / "run", to, tmp_path / f"new{TARGETS[to].suffix}")
+        assert any("1 trained tensor rounded" in note for note in report.notes) is rounded
+        assert (1e-4 < report.difference < 0.02) if rounded else report.difference < 1e-5
+        assert report.after["loss"] == pytest.approx(report.before["loss"], rel=0.02)
+
+
+def test_inputs_of_litert_are_paired_by_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its converter leaves out an argument that nothing reads; ten come before two, as text."""
+
+    class Runner:
+        def get_input_details(self) -> dict[str, Any]:
+            return {f"args_{n}": {"dtype": np.int32} for n in (10, 2, 0)}
+
+        def get_output_details(self) -> dict[str, Any]:
+            return {"output_1": {}, "output_0": {}}
+
+        def __call__(self, **given: Any) -> dict[str, Any]:
+            assert all(x.dtype == np.int32 for x in given.values())
+            return {"output_1": given["args_2"], "output_0": given["args_10"] + given["args_0"]}
+
+    def interpreter(model_path: str) -> Any:
+        return SimpleNamespace(allocate_tensors=lambda: None, get_signature_runner=Runner)
+
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", SimpleNamespace(Interpreter=interpreter))
+    ours = [torch.tensor([10 * n]) for n in range(11)]
+    assert [y.item() for y in run_litert(None, Path("net.tflite"))(ours)] == [100, 20]  # type: ignore[arg-type]
 
 
 def test_metadata_are_where_readers_look(digits: Path, tmp_path: Path) -> None:

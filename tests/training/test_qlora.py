@@ -300,6 +300,8 @@ def test_what_has_no_layers_or_no_place_is_refused(
     data = {"x": x, "label": np.arange(48) % 3}
     notes = prepare(Path("kept.py"), data, Settings(lora=2, device="cpu")).notes
     assert "a, c hold integers and get no adapter: generate again with --quantized float" in notes
+    notes = prepare(Path("kept.py"), data, Settings(device="cpu")).notes
+    assert "a, c hold integers and their weights are not trained: generate again with --quantized float" in notes
     assert fit("kept.py", data, epochs=1, out=Path("biases"), **CPU).history  # integers are no weights of the best file
     fit("net.py", data, lora=2, dora=True, lr=0.05, epochs=1, out=Path("dora"), **CPU)
     monkeypatch.setattr("onnxgen.export.adapter.NARROW", 2)
