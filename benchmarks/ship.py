@@ -4,8 +4,9 @@
 
 Each is exported by PyTorch, generated, and trained on drawn inputs to give a drawn linear change of its own first
 outputs; a part of them is held back. Then `onnxgen ship` writes it to each target, runs it there and compares. A row
-says what came of it: "equal" with the largest difference as a share of the largest output, "8 bits" with the loss
-before and after, "not run" where no runtime is here, or the error.
+says what came of it: "equal" with the largest difference as a share of the largest output, "not run" where no runtime
+is here, or the error. Of integers it says the loss of module and file, the percent that is lost, the layers that are
+integers, and size and time beside the file in floats.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from onnxgen.ship import ship
 from onnxgen.ship.comparison import DiffersError, Shipped
 from onnxgen.ship.targets import TARGETS
 from onnxgen.training import fit
+from onnxgen.training.runs.metrics import points_lost
 from tests.zoo import ZOO
 from tests.zoo.export import export, quiet
 
@@ -67,7 +69,9 @@ def told(report: Shipped) -> str:
     if not report.compared:
         return "not run"
     if TARGETS[report.to].rounds:
-        return f"8 bits: loss {report.before.get('loss', 0):.3g} -> {report.after.get('loss', 0):.3g}"
+        ((_, before, after), *_) = report.metrics
+        what = f"loss {before:.3g} -> {after:.3g}, {points_lost('loss', before, after):+.2f} %"
+        return "; ".join([what, *(note for note in report.notes if " numbers are " in note or "in floats: " in note)])
     return f"equal ({report.difference:.0e})"
 
 

@@ -146,6 +146,7 @@ def export(module: Path | None, **params: Any) -> int:
     "-o", "--output", "out", metavar="FILE", type=path_type, help="The file to write. Default: in the run's folder."
 )
 @file_option("--force", is_flag=True, help="Overwrite a file that is there.")
+@file_option("--onnx", metavar="FILE", type=path_type, help="The original ONNX file. Default: the recorded name.")
 @option(
     "--may-lose",
     metavar="POINTS",

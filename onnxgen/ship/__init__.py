@@ -1,7 +1,8 @@
 """Ship a trained network: write it as the file of a runtime, run that file, and compare it with the module.
 
 `targets/` has a file for each kind. `comparison.py` holds that a shipped file gives the module's answers, and measures
-what it costs. `card.py` writes what a person and a machine must know of the model. Imports torch.
+what it costs. `judging.py` says what a file of integers loses. `card.py` writes what a person and a machine must know
+of the model. Imports torch.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ def ship(
     to: str,
     out: Path | str | None = None,
     *,
+    onnx: Path | str | None = None,
     data: Any = None,
     force: bool = False,
     may_lose: float = MAY_LOSE,
@@ -52,6 +55,7 @@ def ship(
         run: the folder of a run.
         to: "onnx", "onnx-int8", "torchscript", "pt2", "executorch", "coreml" or "litert".
         out: the file to write. Default: in the run's folder, under its name.
+        onnx: of "onnx" and "onnx-int8", the original file. Default: the recorded name, beside the module.
         data: where the run's data is now, if it was moved.
         force: overwrite `out`.
         may_lose: of "onnx-int8", by how many points the run's metric may be worse (see `points_lost`). Layers stay in
@@ -79,14 +83,15 @@ def ship(
     learner = load(run, device="cpu")
     name = f"{learner.record.name}-int8" if target.rounds else learner.record.name
     path = Path(out) if out is not None else learner.run / f"{name}{target.suffix}"
-    refuse_place(path, target, _made_of(learner, data), force)
+    own = None if onnx is None else Path(onnx)
+    refuse_place(path, target, [*_made_of(learner, data), *([own] if own else [])], force)
     card = places_of_card(path, force)
     part = learner.held_back or "train"
     samples = list(arguments_of(learner, part, data, COMPARED))
-    job = _job(learner, target, samples, data, may_lose)
+    job = replace(_job(learner, target, samples, data, may_lose), onnx=own)
     with workshop(path.parent) as folder:
         trial = folder / path.name
-        notes = [*_written(job, target, trial), *_fixed(job, target)]
+        notes = _written(job, target, trial)
         batch = job.batch or (fixed_in_file(trial, learner.record) if target.suffix == ".onnx" else 0)
         report = Shipped(to, str(path), size=size_of(folder), batch=batch, part=part, notes=notes)
         report.original = sum(x.nbytes for x in learner.model.state_dict().values())
@@ -160,20 +165,26 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
         inputs={port.name: tuple(port.dims or x.shape) for port, x in zip(signature.inputs, example)},
         outputs=tuple(port.name for port in signature.outputs),
         batch=batch,
+        free={} if isinstance(single, Singly) else _free(learner.model, samples, axes),
         facts=shipped_facts(learner.run, learner.record),
         calibration=calibration,
         judge=Judge(learner, data, axes, 0 if isinstance(single, Singly) else batch, may_lose),
     )
 
 
-def _fixed(job: Job, target: Target) -> list[str]:
-    """Return a sentence if a file has one size where the module takes any, beside that of the batch."""
-    shapes = [
-        f"{name} {list(x.shape)}"
-        for (name, dims), x in zip(job.inputs.items(), job.example)
-        if target.one and sum(isinstance(dim, str) for dim in dims) > 1
-    ]
-    return [f"the file takes one size only: {', '.join(shapes)}"] if shapes else []
+def _free(
+    model: nn.Module, samples: Sequence[Sequence[Tensor]], axes: Sequence[int | None]
+) -> dict[str, dict[int, int]]:
+    """Return the axes of any size of each input, beside that of the batch; see `Job`."""
+    from onnxgen.surgery.ports import signature_of
+
+    free = {}
+    for n, port in enumerate(signature_of(model).inputs):
+        dims = [axis for axis, dim in enumerate(port.dims or ()) if isinstance(dim, str) and axis != axes[n]]
+        ends = {axis: 2 * max(arguments[n].shape[axis] for arguments in samples) for axis in dims}
+        if ends:
+            free[port.name] = ends
+    return free
 
 
 def _written(job: Job, target: Target, path: Path) -> list[str]:

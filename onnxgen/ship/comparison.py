@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, typed
-from onnxgen.ship.samples import batch_axes, filled
-from onnxgen.ship.target import Job, Run, Target
+from onnxgen.ship.samples import batch_axes, filled, resized
+from onnxgen.ship.target import ONE_SIZE, Job, Run, Target
 from onnxgen.training.runs.learner import Learner
 from onnxgen.training.singly import Singly
 from onnxgen.training.stepwise import Stepwise
@@ -23,6 +23,8 @@ from onnxgen.training.stepwise import Stepwise
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # of the largest number of an output; as those of `onnxgen verify`
 PART = 1e-4  # of the same, in a part of an output whose numbers are small
 SIZES = (1, 3)  # of batches that a file of any batch is tried with, beside those of the data
+OTHER_SIZES = (2, 0.5)  # beside the size of the samples, with which an axis of any size is tried
+EQUAL, FAILS, DIFFERS = "equal", "fails", "differs"
 TIMED = 20  # samples whose time is taken
 
 
@@ -102,12 +104,46 @@ def compare(
             report.difference, difference(ours, theirs, names, rounds=target.rounds or bool(job.rounded))
         )
         report.compared += count
+    if not target.one:
+        report.notes += _told_sizes(job, target, run, report.notes)
     before, after = seconds_of((own, run), one)
     report.seconds = (before / (job.batch or 1), after / (job.batch or 1))
     if learner.held_back:
         report.before = learner.evaluate(data)
         with run_by(model, run, axes, batch):
             report.after = learner.evaluate(data)
+
+
+def _told_sizes(job: Job, target: Target, run: Run, notes: Sequence[str]) -> list[str]:
+    """Return a sentence if a file does not take the sizes that the module takes, and no note says so."""
+    said, size = other_sizes(job, run, rounds=target.rounds), job.sizes(False)
+    if said == DIFFERS:
+        return [f"at other sizes than {size} the file computes something else, without an error: give it this size"]
+    return [f"{ONE_SIZE}: {size}"] if said == FAILS and not any(note.startswith(ONE_SIZE) for note in notes) else []
+
+
+def other_sizes(job: Job, run: Run, *, rounds: bool = False) -> str:
+    """Say what a file does with other sizes of axes that have any in the module: `EQUAL`, `FAILS` or `DIFFERS`.
+
+    "" if there are none, or if the module itself takes none of the sizes that are tried.
+    """
+    said = ""
+    for share in OTHER_SIZES if job.free else ():
+        arguments = resized(job.example, [job.free.get(name, {}) for name in job.inputs], share)
+        try:
+            ours = module_run(job.model)(arguments)
+        except Exception:  # it may raise anything for a size that it does not take
+            continue
+        try:
+            theirs = run(arguments)
+        except Exception:
+            return FAILS
+        try:
+            difference(ours, theirs, [str(n) for n in range(len(ours))], rounds=rounds)
+        except DiffersError:
+            return DIFFERS
+        said = EQUAL
+    return said
 
 
 def count_of(arguments: Sequence[Tensor], axes: Sequence[int | None]) -> int:
@@ -124,6 +160,8 @@ def _opened(job: Job, target: Target, path: Path) -> Run:
         try:
             opened[:] = opened or [target.open(job, path)]  # type: ignore[misc]
             return opened[0](arguments)
+        except OnnxgenError:
+            raise
         except Exception as error:
             what = f"the file is written, but {target.about} does not run it: {typed(error)}"
             raise OnnxgenError(what, help="nothing is kept of it; ship to another target") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -72,3 +72,19 @@ def filled(arguments: Sequence[Tensor], axes: Sequence[int | None], size: int) -
         x if axis is None else x.index_select(axis, torch.arange(size, device=x.device) % x.shape[axis])
         for x, axis in zip(arguments, axes)
     ]
+
+
+def resized(arguments: Sequence[Tensor], free: Sequence[Mapping[int, int]], share: float) -> list[Tensor]:
+    """Return the same arguments with other sizes of their free axes: what they have, cut off or once more.
+
+    Args:
+        free: the axes of any size of each argument.
+        share: of the sizes that they have.
+    """
+    made = []
+    for x, axes in zip(arguments, free):
+        for axis in axes:
+            size = max(int(x.shape[axis] * share), 1)
+            x = x.index_select(axis, torch.arange(size, device=x.device) % x.shape[axis])
+        made.append(x)
+    return made

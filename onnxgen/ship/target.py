@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+from onnxgen.common.names import Namer, identifier, legible
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from onnxgen.training.runs.record import Record
 
 SHIPS = ("onnx", "onnx-int8", "torchscript", "pt2", "executorch", "coreml", "litert")  # the names of all targets
+ONE_SIZE = "the file takes one size only"
 Dims: TypeAlias = tuple[int | str, ...]
 Run: TypeAlias = "Callable[[Sequence[Tensor]], list[Tensor]]"  # the arguments of `forward` -> the outputs
 
@@ -37,10 +40,13 @@ class Job:
         inputs: the names and dims of these; a dim of any size has its name.
         outputs: the names of what it returns.
         batch: the number of samples that the file takes at a time; 0 if it takes any.
+        free: the axes of any size, beside that of the batch, by input; each with the largest size that a file need take
+            if it must have one: twice that of the samples.
         facts: what the file's metadata says, as JSON by key: classes, the contract of the run.
         calibration: yields arguments of `forward` made of training samples, to find ranges of values.
         judge: says how much a file loses, and how much it may.
         rounded: the trained tensors that the file has as integers: `write` adds them.
+        onnx: the original file, if it is not beside the module.
     """
 
     run: Path
@@ -50,10 +56,37 @@ class Job:
     inputs: Mapping[str, Dims]
     outputs: tuple[str, ...]
     batch: int
+    free: Mapping[str, Mapping[int, int]]
     facts: Mapping[str, str]
     calibration: Callable[[], Iterator[Sequence[Tensor]]]
     judge: Judge
     rounded: list[str] = field(default_factory=list)
+    onnx: Path | None = None
+
+    def called(self) -> tuple[list[str], list[str]]:
+        """Return names of inputs and outputs that are identifiers, for runtimes that take no others."""
+        namer = Namer(["self"])
+        names = [name if name.isascii() and name.isidentifier() else identifier(name) for name in self.inputs]
+        others = [name if name.isascii() and name.isidentifier() else identifier(name) for name in self.outputs]
+        return [*map(namer.take, names)], [*map(namer.take, others)]
+
+    def renamed(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[str]:
+        """Return a sentence if names in a file, each in the order of the network, are not those of the network."""
+        pairs = [*zip(self.inputs, inputs), *zip(self.outputs, outputs)]
+        other = [f"{legible(old)} is {new}" for old, new in pairs if old != new]
+        return [f"names in the file: {', '.join(other)}"] if other else []
+
+    def sizes(self, free: bool) -> str:
+        """Return the shapes of the inputs that have axes of any size: those of the file if it takes one size only.
+
+        free: say the largest size of these axes instead.
+        """
+        shapes = []
+        for name, x in zip(self.inputs, self.example):
+            if axes := self.free.get(name):
+                dims = [f"up to {axes[n]}" if free and n in axes else str(size) for n, size in enumerate(x.shape)]
+                shapes.append(f"{legible(name)} [{', '.join(dims)}]")
+        return ", ".join(shapes)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ training samples tell, as it advises for convolutional ones. Weights have a scal
 floats, since there onnxruntime has no integer kernel, or one that loses much and saves little.
 
 Where the file loses more than it may by the metric of its run, the layers with the most noise stay in floats, and no
-more of them than are needed. The noise of a layer is that of its output: it is run alone, on what it takes in the float
-network, with its own integers and without.
+more of them than are needed. The noise of a layer is how far the network's outputs are away on training samples if this
+layer alone has integers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from onnx import NodeProto
 from torch import Tensor
@@ -69,8 +68,9 @@ def _fewest(job: Job, network: Network) -> tuple[list[str], str]:
     Their number is found by doubling and then by halving, so few files are tried.
     """
     if not network.layers:
-        what = "--to onnx-int8 can't be written: onnxruntime has integers for no layer of the network"
-        raise OnnxgenError(what, help="ship --to onnx")
+        already = any("Integer" in node.op_type or "Quantize" in node.op_type for node in network.model.graph.node)
+        why = "its layers have integers already" if already else "onnxruntime has integers for no layer of the network"
+        raise OnnxgenError(f"--to onnx-int8 can't be written: {why}", help="ship --to onnx")
     told: dict[int, str] = {}
 
     def lost(count: int) -> float:
@@ -108,13 +108,23 @@ def _told(job: Job, network: Network, path: Path, left: Sequence[str]) -> Iterat
 
 
 def _elements(path: Path) -> tuple[int, int]:
-    """Return how many numbers of a file are integers of 8 bits, and how many are floats."""
+    """Return how many stored numbers of a file are integers of 8 bits, and how many are floats."""
     counts = [0, 0]
-    for tensor in onnx.load(path).graph.initializer:
+    for tensor in _stored(onnx.load(path).graph):
         kinds = ((onnx.TensorProto.INT8, onnx.TensorProto.UINT8), (onnx.TensorProto.FLOAT,))
         for n, kind in enumerate(kinds):
-            counts[n] += int(np.prod(tensor.dims)) if tensor.data_type in kind else 0
+            counts[n] += math.prod(tensor.dims) if tensor.data_type in kind else 0
     return counts[0], counts[1]
+
+
+def _stored(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the stored tensors of a graph, and of those inside it."""
+    yield from graph.initializer
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        for inner in (attribute.g, *attribute.graphs):
+            yield from _stored(inner)
 
 
 @dataclass

@@ -21,7 +21,7 @@ def write_onnx(job: Job, path: Path) -> list[str]:
     from onnxgen.export import export
     from onnxgen.training.runs.way_back import of_run
 
-    module, arguments = of_run(job.run, {"weights": None, "out": path, "onnx": None})
+    module, arguments = of_run(job.run, {"weights": None, "out": path, "onnx": job.onnx})
     report = export(module, **arguments, force=True)
     job.rounded.extend(report.rounded)
     what = f"{counted(len(report.rounded), 'trained tensor')} rounded to the file's integers"

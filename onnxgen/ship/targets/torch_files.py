@@ -10,18 +10,29 @@ import torch
 from torch import Tensor
 
 from onnxgen.common.names import legible
-from onnxgen.ship.target import Job, Run, Target
+from onnxgen.errors import OnnxgenError
+from onnxgen.ship.target import ONE_SIZE, Job, Run, Target
 
 
-def exported(job: Job) -> torch.export.ExportedProgram:
-    """Return the program of the module; dims that have names stay open, unless the file takes one sample."""
-    open_dims = [
-        None if job.batch else {axis: torch.export.Dim.AUTO for axis, dim in enumerate(dims) if isinstance(dim, str)}
-        for dims in job.inputs.values()
-    ]
+def exported(job: Job, *, free: bool = False) -> torch.export.ExportedProgram:
+    """Return the program of the module.
+
+    Dims that have names stay open. In a file of one sample they do with `free` alone, up to the largest size that each
+    may have, without that of the batch.
+    """
+    open_dims: list[dict[int, Any] | None] = []
+    for name, dims in job.inputs.items():
+        if not job.batch:
+            open_dims.append({axis: torch.export.Dim.AUTO for axis, dim in enumerate(dims) if isinstance(dim, str)})
+        else:
+            ends = job.free.get(name, {}) if free else {}
+            open_dims.append({axis: torch.export.Dim.AUTO(max=end) for axis, end in ends.items()} or None)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return torch.export.export(job.model, job.example, dynamic_shapes=tuple(open_dims), strict=False)
+        program = torch.export.export(job.model, job.example, dynamic_shapes=tuple(open_dims), strict=False)
+    if free and one_size(job, program):
+        raise OnnxgenError("torch.export takes one size only")
+    return program
 
 
 def write_program(job: Job, path: Path) -> list[str]:
@@ -32,16 +43,22 @@ def write_program(job: Job, path: Path) -> list[str]:
 
 
 def one_size(job: Job, program: torch.export.ExportedProgram) -> list[str]:
-    """Return a sentence if a program takes one size only where the module takes any."""
+    """Return a sentence if a program takes one size only where the module takes any.
+
+    In a file of one sample, beside that of the batch.
+    """
     taken = program.graph_signature.user_inputs
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     shapes = {name: values[str(taken[n])].shape for n, name in enumerate(job.inputs) if n < len(taken)}
     fixed = [
         f"{legible(name)} {[*map(str, shape)]}".replace("'", "")
         for name, shape in shapes.items()
-        if any(isinstance(dim, str) and str(size).isdigit() for dim, size in zip(job.inputs[name], shape))
+        if any(
+            (axis in job.free.get(name, ()) if job.batch else isinstance(dim, str)) and str(size).isdigit()
+            for axis, (dim, size) in enumerate(zip(job.inputs[name], shape))
+        )
     ]
-    return [f"the file takes one size only: {', '.join(fixed)}"] if fixed else []
+    return [f"{ONE_SIZE}: {', '.join(fixed)}"] if fixed else []
 
 
 def traced(job: Job) -> Any:
@@ -59,7 +76,7 @@ def write_script(job: Job, path: Path) -> list[str]:
     return []
 
 
-def _called(module: Any) -> Run:
+def called(module: Any) -> Run:
     def run(arguments: Any) -> list[Tensor]:
         with torch.inference_mode():
             result = module(*arguments)
@@ -69,13 +86,13 @@ def _called(module: Any) -> Run:
 
 
 def run_program(job: Job, path: Path) -> Run:
-    return _called(torch.export.load(path).module())
+    return called(torch.export.load(path).module())
 
 
 def run_script(job: Job, path: Path) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _called(torch.jit.load(str(path)))  # type: ignore[no-untyped-call]
+        return called(torch.jit.load(str(path)))  # type: ignore[no-untyped-call]
 
 
 _NEEDS: dict[str, Any] = {"needs": {"torch": "torch"}, "extra": "torch"}
