@@ -6,7 +6,7 @@ Each is exported by PyTorch, generated, and trained on drawn inputs to give a dr
 outputs; a part of them is held back. Then `onnxgen ship` writes it to each target, runs it there and compares. A row
 says what came of it: "equal" with the largest difference as a share of the largest output, "not run" where no runtime
 is here, or the error. Of integers it says the loss of module and file, the percent that is lost, the layers that are
-integers, and size and time beside the file in floats.
+integers, and size and time beside those of `--to onnx`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def told(report: Shipped) -> str:
     if TARGETS[report.to].rounds:
         ((_, before, after), *_) = report.metrics
         what = f"loss {before:.3g} -> {after:.3g}, {points_lost('loss', before, after):+.2f} %"
-        return "; ".join([what, *(note for note in report.notes if " numbers are " in note or "in floats: " in note)])
+        return "; ".join(
+            [what, *(note for note in report.notes if " numbers are " in note or "times the size" in note)]
+        )
     return f"equal ({report.difference:.0e})"
 
 

@@ -82,10 +82,14 @@ class Job:
         free: say the largest size of these axes instead.
         """
         shapes = []
-        for name, x in zip(self.inputs, self.example):
-            if axes := self.free.get(name):
-                dims = [f"up to {axes[n]}" if free and n in axes else str(size) for n, size in enumerate(x.shape)]
-                shapes.append(f"{legible(name)} [{', '.join(dims)}]")
+        for (name, known), x in zip(self.inputs.items(), self.example):
+            axes, dims = self.free.get(name, {}), [str(size) for size in x.shape]
+            for axis, dim in enumerate(known):
+                if axis in axes:
+                    dims[axis] = f"up to {axes[axis]}" if free else dims[axis]
+                elif isinstance(dim, str) and not self.batch:  # any
+                    dims[axis] = legible(dim)
+            shapes += [f"{legible(name)} [{', '.join(dims)}]"] if axes else []
         return ", ".join(shapes)
 
 

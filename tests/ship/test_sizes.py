@@ -109,14 +109,14 @@ def test_arguments_of_one_shape_keep_their_places(to: str, tmp_path: Path) -> No
         module, data, inputs={"state.1": "s", "a_x": "x"}, target={"x/y": "y", "a_state": "t"}, loss="mse",
         out=tmp_path / "run", **QUIET,
     )  # fmt: skip
-    report = ship(tmp_path / "run", to, tmp_path / f"net{TARGETS[to].suffix}", data=data)
+    report = ship(tmp_path / "run", to, tmp_path / "out" / f"net{TARGETS[to].suffix}", data=data)
     assert report.compared == (5 if TARGETS[to].open else 0)
     told = "names in the file: state.1 is state_1, x/y is x_y"
     assert (told in report.notes) is (to in ("coreml", "litert"))
     if to == "litert":
         from ai_edge_litert.interpreter import Interpreter
 
-        (signature,) = Interpreter(str(tmp_path / "net.tflite")).get_signature_list().values()
+        (signature,) = Interpreter(report.out).get_signature_list().values()
         assert {*signature["inputs"]} == {"state_1", "a_x"} and {*signature["outputs"]} == {"x_y", "a_state"}
 
 

@@ -65,7 +65,7 @@ def write_int8(job: Job, path: Path) -> list[str]:
 def _fewest(job: Job, network: Network) -> tuple[list[str], str]:
     """Return the layers that stay in floats, the noisiest first, and what the file then loses, as a sentence.
 
-    Their number is found by doubling and then by halving, so few files are tried.
+    Their number is found by doubling and then by halving, so few files are tried. It is at most half of the layers.
     """
     if not network.layers:
         already = any("Integer" in node.op_type or "Quantize" in node.op_type for node in network.model.graph.node)
@@ -77,14 +77,15 @@ def _fewest(job: Job, network: Network) -> tuple[list[str], str]:
         points, told[count] = job.judge.lost(run_onnx(job, network.written(network.noisiest[:count] if count else ())))
         return points
 
-    first = lost(0)
-    fails, holds = -1, 0
-    while holds < len(network.layers) and (first if not holds else lost(holds)) > job.judge.most:
-        fails, holds = holds, 2 * holds or 1
-    if holds >= len(network.layers):
-        what = f"8-bit integers lose more than {job.judge.most:g} points: {told[0]}"
-        allow = f", or allow it: --may-lose {math.ceil(first)}" if math.isfinite(first) else ""
-        raise OnnxgenError(what, help=f"ship --to onnx{allow}")
+    fails, holds, most = -1, 0, len(network.layers) // 2
+    first = now = lost(0)
+    while now > job.judge.most:
+        if holds == most:
+            what = f"8-bit integers lose more than {job.judge.most:g} points, also in half of the layers: {told[0]}"
+            allow = f", or allow it: --may-lose {math.ceil(first)}" if math.isfinite(first) else ""
+            raise OnnxgenError(what, help=f"ship --to onnx{allow}")
+        fails, holds = holds, min(2 * holds or 1, most)
+        now = lost(holds)
     while holds - fails > 1:
         middle = (fails + holds) // 2
         if lost(middle) > job.judge.most:
@@ -100,7 +101,7 @@ def _told(job: Job, network: Network, path: Path, left: Sequence[str]) -> Iterat
     share, size = integers / max(integers + floats, 1), path.stat().st_size / network.whole.stat().st_size
     ours, theirs = seconds_of((run_onnx(job, network.whole), run_onnx(job, path)), job.example)
     yield f"{count - len(left)} of {counted(count, 'layer')} and {share:.0%} of the numbers are 8-bit integers"
-    yield f"beside the file in floats: {size:.2f} times the size, {theirs / ours:.2f} times the time"
+    yield f"beside --to onnx: {size:.2f} times the size, {theirs / ours:.2f} times the time"
     if left:
         names = [f"{name} ({network.noise[name]:.2g})" for name in left[:TOLD]]
         more = f", and {len(left) - TOLD} more" if len(left) > TOLD else ""
