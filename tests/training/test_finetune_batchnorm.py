@@ -148,6 +148,23 @@ def test_a_recipe_freezes_norms_of_few_samples_or_small_batches(
     assert bool(config.get("freeze")) == frozen
 
 
+@pytest.mark.parametrize(
+    "norm, depth, told", [(nn.Identity, 8, True), (nn.BatchNorm2d, 8, False), (nn.Identity, 7, False)]
+)
+def test_from_scratch_tells_of_norms_that_may_be_lost(
+    norm: Callable[[int], nn.Module], depth: int, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [layer for n in range(depth) for layer in (nn.Conv2d(4 if n else 1, 4, 3, padding=1), norm(4))]
+    model, data = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 2)), {"x": images(16), "y": torch.arange(16) % 2}
+    for scratch in (False, True):
+        given = {"from_scratch": scratch, "max_steps": 1, "val": 0.0, "normalize": "none", **CPU, "show": "lines"}
+        fit(model, data, out=tmp_path / str(scratch), **given)
+        said = (
+            "none of the 8 convolutions has a norm, as if the export had folded BatchNorms" in capsys.readouterr().out
+        )
+        assert said == (told and scratch)
+
+
 def test_nothing_to_calibrate() -> None:
     model = Tower(3)
     with pytest.raises(OnnxgenError, match="at least one batch"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted, typed
-from onnxgen.surgery.ports import is_below, undisturbed
+from onnxgen.surgery.ports import NORMS, is_below, undisturbed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.finetune.freezing import freeze, has_statistics, held
@@ -28,6 +28,7 @@ FEW = 256  # training samples; the statistics of fewer say little about others
 # Samples of a batch; the statistics of fewer are noise. With BatchNorm, a ResNet-50 has an error of 23.7% in batches of
 # 16, 24.8% of 8, 27.3% of 4 (Wu & He, 1803.08494, table 2). Detectors, which train in few, freeze norms (Detectron2).
 SMALL = 16
+_DEEP = 8  # convolutions, which are seldom trained without a norm
 _MEASURED = 512  # samples, at most
 Batches: TypeAlias = Iterable[Tensor | Sequence[Tensor] | Mapping[str, Tensor]]
 
@@ -89,6 +90,7 @@ def norms_before(
     # A run that is resumed has the measurements in its files.
     notes = [] if settings.resume else _measured(model, samples, feeding, settings)
     norms = [*_norms(model, True)]
+    notes += _without_norms(model) if settings.from_scratch else []
     few = f"{len(samples)} samples are too few for them" if len(samples) < FEW else ""
     few = few or (f"batches of {settings.batch} are too small for them" if settings.batch < SMALL else "")
     if recipe and not settings.lora and few and norms:
@@ -118,6 +120,15 @@ def _measured(model: nn.Module, samples: Samples, feeding: Feeding, settings: Se
     _calibrated(model, restored, batches)
     text = counted(len(restored), "BatchNorm")
     return [f"{text} put back by --restore-batchnorm: measured on {counted(len(taken), 'sample')} at first"]
+
+
+def _without_norms(model: nn.Module) -> list[str]:
+    """Return a note of a deep network that may have lost its norms when it was exported."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd) and m.bias is not None]
+    if len(layers) < _DEEP or any(isinstance(module, NORMS) for module in model.modules()):
+        return []
+    what = f"none of the {len(layers)} convolutions has a norm, as if the export had folded BatchNorms into them"
+    return [f"{what}: a module that onnxgen makes with --restore-batchnorm learns better from scratch"]
 
 
 def held_if_singly(model: nn.Module) -> list[str]:

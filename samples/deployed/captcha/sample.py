@@ -25,8 +25,8 @@ HEIGHT, WIDTH = 64, 96
 VAL, TEST = 150, 500
 
 
-def paint(folder: Path, part: str, count: int, seed: int) -> None:
-    """Write so many captchas to FOLDER/PART, and their answers to FOLDER/PART.csv."""
+def paint(folder: Path, part: str, count: int, seed: int, table: str = "labels") -> None:
+    """Write so many captchas to FOLDER/PART, and their answers to FOLDER/TABLE.csv."""
     (folder / part).mkdir(parents=True)
     seeded = Seeded(seed)
     rows = []
@@ -37,17 +37,21 @@ def paint(folder: Path, part: str, count: int, seed: int) -> None:
             name = f"{part}/{i:04}.png"
             painter.generate_image(text).save(folder / name)
             rows.append((name, text))
-    with (folder / f"{part}.csv").open("w", newline="") as file:
+    with (folder / f"{table}.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("image", "text"), *rows])
 
 
+def known() -> list[str]:
+    """What the classes of the file stand for, which the package knows and the file does not say: first the blank."""
+    return ddddocr.DdddOcr(beta=True, show_ad=False).get_charset()
+
+
 def draw(folder: Path, amount: int, seed: int) -> None:
-    """Write data to train with, a test part, and the characters that the classes of ddddocr's file stand for."""
-    paint(folder / "data", "train", amount, 1000 + seed)
-    paint(folder / "data", "val", VAL, 2000 + seed)
-    paint(folder / "test", "test", TEST, 3000)
-    characters = ddddocr.DdddOcr(beta=True, show_ad=False).get_charset()
-    (folder / "characters.json").write_text(json.dumps(characters, ensure_ascii=False), encoding="utf-8")
+    """Write data to train with, a test part, and a list of the characters that ddddocr's file knows."""
+    paint(folder / "data", "train", amount, 1000 + seed, "train")
+    paint(folder / "data", "val", VAL, 2000 + seed, "val")
+    paint(folder / "test", "pictures", TEST, 3000)
+    (folder / "characters.json").write_text(json.dumps(known(), ensure_ascii=False), encoding="utf-8")
 
 
 def reader(file: Path) -> ddddocr.DdddOcr:
@@ -64,7 +68,7 @@ def reader(file: Path) -> ddddocr.DdddOcr:
 def score(file: Path, folder: Path) -> float:
     """The share of whole captchas that ddddocr reads rightly; small letters count as capitals."""
     read = reader(file)
-    with (folder / "test" / "test.csv").open() as table:
+    with (folder / "test" / "labels.csv").open() as table:
         answers = {row["image"]: row["text"] for row in csv.DictReader(table)}
     right = [read.classification((folder / "test" / n).read_bytes()).upper() == text for n, text in answers.items()]
     return sum(right) / len(right)
@@ -78,10 +82,10 @@ SAMPLE = Sample(
     amounts={
         300: ("--epochs", "15", "--batch-size", "8"),
         1000: ("--epochs", "6", "--batch-size", "16"),
-        3000: ("--epochs", "4", "--batch-size", "16"),
+        3000: ("--epochs", "4", "--batch-size", "64"),
     },
     ways={
-        "from scratch": ("--from-scratch", "--lr", "0.003"),
+        "from scratch": ("--from-scratch", "--lr", "0.001"),
         "new head, frozen body": (*KNOWN, *FROZEN, "--lr", "0.003"),
         "fine-tuned": KNOWN,
     },
