@@ -21,12 +21,13 @@ from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
+from onnxgen.training.tasks import card_of
 
 SETTINGS = Settings()  # for opening data
 NORM = nn.modules.batchnorm._BatchNorm
 FEW = 256  # training samples; the statistics of fewer say little about others
-# Samples of a batch; the statistics of fewer are noise. With BatchNorm, a ResNet-50 has an error of 23.7% in batches of
-# 16, 24.8% of 8, 27.3% of 4 (Wu & He, 1803.08494, table 2). Detectors, which train in few, freeze norms (Detectron2).
+# Samples of a batch. Detectors train in fewer, and freeze norms then (Detectron2): what is measured on one such batch
+# is noise (Wu & He, 1803.08494). Small classifiers do not gain by it: docs/MEASUREMENTS.md has both.
 SMALL = 16
 _DEEP = 8  # convolutions, which are seldom trained without a norm
 _MEASURED = 512  # samples, at most
@@ -83,16 +84,17 @@ def norms_before(
     """Make a model's BatchNorms fit to be trained on some samples. Returns notes, and the paths of what was frozen.
 
     Norms that `--restore-batchnorm` put back are measured, since they have seen no data yet: with the first batches the
-    network would compute something else than it has learned. A recipe for fine-tuning freezes all norms if samples or
-    batches are too few to measure. Otherwise a note tells of small batches. Norms that the exporter folded, and that
-    nobody put back, are parts of other weights: they are as if frozen.
+    network would compute something else than it has learned. A recipe for fine-tuning freezes all norms if the samples
+    are too few to measure, or the batches of a detector. Otherwise a note tells of such batches. Norms that the exporter
+    folded, and that nobody put back, are parts of other weights: they are as if frozen.
     """
     # A run that is resumed has the measurements in its files.
     notes = [] if settings.resume else _measured(model, samples, feeding, settings)
     norms = [*_norms(model, True)]
     notes += _without_norms(model) if settings.from_scratch else []
+    small = settings.batch < SMALL and card_of(settings.task).freezes_norms
     few = f"{len(samples)} samples are too few for them" if len(samples) < FEW else ""
-    few = few or (f"batches of {settings.batch} are too small for them" if settings.batch < SMALL else "")
+    few = few or (f"batches of {settings.batch} are too small for them" if small else "")
     if recipe and not settings.lora and few and norms:
         freeze(model, *norms)
         return [*notes, f"the recipe froze {counted(len(norms), 'BatchNorm')}: {few}"], norms
@@ -100,7 +102,7 @@ def norms_before(
     if settings.batch == 1 and left and not is_singly(model):
         way = "--freeze them to use their statistics"
         notes.append(f"each sample is a batch, by which {_listed(left)} normalise it; {way}")
-    elif settings.batch < SMALL and left and not is_singly(model):
+    elif small and left and not is_singly(model):
         what = f"batches of {settings.batch} samples give {_listed(left)} noisy statistics"
         notes.append(f"{what}; larger ones, or --freeze them to use those of the weights")
     return notes, []

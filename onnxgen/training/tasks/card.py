@@ -169,6 +169,7 @@ class Card:
         has: returns what the data has for it, as a sentence; "" if it lacks that.
         needs: what that is.
         alone: the names of a column that can't be meant for a loss of each output; `True` for any column.
+        freezes_norms: True if the recipe for fine-tuning freezes BatchNorms in small batches.
         new_head: True if the network is for the same also with a head of another number of classes.
     """
 
@@ -194,6 +195,7 @@ class Card:
     has: Callable[[Given], str] = lambda context: ""
     needs: str = ""
     alone: tuple[str, ...] | bool = ()
+    freezes_norms: bool = False
     new_head: bool = False
 
     def is_certain(self, context: Given) -> bool:

@@ -89,6 +89,7 @@ CARD = Card(
     columns=("boxes",),
     data="boxes",
     resize="letterbox",
+    freezes_norms=True,
     target="moved",
     divides=_divides,
     refused={
