@@ -1,11 +1,12 @@
 """`--recipe fine-tune` against the defaults, on six small data sets: test accuracy after the same number of epochs.
 
-    python -m benchmarks.recipe [--others] [--seeds 3] [--first-seed 0] [--epochs 10] [--shared FOLDER] [--json FILE]
+    python -m benchmarks.recipe [--others | --norms] [--seeds 3] [--first-seed 0] [--epochs 10] [--shared FOLDER] [--json FILE]
 
 A small network is trained on one task with many samples, gets a new head, and is tuned on another task with few. Both
 ways begin with the same weights and the same head, train on the same samples, and keep their best weights. A row has
 the mean over the seeds (of the samples that are drawn, the head and the run), and the deviation of the differences.
 The recipe was chosen on these six. `--others` takes six more.
+`--norms` compares frozen BatchNorms with trained ones in batches of several sizes, on the first three.
 MNIST and Fashion-MNIST are read from FOLDER/data (default: $ONNXGEN_SHARED); without it, their four rows are left out.
 """
 
@@ -201,9 +202,30 @@ def measure(name: str, task: Task, count: int, seeds: range, epochs: int) -> dic
     }
 
 
+def norms(found: Tasks, seeds: range) -> list[dict[str, Any]]:
+    """Frozen and trained BatchNorms: means over the tasks of images and the seeds, for each size of a batch."""
+    pairs = [made() for made, _ in list(found.values())[:3]]
+    models = [learned(first) for first, _ in pairs]
+    frozen = [name for name, module in models[0].named_modules() if isinstance(module, nn.BatchNorm2d)]
+    rows = []
+    for batch in (2, 4, 8, 16, 64):
+        given = {"epochs": 4, "recipe": "fine-tune", "lr": 1e-3, "batch_size": batch}
+        scores = {
+            how: statistics.mean(
+                tuned(model, second, 512, seed, freeze=paths, **given)
+                for model, (_, second) in zip(models, pairs)
+                for seed in seeds
+            )
+            for how, paths in (("frozen %", frozen), ("trained %", []))
+        }
+        rows.append({"batch": batch, **{how: f"{score:.1f}" for how, score in scores.items()}})
+    return rows
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--others", action="store_true", help="six other tasks")
+    parser.add_argument("--norms", action="store_true", help="frozen and trained BatchNorms (MNIST and Fashion-MNIST)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first run (default: 0)")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of both (default: 10)")
@@ -211,6 +233,8 @@ def main() -> None:
     asked = parser.parse_args()
     found = (others if asked.others else tasks)(asked.shared)
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    if asked.norms:
+        return finish(norms(found, seeds), asked.json)
     finish([measure(name, made(), n, seeds, asked.epochs) for name, (made, n) in found.items()], asked.json)
 
 

@@ -85,8 +85,8 @@ def norms_before(
 
     Norms that `--restore-batchnorm` put back are measured, since they have seen no data yet: with the first batches the
     network would compute something else than it has learned. A recipe for fine-tuning freezes all norms if the samples
-    are too few to measure, or the batches of a detector. Otherwise a note tells of such batches. Norms that the exporter
-    folded, and that nobody put back, are parts of other weights: they are as if frozen.
+    are too few to measure, or the batches of a detector. Otherwise a note tells of such batches. Norms that the
+    exporter folded, and that nobody put back, are parts of other weights: they are as if frozen.
     """
     # A run that is resumed has the measurements in its files.
     notes = [] if settings.resume else _measured(model, samples, feeding, settings)
