@@ -1,6 +1,6 @@
 """`--recipe fine-tune` against the defaults, on six small data sets: test accuracy after the same number of epochs.
 
-    python -m benchmarks.recipe [--others | --norms] [--seeds 3] [--first-seed 0] [--epochs 10] [--shared FOLDER] [--json FILE]
+    python -m benchmarks.recipe [--others | --norms] [--seeds 3] [--first-seed 0] [--epochs 10] [--shared FOLDER]
 
 A small network is trained on one task with many samples, gets a new head, and is tuned on another task with few. Both
 ways begin with the same weights and the same head, train on the same samples, and keep their best weights. A row has
