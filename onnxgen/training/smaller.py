@@ -1,6 +1,6 @@
 """`--train-size`: in a training step, images have another size than the network gets them in everywhere else.
 
-A network that gets larger images afterwards than in its training loses little or nothing, and training costs a fraction
+Training then costs a fraction. Objects look larger afterwards than in training, so the sizes must not be far apart
 (Touvron et al., 1906.06423). Targets that are shares of an image, such as boxes, are those of the resized one, too.
 """
 
