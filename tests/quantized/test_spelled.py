@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from onnxgen import Options, export, generate, verify
+from onnxgen.export.adapter import export_apart
 from tests.quantized.nets import pretrained, run
 
 FLOAT = Options(quantized="float")
@@ -92,6 +94,25 @@ def test_what_is_no_dequantisation_stays(
     loaded, x = pretrained(module), torch.randn(5, rows)
     assert not any(p.shape == (4, rows) for p in loaded.parameters() if p.shape != scale.shape)
     assert np.allclose(loaded(x).detach().numpy(), run(path, x), 1e-5, 1e-5)
+
+
+def test_an_adapter_is_written_beside_them(tmp_path: Path) -> None:
+    path, module = spelled(tmp_path / "m.onnx", INT8, COLUMNS), tmp_path / "m.py"
+    generate(path, module, FLOAT)
+    model = pretrained(module)
+    with torch.no_grad():
+        next(p for p in model.parameters() if p.ndim == 2).add_(torch.outer(torch.arange(4.0), torch.ones(6)))
+    given = {"onnx": path, "weights": model, "out": tmp_path / "base.onnx", "force": False, "verify": True}
+    given |= {"runs": 1, "seed": 0, "rtol": 1e-3, "atol": 1e-5, "plugins": ()}
+    export_apart(module, **given)
+    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(tmp_path / "base.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    session = onnxruntime.InferenceSession(tmp_path / "base.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], run(path, x), atol=1e-5)
+    with_it = session.run(None, {"x": x.numpy()}, options)[0]
+    np.testing.assert_allclose(with_it, model(x).detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
 def rounded(path: Path, model: nn.Module, scale: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
