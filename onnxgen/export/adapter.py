@@ -425,12 +425,12 @@ def _users(model: onnx.ModelProto, one: Moved) -> list[onnx.NodeProto]:
     everywhere = [*with_inner(model.graph.node), *with_inner(n for f in model.functions for n in f.node)]
     users = [node for node in model.graph.node if one.how.tensor in node.input]
     kinds = {node.op_type for node in users}
+    if not users or len(users) < sum(one.how.tensor in node.input for node in everywhere):
+        raise OnnxgenError(f"{one.shown} is in a subgraph or a local function: an adapter has no place", help=WAY)
     if kinds == {"Cast"}:  # a dequantisation that is spelled out ends in a Mul
         ends = [_end(model, node) for node in users]
         if all(node.op_type == "Mul" for node in ends):
             return ends
-    if not users or len(users) < sum(one.how.tensor in node.input for node in everywhere):
-        raise OnnxgenError(f"{one.shown} is in a subgraph or a local function: an adapter has no place", help=WAY)
     if len(kinds) > 1 or not kinds <= {"DequantizeLinear", *PRODUCTS}:
         what = f"{' and '.join(sorted(kinds))} computes with the integers {one.shown}: an adapter has no place"
         raise OnnxgenError(what, help=WAY)
