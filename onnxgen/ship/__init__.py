@@ -165,7 +165,7 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
         inputs={port.name: tuple(port.dims or x.shape) for port, x in zip(signature.inputs, example)},
         outputs=tuple(port.name for port in signature.outputs),
         batch=batch,
-        free={} if isinstance(single, Singly) else _free(learner.model, samples, axes),
+        free={} if isinstance(single, Singly) else _free(model, example, samples, axes),
         facts=shipped_facts(learner.run, learner.record),
         calibration=calibration,
         judge=Judge(learner, data, axes, 0 if isinstance(single, Singly) else batch, may_lose),
@@ -173,17 +173,27 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
 
 
 def _free(
-    model: nn.Module, samples: Sequence[Sequence[Tensor]], axes: Sequence[int | None]
+    model: nn.Module, example: Sequence[Tensor], samples: Sequence[Sequence[Tensor]], axes: Sequence[int | None]
 ) -> dict[str, dict[int, int]]:
-    """Return the axes of any size of each input, beside that of the batch; see `Job`."""
+    """Return the axes of any size of each input, beside that of the batch; see `Job`.
+
+    A file may name a size that its network can't change, so the module is asked.
+    """
+    from onnxgen.ship.comparison import OTHER_SIZES, runs
+    from onnxgen.ship.samples import resized
     from onnxgen.surgery.ports import signature_of
 
-    free = {}
-    for n, port in enumerate(signature_of(model).inputs):
-        dims = [axis for axis, dim in enumerate(port.dims or ()) if isinstance(dim, str) and axis != axes[n]]
-        ends = {axis: 2 * max(arguments[n].shape[axis] for arguments in samples) for axis in dims}
-        if ends:
-            free[port.name] = ends
+    ports = signature_of(model).inputs
+    free: dict[str, dict[int, int]] = {}
+    named = [(n, axis, dim) for n, port in enumerate(ports) for axis, dim in enumerate(port.dims or ())]
+    open_axes = [(n, axis, dim) for n, axis, dim in named if isinstance(dim, str) and axis != axes[n]]
+    for name in dict.fromkeys(dim for *_, dim in open_axes):
+        some = [(n, axis) for n, axis, dim in open_axes if dim == name]
+        changed = [{axis: 0 for n, axis in some if n == number} for number in range(len(ports))]
+        if any(runs(model, resized(example, changed, share)) for share in OTHER_SIZES):
+            for n, axis in some:
+                end = 2 * max(arguments[n].shape[axis] for arguments in samples)
+                free.setdefault(ports[n].name, {})[axis] = end
     return free
 
 

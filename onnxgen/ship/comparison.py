@@ -123,6 +123,15 @@ def _told_sizes(job: Job, target: Target, run: Run, notes: Sequence[str]) -> lis
     return [f"at other sizes than {size} the file may fail"] if said == FAILS and not told else []
 
 
+def runs(model: nn.Module, arguments: Sequence[Tensor]) -> bool:
+    """Return True if a module takes arguments of such sizes."""
+    try:
+        module_run(model)(arguments)
+    except Exception:  # it may raise anything
+        return False
+    return True
+
+
 def other_sizes(job: Job, run: Run, *, rounds: bool = False) -> str:
     """Say what a file does with other sizes of axes that have any in the module: `EQUAL`, `FAILS` or `DIFFERS`.
 
@@ -131,10 +140,9 @@ def other_sizes(job: Job, run: Run, *, rounds: bool = False) -> str:
     said = ""
     for share in OTHER_SIZES if job.free else ():
         arguments = resized(job.example, [job.free.get(name, {}) for name in job.inputs], share)
-        try:
-            ours = module_run(job.model)(arguments)
-        except Exception:  # it may raise anything for a size that it does not take
+        if not runs(job.model, arguments):
             continue
+        ours = module_run(job.model)(arguments)
         try:
             theirs = run(arguments)
         except Exception:
