@@ -16,7 +16,7 @@ from torch import nn
 from onnxgen._callable import callable_module
 from onnxgen.common.timing import Still
 from onnxgen.training.config import DIGITS, resolved
-from onnxgen.training.finetune.batchnorm import held_if_singly, norms_before
+from onnxgen.training.finetune.batchnorm import held_if_singly, norms_before, without_norms
 from onnxgen.training.launch import first_process, restarted
 from onnxgen.training.prepare import Plan, prepare, quiet, seed_everything
 from onnxgen.training.runs.alike import split_again
@@ -137,6 +137,7 @@ def _ready_norms(plan: Plan, recipe: bool) -> None:
     plan.notes += held_if_singly(plan.model)
     settings = plan.settings
     if settings.from_scratch:
+        plan.notes += without_norms(plan.model)
         return
     notes, frozen = norms_before(plan.model, plan.train, plan.feeding, settings, recipe)
     plan.notes += notes

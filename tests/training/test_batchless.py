@@ -217,6 +217,7 @@ def test_norms_over_a_single_sample_keep_their_statistics(tmp_path: Path, capsys
     trained = fit(tmp_path / "normed.py", samples, out=tmp_path / "run", **given)
     said = capsys.readouterr().out
     assert "the network takes one sample: each of a batch is run by itself, and their gradients add up" in said
+    assert "--dynamic-batch" not in said, "there is no batch"
     assert "1 BatchNorm (bn) use the statistics that they have" in said and "measured on 48 samples" in said
     x, y = (torch.from_numpy(np.load(samples)[name]) for name in "xy")
     with torch.no_grad():
@@ -331,11 +332,13 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("head", [None, 5])
-def test_a_run_reads_lines_one_by_one(head: int | None, tmp_path: Path) -> None:
+def test_a_run_reads_lines_one_by_one(head: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also with another number of classes, after which nothing but the task says that it reads."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1, 8, 24)).astype(np.float32))
     data = {"x": x.numpy(), "text": np.array(["ab", "c", "abcd", "dd"], dtype=object)}
-    run = shipped(steps(tmp_path)[1], data, tmp_path / "run", task="ctc", replace_head=head, lr=0.1, max_steps=40)
+    file, given = steps(tmp_path)[1], {"task": "ctc", "lr": 0.1, "max_steps": 40, "show": "lines"}
+    run = shipped(file, data, tmp_path / "run", replace_head=head, **given)
+    assert f"free the batch of the file: onnxgen net.onnx -o {file} --dynamic-batch)\n" in capsys.readouterr().out
     session = onnxruntime.InferenceSession(run / "tuned.onnx")
     logits = [session.run(None, {"x": line[None].numpy()})[0][:, 0] for line in x]
     found = load(run, device="cpu")

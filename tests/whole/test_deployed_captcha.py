@@ -27,7 +27,7 @@ from samples.captcha.draw import CHARACTERS
 from samples.deployed.captcha.sample import FILE, known, paint, reader
 from samples.deployed.file import find
 
-STEPS, RATE = 3, 0.01
+STEPS, RATE = 3, 0.001
 
 
 class Tuned(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.errors import OnnxgenError, counted, typed
-from onnxgen.surgery.ports import NORMS, is_below, undisturbed
+from onnxgen.record.asked import command, recorded_options
+from onnxgen.record.sidecar import metadata_of, space_of
+from onnxgen.surgery.ports import NORMS, is_below, signature_of, undisturbed
 from onnxgen.training.data.samples import Data, Feeding, Samples
 from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.finetune.freezing import freeze, has_statistics, held
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
+from onnxgen.training.report.facts import file_of
+from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
 from onnxgen.training.tasks import card_of
@@ -91,7 +95,6 @@ def norms_before(
     # A run that is resumed has the measurements in its files.
     notes = [] if settings.resume else _measured(model, samples, feeding, settings)
     norms = [*_norms(model, True)]
-    notes += _without_norms(model) if settings.from_scratch else []
     small = settings.batch < SMALL and card_of(settings.task).freezes_norms
     few = f"{len(samples)} samples are too few for them" if len(samples) < FEW else ""
     few = few or (f"batches of {settings.batch} are too small for them" if small else "")
@@ -124,7 +127,17 @@ def _measured(model: nn.Module, samples: Samples, feeding: Feeding, settings: Se
     return [f"{text} put back by --restore-batchnorm: measured on {counted(len(taken), 'sample')} at first"]
 
 
-def _without_norms(model: nn.Module) -> list[str]:
+def _freeing(model: nn.Module) -> str:
+    """Return the command that makes the module of a model again, with a free batch."""
+    file, options = file_of(model), None
+    if file is not None and not (file.parent / RECORD).is_file():
+        options = recorded_options(metadata_of(space_of(model)), file.parent)
+    if file is None or options is None:
+        return "--dynamic-batch"
+    return command(Path(signature_of(model).source), file, replace(options, dynamic_batch=True))
+
+
+def without_norms(model: nn.Module) -> list[str]:
     """Return a note of a deep network that may have lost its norms when it was exported."""
     layers = [m for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd) and m.bias is not None]
     if len(layers) < _DEEP or any(isinstance(module, NORMS) for module in model.modules()):
@@ -140,7 +153,7 @@ def held_if_singly(model: nn.Module) -> list[str]:
     left = [path for path, module in model.named_modules() if has_statistics(module)]
     held(map(model.get_submodule, left))
     note = "the network takes one sample: each of a batch is run by itself, and their gradients add up"
-    note += "" if alone_of(model)[0] else " (faster if --dynamic-batch can free the batch of the file)"
+    note += "" if alone_of(model)[0] else f" (faster if onnxgen can free the batch of the file: {_freeing(model)})"
     return [note + (f"; {_listed(left)} use the statistics that they have, since one sample has none" if left else "")]
 
 
