@@ -19,7 +19,7 @@ MINUTES ?=
 LONG_JOBS ?= 3
 
 RUN = $(VENV)/bin/python
-SETUP = pyproject.toml setup.py constraints.txt
+SETUP = pyproject.toml setup.py constraints.txt samples/deployed/requirements.txt
 SAMPLE = samples/mnist
 INSTALL = $(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -87,6 +87,7 @@ $(VENV)/.pip: | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	@touch $@
 
+# The packages in samples/deployed are other people's: without them, the tests of these samples are skipped.
 # A stamp says that the environment has what it names; the test environment has what the demo needs, too.
 $(VENV)/.demo: $(SETUP) | $(RUN)
 	$(INSTALL) -e '.[verify,train]'
@@ -94,6 +95,7 @@ $(VENV)/.demo: $(SETUP) | $(RUN)
 
 $(VENV)/.test: $(SETUP) | $(VENV)/.pip
 	$(INSTALL) -e '.[train]' --group test
+	-$(INSTALL) --no-deps -r samples/deployed/requirements.txt
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(SETUP) | $(VENV)/.pip
