@@ -165,7 +165,7 @@ def _job(learner: Learner, target: Target, samples: list[list[Tensor]], data: An
         inputs={port.name: tuple(port.dims or x.shape) for port, x in zip(signature.inputs, example)},
         outputs=tuple(port.name for port in signature.outputs),
         batch=batch,
-        free={} if isinstance(single, Singly) else _free(model, example, samples, axes),
+        free={} if isinstance(single, Singly) else _free(model, example, [example] if single else samples, axes),
         facts=shipped_facts(learner.run, learner.record),
         calibration=calibration,
         judge=Judge(learner, data, axes, 0 if isinstance(single, Singly) else batch, may_lose),
