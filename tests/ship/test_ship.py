@@ -87,27 +87,30 @@ def test_trained_weights_are_rounded_to_the_integers_of_the_original(tmp_path: P
         assert report.after["loss"] == pytest.approx(report.before["loss"], rel=0.02)
 
 
-def test_inputs_of_litert_are_paired_by_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its converter leaves out an argument that nothing reads; ten come before two, as text."""
+def test_inputs_of_litert_are_paired_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its converter leaves out an argument that nothing reads, and lists the others in any order."""
 
     class Runner:
         def get_input_details(self) -> dict[str, Any]:
-            return {f"args_{n}": {"dtype": np.int32} for n in (10, 2, 0)}
+            return {name: {"dtype": np.int32, "shape": np.array([1])} for name in ("c_1", "a")}
 
         def get_output_details(self) -> dict[str, Any]:
-            return {"output_1": {}, "output_0": {}}
+            return {"z": {}, "y": {}}
 
         def __call__(self, **given: Any) -> dict[str, Any]:
             assert all(x.dtype == np.int32 for x in given.values())
-            return {"output_1": given["args_2"], "output_0": given["args_10"] + given["args_0"]}
+            return {"z": given["c_1"], "y": given["a"]}
 
     def interpreter(model_path: str) -> Any:
         return SimpleNamespace(allocate_tensors=lambda: None, get_signature_runner=Runner)
 
     monkeypatch.setitem(sys.modules, "ai_edge_litert", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", SimpleNamespace(Interpreter=interpreter))
-    ours = [torch.tensor([10 * n]) for n in range(11)]
-    assert [y.item() for y in run_litert(None, Path("net.tflite"))(ours)] == [100, 20]  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(called=lambda: (["a", "b", "c_1"], ["y", "z"]))
+    run = run_litert(job, Path("net.tflite"))
+    assert [y.item() for y in run([torch.tensor([n]) for n in (1, 2, 3)])] == [1, 3]
+    with pytest.raises(OnnxgenError, match=r"takes a \[1\], and a sample has \[2\]"):
+        run([torch.tensor([1, 1]), torch.tensor([2]), torch.tensor([3])])
 
 
 def test_metadata_are_where_readers_look(digits: Path, tmp_path: Path) -> None:
