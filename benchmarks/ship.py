@@ -32,7 +32,7 @@ from tests.zoo import ZOO
 from tests.zoo.export import export, quiet
 
 NETWORKS = "mlp,cnn,mobilenet_v3,resnet18,unet_nearest,densenet,convnext,vit,swin,lstm_tagger,hf_bert,gpt2"
-SAMPLES = 160
+SAMPLES = 40
 
 
 def trained(name: str, folder: Path) -> Path:
