@@ -155,7 +155,7 @@ SAMPLE = Sample(
     (*AS_THE_PACKAGE, *STEPS, *GENTLY),
     draw,
     score,
-    apart={"from scratch": ("--restore-batchnorm",)},  # the exporter folded the norms
+    generate=("--restore-batchnorm",),  # the exporter folded the norms
 )
 
 
