@@ -16,7 +16,8 @@ from onnxgen.common.timing import FORMAT, IMPORTS, STAGES, WEIGHTS
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 from onnxgen.output.compose import Generated
-from onnxgen.record.labels import train_line
+from onnxgen.record.labels import recorded_alphabet, train_line
+from onnxgen.record.sidecar import TRAINED
 
 if TYPE_CHECKING:
     from onnxgen.verify.report import Gradients, OutputCheck, Run, VerifyReport
@@ -222,9 +223,7 @@ def _verify(model: Path, out: Path, options: Options, result: dict[str, Any], qu
 
 def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
     """Return the report as `--json` prints it."""
-    from onnxgen.training.data.presets import preset_of
-
-    report, preset = generated.report, preset_of(generated.metadata)
+    report = generated.report
     return {
         "status": report.status,
         "model": str(model),
@@ -232,11 +231,21 @@ def summary(generated: Generated, model: Path, out: Path) -> dict[str, Any]:
         "wrote": [str(path) for path in report.wrote],
         **{name: getattr(report, name) for name in ("classes", "parameters", "lines", "recognised")},
         **{name: getattr(report, name) for name in ("plain", "left_out")},
-        "notes": [*report.notes, *_names(out), *([] if preset is None else [preset.told()])],
+        "notes": [*report.notes, *_names(out), *_fed(generated.metadata)],
         "train": train_line(out),
         "checked": report.checked,
         "stages": {name: round(report.stages[name], 6) for name in SHOWN_STAGES if name in report.stages},
     }
+
+
+def _fed(metadata: Mapping[str, str]) -> list[str]:
+    """Return a note if the file says how its network is fed."""
+    if recorded_alphabet(metadata) is None and TRAINED not in metadata:
+        return []
+    from onnxgen.training.data.presets import preset_of  # not of other files: it imports parts of the training
+
+    preset = preset_of(metadata)
+    return [] if preset is None else [preset.told()]
 
 
 def _names(out: Path) -> list[str]:

@@ -6,6 +6,7 @@ notes what it was computed of, so that a loss of probabilities can be one of log
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 _SIGMOIDS = {torch.sigmoid, Tensor.sigmoid, torch.special.expit, nn.functional.sigmoid}
 _NOTED = "logits"  # in the metadata of a node of autograd
-# Operations after which all elements are in the same order. A mean of one element is that element.
-_IN_ORDER = {"View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "ToCopy", "Mean", "Sum"}
+# Nodes of autograd after which all elements are in the same order. A mean of one element is that element.
+_IN_ORDER = re.compile(r"(View|UnsafeView|Reshape|Squeeze|Unsqueeze|Alias|Clone|ToCopy|Mean|Sum)Backward\d*")
 
 
 class Noting(TorchFunctionMode):
@@ -49,7 +50,7 @@ def logits_of(probabilities: Tensor) -> Tensor | None:
 
 def _logits(step: Any, shape: tuple[int, ...]) -> Tensor | None:
     """Return the logits of what a node of autograd made, in its shape."""
-    while step is not None and step.name().rpartition("Backward")[0] in _IN_ORDER:
+    while step is not None and _IN_ORDER.fullmatch(step.name()):
         step = step.next_functions[0][0]
     if step is None or step.name() != "SigmoidBackward0":
         return None

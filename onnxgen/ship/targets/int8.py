@@ -30,16 +30,24 @@ from onnxgen.ship.comparison import seconds_of
 from onnxgen.ship.target import Job, Target, quietly
 from onnxgen.ship.targets.onnxruntime import NEEDS, fed, run_onnx, write_onnx
 
-CALLED = ("MatMul", "LSTM", "Attention", "Gather")  # layers that get the scale of each call
 FIXED = ("Conv", "ConvTranspose")  # layers that get scales from training samples
-# What keeps integers between two convolutions: onnxruntime has kernels of integers for these.
-BETWEEN = (
-    "Add", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Pad", "Relu",
-    "Reshape", "Resize", "Sigmoid", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
-)  # fmt: skip
 HEARD = 4  # samples with which the noise of layers is measured
 TOLD = 10  # layers that a note lists
 TINY = 1e-12
+
+
+def _called() -> set[str]:
+    """Return the layers that get the scale of each call: those that onnxruntime quantises so, but convolutions."""
+    from onnxruntime.quantization.registry import IntegerOpsRegistry
+
+    return {*IntegerOpsRegistry} - {*FIXED}
+
+
+def _with_kernels() -> set[str]:
+    """Return what keeps integers between two convolutions: onnxruntime has kernels of integers for these."""
+    from onnxruntime.quantization.registry import QLinearOpsRegistry
+
+    return {*QLinearOpsRegistry, "Slice"} - {*FIXED, *_called(), "Gemm", "Softmax"}  # a Softmax loses much
 
 
 def write_int8(job: Job, path: Path) -> list[str]:
@@ -168,7 +176,7 @@ class Network:
 
         layers = [node for name, node in self.layers.items() if name not in left]
         fixed = [node.name for node in layers if node.op_type in FIXED]
-        called = [node.name for node in layers if node.op_type in CALLED]
+        called = [node.name for node in layers if node.op_type in _called()]
         half, path = self.folder / "half.onnx", self.folder / "integers.onnx"
         with quietly():
             if fixed:
@@ -176,13 +184,13 @@ class Network:
                 whole = onnx.load(self.ready)
                 made = QDQQuantizer(
                     whole, True, False, QuantType.QInt8, QuantType.QInt8, self._ranges, some, [],
-                    [*FIXED, *BETWEEN], {},
+                    [*FIXED, *_with_kernels()], {},
                 )  # fmt: skip
                 made.quantize_model()
                 made.model.save_model_to_file(half)
             before = half if fixed else self.ready
             if called:
-                quantize_dynamic(before, path, [*CALLED], True, False, QuantType.QInt8, called)
+                quantize_dynamic(before, path, [*_called()], True, False, QuantType.QInt8, called)
             else:
                 path.write_bytes(before.read_bytes())
         return path
@@ -200,7 +208,7 @@ class Network:
                 return None if arguments is None else fed(job, arguments)
 
         with quietly():
-            calibrator = create_calibrator(self.ready, [*FIXED, *BETWEEN], str(self.folder / "ranges.onnx"))
+            calibrator = create_calibrator(self.ready, [*FIXED, *_with_kernels()], str(self.folder / "ranges.onnx"))
             calibrator.collect_data(Reader())
             return calibrator.compute_data()
 
@@ -237,20 +245,20 @@ def _is_layer(node: NodeProto, stored: Mapping[str, int]) -> bool:
     """Return True if a node has weights, and onnxruntime integers for it. `stored`: the type of each stored tensor."""
     places = {"LSTM": (1, 2), "Gather": (0,)}.get(node.op_type, (1,))
     weights = [stored.get(node.input[n]) for n in places if n < len(node.input)]
-    return node.op_type in (*CALLED, *FIXED) and {*weights} == {onnx.TensorProto.FLOAT}
+    return node.op_type in {*FIXED, *_called()} and {*weights} == {onnx.TensorProto.FLOAT}
 
 
 def _between(nodes: Iterable[NodeProto], layers: Collection[str]) -> set[str]:
     """Return the names of the nodes on the way from one of these layers to another that has integers all along."""
-    behind, made = set(), set()
+    behind, made, between = set(), set(), _with_kernels()
     ordered = list(nodes)
     for node in ordered:
-        if node.name in layers or (node.op_type in BETWEEN and made & {*node.input}):
+        if node.name in layers or (node.op_type in between and made & {*node.input}):
             made.update(node.output)
             behind.add(node.name)
     before, taken = set(), set[str]()
     for node in reversed(ordered):
-        if node.name in layers or (node.op_type in BETWEEN and taken & {*node.output}):
+        if node.name in layers or (node.op_type in between and taken & {*node.output}):
             taken.update(node.input)
             before.add(node.name)
     return behind & before - {*layers}

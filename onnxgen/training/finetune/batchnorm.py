@@ -21,7 +21,6 @@ from onnxgen.training.data.streaming.stream import leading
 from onnxgen.training.finetune.freezing import freeze, has_statistics, held
 from onnxgen.training.loader import Loader
 from onnxgen.training.model import fixed_batch
-from onnxgen.training.report.facts import file_of
 from onnxgen.training.runs.folder import RECORD
 from onnxgen.training.settings import Settings
 from onnxgen.training.singly import alone_of, is_singly
@@ -129,6 +128,8 @@ def _measured(model: nn.Module, samples: Samples, feeding: Feeding, settings: Se
 
 def _freeing(model: nn.Module) -> str:
     """Return the command that makes the module of a model again, with a free batch."""
+    from onnxgen.training.report.facts import file_of  # imported here: it imports Lightning
+
     file, options = file_of(model), None
     if file is not None and not (file.parent / RECORD).is_file():
         options = recorded_options(metadata_of(space_of(model)), file.parent)
