@@ -340,7 +340,8 @@ class Integers:
         for name, how in self.floats.items():
             single = len(how.scales) == 1 and scales[how.scales[0]] == 1 and how.scales[0] not in tensors
             if alone is not None and single and len(self.by_tensor[how.tensor]) == 1 and alone(how):
-                scale = how.rescaled(self.trained(name), before)
+                floats = self.trained(name)
+                scale = how.rescaled(floats, before) if floats.shape == how.shape else None  # else of a new head
                 self.rescaled |= {} if scale is None else {how.scales[0]: scale}
 
     def rank(self, name: str) -> int:
