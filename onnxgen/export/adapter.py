@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,13 @@ from torch import nn
 
 from onnxgen.common.names import printable
 from onnxgen.errors import OnnxgenError, counted
-from onnxgen.export import export, files
+from onnxgen.export import files
 from onnxgen.export.job import ExportJob, Verification
 from onnxgen.export.places import Array, Integers, StoredTensor, places, places_of
 from onnxgen.export.report import BACK, DiffersError, ExportReport
 from onnxgen.export.state import Origin, origin_of, state_of
 from onnxgen.options import Options
+from onnxgen.plugins import plugged
 from onnxgen.reader.protos import opset_of, with_inner
 from onnxgen.runtime.load import imported
 from onnxgen.verify.check import Check
@@ -56,7 +57,9 @@ def export_apart(module: Path, **arguments: Any) -> ExportReport:
         moved = moved_weights(origin, state_of(network)) if origin.record.quantised else []
         tuned = Path(folder) / "tuned.onnx"
         verify = arguments["verify"] and not moved  # rounded, it would not compute what the module does
-        report = export(module, **{**arguments, "out": tuned, "weights": network, "verify": verify})
+        job = replace(_job(module, arguments), out=tuned, weights=network, keeps_scales=True)
+        with plugged(Options(plugins=list(arguments.get("plugins", ())))):
+            report = job.run(_wanted(arguments) if verify else None)
         if report.method != BACK:
             what = f"{module.name} has another graph than the original: {report.why}"
             raise OnnxgenError(what, help="export it without --adapter")
@@ -74,13 +77,19 @@ def export_apart(module: Path, **arguments: Any) -> ExportReport:
 
 
 def _job(module: Path, arguments: dict[str, Any]) -> ExportJob:
-    return ExportJob(module, arguments["onnx"], arguments["weights"], arguments["out"], arguments["force"], False, {})
+    given = [arguments[name] for name in ("onnx", "weights", "out", "force")]
+    return ExportJob(module, *given, arguments.get("same_graph", False), {})
+
+
+def _wanted(arguments: dict[str, Any]) -> Verification:
+    return Verification(*(arguments[name] for name in VERIFYING))
 
 
 def _without_rounding(report: ExportReport, moved: list[Moved]) -> None:
     """Report the integers as what they are: unchanged."""
     kept = {one.how.tensor for one in moved}
     report.changed, report.below = ([n for n in names if n not in kept] for names in (report.changed, report.below))
+    report.rounded = []
     report.notes.append(f"{counted(len(kept), 'tensor')} of integers keep their bytes")
 
 
@@ -90,9 +99,8 @@ def _verify(floats: Path, network: nn.Module, origin: Origin, report: ExportRepo
     Raises:
         DiffersError: they do not compute the same.
     """
-    wanted = Verification(*(arguments[name] for name in VERIFYING))
     report.changed, changed = ["weights"], report.changed  # so that the comparison knows that they were trained
-    report.verified = wanted.compare(floats, network, origin, report)
+    report.verified = _wanted(arguments).compare(floats, network, origin, report)
     report.changed = changed
     if report.verified.differs:
         raise DiffersError(report)

@@ -46,7 +46,7 @@ def write_back(
     state: Mapping[str, Array],
     report: ExportReport,
     head: Head | None = None,
-    is_float: bool = False,
+    is_free: bool = False,
 ) -> dict[str, tuple[int, ...]]:
     """Write the ONNX file `source` with the tensors of `state` to `out`, and its external tensors beside it.
 
@@ -54,7 +54,7 @@ def write_back(
         source: the original; neither it nor its data is touched.
         report: learns which tensors changed.
         head: the head, if it has another number of classes. The sizes in the graph are still the old ones then.
-        is_float: training saw neither rounding nor saturation of the file's integers. Weights beyond their range get
+        is_free: training saw neither rounding nor saturation of the file's integers. Weights beyond their range get
             larger scales, and a change that rounding to the nearest would undo is rounded at random.
 
     Returns:
@@ -69,7 +69,7 @@ def write_back(
     renamed = distinct(model)
     try:
         with files.data_file(out) as data:
-            writer = _Writer(model, source.absolute().parent, record, state, report, data, head, is_float)
+            writer = _Writer(model, source.absolute().parent, record, state, report, data, head, is_free)
             writer.run()
         restore(model, renamed)
         files.save(model, out, report.out)
@@ -88,7 +88,7 @@ class _Writer:
         report: ExportReport,
         data: files.Data,
         head: Head | None,
-        is_float: bool,
+        is_free: bool,
     ) -> None:
         self.head, self.resized = head, dict[str, tuple[int, ...]]()
         self.model, self.folder, self.record, self.report, self.data = model, folder, record, report, data
@@ -96,7 +96,7 @@ class _Writer:
         self.sharing = Sharing(model, record.uses, self.get)
         self.rest = Rest(model, record.cut, record.tensors.keys() - record.functions.keys())
         self.stored = {place.name: place for place in places(model)} if record.quantised else {}
-        alone = scales_alone(model) if is_float and record.quantised else None
+        alone = scales_alone(model) if is_free and record.quantised else None
         self.integers = Integers(record.tensors, record.quantised, self.get, self._before, alone)
 
     def _before(self, name: str) -> Array:

@@ -73,10 +73,14 @@ class Changed:
         options: the sizes that the module was generated for.
         state: the trained tensors.
         head: the head, if it has another number of classes.
+        keeps_scales: integers are rounded by the file's scales, also where trained values are beyond their range.
     """
 
-    def __init__(self, origin: Origin, options: Options, state: Mapping[str, Array], head: Head | None) -> None:
+    def __init__(
+        self, origin: Origin, options: Options, state: Mapping[str, Array], head: Head | None, keeps_scales: bool
+    ) -> None:
         self.origin, self.options, self.state, self.head = origin, options, state, head
+        self.keeps_scales = keeps_scales
 
     def write(self, target: Path, report: ExportReport, wanted: _Changes) -> _Changes:
         """Write the file to `target`, and return which of the changes it has. The report says why others are missing.
@@ -100,17 +104,17 @@ class Changed:
             report.notes.append(f"the floating-point types are the original ones: {reason}")
             return None
 
-    def _is_float(self) -> bool:
-        """Return True if the module has floats where the file has integers, and no rounding."""
+    def _is_free(self) -> bool:
+        """Return True if the module has floats where the file has integers, and no rounding, and scales may change."""
         approximation = approximation_of(self.origin.space)
-        return approximation is not None and approximation.mode == "float"
+        return approximation is not None and approximation.mode == "float" and not self.keeps_scales
 
     def _write(self, source: Path, target: Path, report: ExportReport, wanted: _Changes) -> _Changes:
         record, norms = self.origin.record, None
         if NORMS in wanted:
             norms = Norms(onnx.load(source, load_external_data=False), record.tensors)
             record = replace(record, tensors=norms.tensors)
-        resized = write_back(source, target, record, self.state, report, self.head, self._is_float())
+        resized = write_back(source, target, record, self.state, report, self.head, self._is_free())
         done = {SIZES} if SIZES in wanted and self._resized(target, report, SIZES, source) else set()
         done |= {BATCH} if BATCH in wanted and self._resized(target, report, BATCH, source) else set()
         if norms is not None and norms.layers:

@@ -87,7 +87,11 @@ class Verification:
 
 @dataclass(frozen=True)
 class ExportJob:
-    """One export job, from a trained module to an ONNX file (see `export` for the arguments and errors)."""
+    """One export job, from a trained module to an ONNX file (see `export` for the arguments and errors).
+
+    Attributes:
+        keeps_scales: integers are rounded by the file's scales, also where trained values are beyond their range.
+    """
 
     module: Path
     onnx: Path | None
@@ -96,6 +100,7 @@ class ExportJob:
     force: bool
     same_graph: bool
     metadata: Mapping[str, str]
+    keeps_scales: bool = False
 
     def run(self, wanted: Verification | None) -> ExportReport:
         if wanted is not None and importlib.util.find_spec("onnxruntime") is None:
@@ -110,7 +115,8 @@ class ExportJob:
             network = self.trained(origin, file)
             report = ExportReport(str(origin.onnx), str(self.module), str(out))
             with files.workshop(out) as draft:
-                attempt = _Attempt(draft, origin, network, state_of(network), report, wanted, self.metadata)
+                state, facts = state_of(network), self.metadata
+                attempt = _Attempt(draft, origin, network, state, report, wanted, facts, self.keeps_scales)
                 attempt.run(self.same_graph)
                 report.wrote = files.put_in_place(draft, out)
         return report
@@ -135,6 +141,7 @@ class _Attempt:
     report: ExportReport
     wanted: Verification | None
     metadata: Mapping[str, str]
+    keeps_scales: bool
 
     def run(self, same_graph: bool) -> None:
         """Write the values back into the original graph, or export anew if that is not possible."""
@@ -164,7 +171,7 @@ class _Attempt:
         """
         is_changed, report = self._is_changed(head), self.report
         why, note = self._why(is_changed, head)
-        changed = Changed(self.origin, _options(self.origin), self.state, head)
+        changed = Changed(self.origin, _options(self.origin), self.state, head, self.keeps_scales)
         tried: list[frozenset[str]] = []
         for changes in [frozenset[str]()] if same_graph else choices():
             report.forget()
