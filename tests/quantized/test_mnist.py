@@ -89,7 +89,9 @@ def test_a_quantised_file_gets_better(tmp_path: Path) -> None:
         model = pretrained(module)
         train(model, images, labels, 1e-3, 130)
         report = export(module, path, model.eval(), tmp_path / f"{mode}.onnx")
-        assert report.method == "written back" and len(report.changed) == 6
+        scales = [name for name in report.changed if name.endswith("_scale")]
+        assert report.method == "written back" and len(report.changed) - len(scales) == 6
+        assert len(scales) == (6 if mode == "float" else 0)  # floats outgrow the three weights; their biases follow
         reached[mode] = accuracy(tmp_path / f"{mode}.onnx", others, answers)
         with torch.no_grad():
             alike = float((model(others).argmax(1) == answers).float().mean())
