@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.ship import ship
+from onnxgen.ship.targets import target_of
 from onnxgen.training import evaluate, fit, load
 from onnxgen.training.runs.contract import contract
 from onnxgen.training.runs.record import read_record
@@ -80,7 +81,7 @@ def test_the_vectors_of_a_padded_batch_are_those_of_each_text_alone(pooling: str
     made = by_hand(trained.model, file, [*SENTENCES], how).detach().numpy()
     np.testing.assert_allclose(np.stack([one[output["name"]] for one in found]), made, atol=1e-5)
     for to in ("onnx", "torchscript", "pt2") if pooling == "auto" else ():
-        report = ship(run, to, tmp_path / f"net.{to}", data=path)
+        report = ship(run, to, tmp_path / f"shipped{target_of(to).suffix}", data=path)
         assert report.difference < 1e-5 and report.compared == 12
     cosines = [one.answer.value.item() for one in trained.predict([tuple(pair) for pair in PAIRS])]
     ends = [SENTENCES.index(end) for _, end in PAIRS]
