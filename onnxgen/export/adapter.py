@@ -77,8 +77,8 @@ def export_apart(module: Path, **arguments: Any) -> ExportReport:
 
 
 def _job(module: Path, arguments: dict[str, Any]) -> ExportJob:
-    given = [arguments[name] for name in ("onnx", "weights", "out", "force")]
-    return ExportJob(module, *given, arguments.get("same_graph", False), {})
+    onnx, weights, out, force = (arguments[name] for name in ("onnx", "weights", "out", "force"))
+    return ExportJob(module, onnx, weights, out, force, arguments.get("same_graph", False), {})
 
 
 def _wanted(arguments: dict[str, Any]) -> Verification:

@@ -89,5 +89,6 @@ def try_smaller(
         what = f"the network can't be trained on images of {settings.train_size}: {typed(error, 200)}"
         raise OnnxgenError(what, help=f"{LEAVE_OUT}, or name a multiple of 32") from error
     height, width = smaller.size
-    own = next(step.frame for step in samples.steps.values() if isinstance(step, ToInput))
+    steps = getattr(samples, "steps", {}).values()
+    own = next(step.frame for step in steps if isinstance(step, ToInput))
     return [f"trained on images of {height}x{width}; validated, evaluated and exported at {own.height}x{own.width}"]

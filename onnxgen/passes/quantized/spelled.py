@@ -46,7 +46,12 @@ def _dequantised(product: ir.Value | None, scale: ir.Value | None) -> tuple[ir.V
     zeros = stored(zero)
     if zeros is not None and (zeros.dtype != tensor.dtype or zeros.size not in (1, factor.size)):
         return None
-    if axis is None or zeros is not None and zeros.size > 1 and _axis(shape, zeros.shape.numpy()) != axis:
+    if (
+        axis is None
+        or zeros is not None
+        and zeros.size > 1
+        and _axis(shape, tuple(int(d) for d in zeros.shape.numpy())) != axis
+    ):
         return None
     return integers, zero, axis
 

@@ -250,7 +250,7 @@ def _is_layer(node: NodeProto, stored: Mapping[str, int]) -> bool:
 
 def _between(nodes: Iterable[NodeProto], layers: Collection[str]) -> set[str]:
     """Return the names of the nodes on the way from one of these layers to another that has integers all along."""
-    behind, made, between = set(), set(), _with_kernels()
+    behind, made, between = set[str](), set[str](), _with_kernels()
     ordered = list(nodes)
     for node in ordered:
         if node.name in layers or (node.op_type in between and made & {*node.input}):

@@ -259,9 +259,10 @@ class _Columns:
 
     def carries(self) -> bool:
         """Return True if a sample is a sequence of steps, of which the inputs say little; or add what is wrong."""
+        carries = True
         with self.problems.gathered():
-            return self.network is not None and bool(carried(self.network, self.settings, self.columns))
-        return True
+            carries = self.network is not None and bool(carried(self.network, self.settings, self.columns))
+        return carries
 
     def targets(self) -> list[str]:
         """Return the columns that `--target` names, as it names them."""

@@ -145,7 +145,7 @@ def with_rate(settings: Settings) -> Settings:
     """Return the settings with the rate of sounds of a preset that they name: sounds are read before a network is."""
     preset = PRESETS.get(settings.preprocess)
     rate = None if preset is None else preset.options.get("sample_rate")
-    return settings if rate is None or settings.sample_rate else replace(settings, sample_rate=rate)
+    return settings if rate is None or settings.sample_rate else replace(settings, sample_rate=int(rate))
 
 
 def taken(

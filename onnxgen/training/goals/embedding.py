@@ -412,9 +412,9 @@ def _of_tuples(situation: Situation, output: int, samples: Tuples, name: str) ->
     goal.texts = columns[ids.name] if ids is not None else ""
     goal.columns = (PAIR, ROLE, *([goal.texts] if goal.texts else []))
     what, size = "pairs" if samples.rows_of_each == 2 else "triplets", situation.settings.batch
-    columns = " and ".join(MEMBERS[: samples.rows_of_each])
+    members = " and ".join(MEMBERS[: samples.rows_of_each])
     goal.said = (
-        f"trained with {name.strip().lower()} on {what} of columns {columns}: each anchor is compared with its batch "
+        f"trained with {name.strip().lower()} on {what} of columns {members}: each anchor is compared with its batch "
         f"of {size} {what}, so the loss depends on the batches; recall_at_1 compares it with all positives of a part",
     )
     return goal

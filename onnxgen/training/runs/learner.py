@@ -310,8 +310,8 @@ class Learner:
             need_classes(outputs[n], target)
         for row, name in enumerate(names):
             of_row = {n: outputs[n].narrow(targets[n].batch if n in targets else 0, row, 1) for n in shown}
-            for n in of_row if lengths is not None else ():
-                of_row[n] = of_row[n] if n in states else of_row[n][:, : lengths[row]]
+            if lengths is not None:
+                of_row = {n: x if n in states else x[:, : lengths[row]] for n, x in of_row.items()}
             yield Prediction(name, {ports[n]: answer(of_row[n], targets.get(n), soft) for n in shown})
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
