@@ -53,7 +53,7 @@ from onnxgen.training.runs.folder import CHECKPOINTS
 from onnxgen.training.settings import Settings
 from onnxgen.training.smaller import try_smaller
 from onnxgen.training.stepwise import check_steps, notes_of, settled_steps
-from onnxgen.training.tasks import card_of, with_task
+from onnxgen.training.tasks import CARDS, card_of, with_task
 from onnxgen.training.tasks.card import Situation
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     settings = with_task(settings, opened)
     card = card_of(settings.task)
     if settings.pooling != POOLED and not card.compares:
-        raise OnnxgenError(f"--pooling makes vectors, and the task is {card.name}", help="--task embedding")
+        others = [f"--task {other.name}" for other in CARDS.values() if other.compares]
+        raise OnnxgenError(f"--pooling makes vectors, and the task is {card.name}", help=" or ".join(others))
     settings = settled(settings, len(opened.train), trained, _any_batch(model, settings))
     notes += _classes_of_parts(opened, settings)
     head: tuple[str, ...] = ()
