@@ -62,12 +62,19 @@ def test_a_run_without_weights_is_not_the_newest(folder: Path, capsys: Out) -> N
     assert "error: runs/small-1 has no best.safetensors" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["gone", "small.py", "photos"])
+@pytest.mark.parametrize("name", ["gone", "photos"])
 def test_a_first_word_that_is_no_run_is_told(name: str, folder: Path, capsys: Out) -> None:
     Path("photos").mkdir()
     assert run(["predict", name, "new.npz"]) == 2
     what = "there is no run gone" if name == "gone" else f"{name} is not a run: it has no run.json"
     assert capsys.readouterr().err == f"error: {what} -> onnxgen train makes them\n"
+
+
+def test_a_module_that_does_not_say_how_it_is_asked_is_told(folder: Path, capsys: Out) -> None:
+    assert run(["predict", "small.py", "new.npz"]) == 2
+    what = "small.py was not trained here, and its ONNX file says no characters, or not how images are fed"
+    help_ = "onnxgen evaluate small.py --data DATA; or train it, and predict with the run"
+    assert capsys.readouterr().err == f"error: {what} -> {help_}\n"
 
 
 WEIGHTS = "runs/small-1/best.safetensors"
