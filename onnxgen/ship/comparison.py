@@ -116,7 +116,7 @@ def compare(
 
 def _told_sizes(job: Job, target: Target, run: Run, notes: Sequence[str]) -> list[str]:
     """Return a sentence if a file does not take the sizes that the module takes, and no note says so."""
-    said, size = other_sizes(job, run, rounds=target.rounds), job.sizes(False)
+    said, size = other_sizes(job, run, rounds=target.rounds or bool(job.rounded)), job.sizes(False)
     if said == DIFFERS:
         return [f"at other sizes than {size} the file computes something else, without an error: give it this size"]
     told = any(note.startswith(ONE_SIZE) for note in notes)
