@@ -96,8 +96,7 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        compiled = hasattr(self.model, "_orig_mod")  # a compiled graph has no functions to look into
-        keeps = any(goal.needs_logits for goal in self.objectives) and not compiled
+        keeps = any(goal.needs_logits for goal in self.objectives) and not self._is_compiled
         fed = self.smaller(batch) if self.training and self.smaller is not None else batch
         with KeepsLogits() if keeps else nullcontext():
             return as_tuple(self.model(*self.feeding.arguments(fed)))
@@ -110,9 +109,14 @@ class Task(lightning.LightningModule):
         return self._total(computed, self._weights), computed
 
     @property
+    def _is_compiled(self) -> bool:
+        """True for the result of `torch.compile`, and after `Module.compile`: no function inside is seen."""
+        return hasattr(self.model, "_orig_mod") or self.model._compiled_call_impl is not None
+
+    @property
     def _notes(self) -> bool:
-        """True if a loss is of probabilities whose logits are known: not inside of what is compiled."""
-        return self.model._compiled_call_impl is None and any(
+        """True if a loss is of probabilities whose logits are known."""
+        return not self._is_compiled and any(
             isinstance(goal, Objective) and goal.loss == "binary_cross_entropy" for goal in self.objectives
         )
 
