@@ -49,7 +49,7 @@ GIVEN = {
     "docs/CONVERT.md": "mnist.onnx bert.onnx speech.onnx",
     "docs/DATA.md": "model.py bert.py text.npz detector.py boxes.npz "
     "tokenizer.json reader.py tagger.py writer.py reviews.csv pairs.csv sentences.jsonl book.txt "
-    "| model.py people.py people.csv waves.py shards",
+    "| model.py people.py people.csv waves.py listener.py calls shards",
     "docs/DEVICES.md": "model.py",
     "docs/EDITING.md": "model.py mine.safetensors",
     "docs/EVALUATE.md": "runs/digits three.png",
