@@ -1,12 +1,7 @@
-"""Captchas of one style, which ddddocr's reader of 8,209 characters is tuned to: 36 characters, warped, with lines.
-
-python -m samples.deployed.captcha.sample captchas [--amount 300] [--seed 0]     data to train with, and a test part
-python -m samples.deployed.captcha.sample captchas --score tuned.onnx            what ddddocr reads with a file
-"""
+"""Captchas of one style, which ddddocr's reader of 8,209 characters is tuned to: 36 characters, warped, with lines."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -94,23 +89,3 @@ SAMPLE = Sample(
     score=score,
     generate=("--dynamic-batch", "--restore-batchnorm"),
 )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--amount", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--score", type=Path, help="an ONNX file")
-    args = parser.parse_args()
-    if args.score:
-        print(f"{score(args.score, args.folder):.1%} of the captchas are read without an error")
-    else:
-        draw(args.folder, args.amount, args.seed)
-        print(
-            f"{args.folder}/data: {args.amount} captchas to train with, {VAL} to choose by; {args.folder}/test: {TEST}"
-        )
-
-
-if __name__ == "__main__":
-    main()

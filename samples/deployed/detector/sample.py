@@ -1,15 +1,12 @@
 """Two symbols among others, found by the detector of ddddocr: data, score, and the ways that are compared.
 
-    python -m samples.deployed.detector.sample FOLDER [IMAGES]
-
-This draws pictures in FOLDER/data, with YOLO's labels there and COCO's in FOLDER/data.json, and others in FOLDER/test.
+Pictures are drawn in FOLDER/data, with YOLO's labels there and COCO's in FOLDER/data.json, and others in FOLDER/test.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +154,3 @@ SAMPLE = Sample(
     score,
     generate=("--restore-batchnorm",),  # the exporter folded the norms
 )
-
-
-if __name__ == "__main__":
-    draw(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 60, 0)

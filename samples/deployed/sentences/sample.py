@@ -2,16 +2,12 @@
 
 The part numbers are an invented jargon: kind, material and sizes, such as HB-MS-08040 for "brass hex bolt, 8 mm thick,
 40 mm long". A description is to find its part number among those of all parts.
-
-    python -m samples.deployed.sentences.sample 200 stock       # draws 200 pairs, and a test part, to stock/
-    python -m samples.deployed.sentences.sample score tuned.onnx stock
 """
 
 from __future__ import annotations
 
 import csv
 import random
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,9 +102,3 @@ SAMPLE = Sample(
     score=score,
     generate=("--quantized", "float"),
 )
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["score"]:
-        print(f"{score(Path(sys.argv[2]), Path(sys.argv[3])):.3f}")
-    else:
-        draw(Path(sys.argv[2]), int(sys.argv[1]), 0)

@@ -1,7 +1,5 @@
 """Sounds of a hall full of people, in which one person speaks near the microphone, for Silero VAD.
 
-    python -m samples.deployed.sound.sample FOLDER [SOUNDS] [SEED]
-
 Each sound is 5 seconds at 16 kHz. Behind it six voices talk at once, and now and then a toy babbles. The labels say for
 each chunk of 512 samples whether the near voice speaks. All voices are espeak-ng's. Those of "test" speak other
 languages than those of "data".
@@ -12,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -140,8 +137,3 @@ SAMPLE = Sample(
     draw=draw,
     score=score,
 )
-
-if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit((__doc__ or "").strip())
-    draw(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 30, int(sys.argv[3]) if sys.argv[3:] else 0)

@@ -1,12 +1,8 @@
-"""German words in serif italics for PP-OCRv4's reader of lines, whose alphabet lacks four of their letters.
-
-python -m samples.deployed.textlines.sample 300 lines      # draws 300 lines for training, and the test
-"""
+"""German words in serif italics for PP-OCRv4's reader of lines, whose alphabet lacks four of their letters."""
 
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +88,3 @@ SAMPLE = Sample(
     draw=draw,
     score=score,
 )
-
-if __name__ == "__main__":
-    draw(Path(sys.argv[2]), int(sys.argv[1]), 0)
