@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from onnxgen.surgery.ports import evaluating
 from onnxgen.training.data.streaming.stream import leading, stream_of
@@ -83,33 +81,6 @@ def _axis(step: Any, output: Tensor) -> int:
     axis = int(step._saved_dim)
     axis = axis - (1 << 64) if axis >= 1 << 63 else axis  # torch saves a negative dim as an unsigned number
     return axis % output.ndim
-
-
-_LOGITS = "_onnxgen_logits"  # an attribute of the result of a softmax: its input
-
-
-class KeepsLogits(TorchFunctionMode):
-    """In this context, the result of a softmax remembers what it is the softmax of (`log_probabilities`)."""
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if function in (F.softmax, torch.softmax, Tensor.softmax):
-            setattr(result, _LOGITS, args[0] if args else (kwargs or {})["input"])
-        return result
-
-
-def log_probabilities(output: Tensor, axis: int) -> Tensor:
-    """Return the logarithms of the probabilities that a softmax along an axis made, in float32.
-
-    Of its logits if `KeepsLogits` kept them: a probability that is rounded to 0 has a logarithm there, and a gradient.
-    """
-    logits = getattr(output, _LOGITS, None)
-    if logits is None or (output.requires_grad and not logits.requires_grad):  # of a block that is computed again
-        output = output.float()
-        logits = output.clamp_min(torch.finfo(output.dtype).tiny).log()
-    return logits.float().log_softmax(axis)
 
 
 def summed(values: Sequence[Tensor], axes: Iterable[int] | None = None) -> Ending:

@@ -70,6 +70,10 @@ class Objective(Goal):
         return self.several or self.masked
 
     @property
+    def needs_logits(self) -> bool:
+        return self.loss == "binary_cross_entropy"
+
+    @property
     def is_binary(self) -> bool:
         """True if each number of the output says yes or no."""
         return self.loss in BINARY_LOSSES

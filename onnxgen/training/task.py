@@ -21,11 +21,9 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from onnxgen.errors import OnnxgenError
 from onnxgen.training.data.samples import Batch, Feeding
-from onnxgen.training.endings import KeepsLogits
 from onnxgen.training.goals.goal import IGNORED_CLASS, Goal, Made, Outputs, suffixed
 from onnxgen.training.loader import Loader
 from onnxgen.training.logits import Noting
-from onnxgen.training.losses import Objective
 from onnxgen.training.memory import Micro
 from onnxgen.training.model import as_tuple
 
@@ -96,29 +94,20 @@ class Task(lightning.LightningModule):
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's outputs, always as a tuple."""
-        keeps = any(goal.needs_logits for goal in self.objectives) and not self._is_compiled
         fed = self.smaller(batch) if self.training and self.smaller is not None else batch
-        with KeepsLogits() if keeps else nullcontext():
+        with Noting() if self._notes else nullcontext():
             return as_tuple(self.model(*self.feeding.arguments(fed)))
 
     def compute(self, batch: Batch) -> tuple[Tensor, list[Made]]:
         """Return the loss to train (see `_total`), and what each objective computed (`Goal.compute`)."""
-        with Noting() if self._notes else nullcontext():
-            outputs = self(batch)
-        computed = self._computed(outputs, batch)
+        computed = self._computed(self(batch), batch)
         return self._total(computed, self._weights), computed
 
     @property
-    def _is_compiled(self) -> bool:
-        """True for the result of `torch.compile`, and after `Module.compile`: no function inside is seen."""
-        return hasattr(self.model, "_orig_mod") or self.model._compiled_call_impl is not None
-
-    @property
     def _notes(self) -> bool:
-        """True if a loss is of probabilities whose logits are known."""
-        return not self._is_compiled and any(
-            isinstance(goal, Objective) and goal.loss == "binary_cross_entropy" for goal in self.objectives
-        )
+        """True if a loss may need the logits of probabilities. Of a compiled model no function inside is seen."""
+        is_compiled = hasattr(self.model, "_orig_mod") or self.model._compiled_call_impl is not None
+        return not is_compiled and any(goal.needs_logits for goal in self.objectives)
 
     def _total(self, computed: Sequence[Made], weights: Sequence[float]) -> Tensor:
         """Return the sum of the objectives' losses, each with its factor and the weight of its batch in the step."""

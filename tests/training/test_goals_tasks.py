@@ -18,11 +18,12 @@ from onnxgen import generate
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.training import evaluate, fit, load
-from onnxgen.training.endings import Ending, KeepsLogits
+from onnxgen.training.endings import Ending
 from onnxgen.training.goals.ctc import Layout, Reading
 from onnxgen.training.goals.embedding import SCALE, ArcFace, BatchHard, RecallAt1
 from onnxgen.training.goals.keypoints import Keypoints, gaussians
 from onnxgen.training.goals.outputs import greedy, peaks, spelled
+from onnxgen.training.logits import Noting
 from onnxgen.training.runs.metrics import best_row
 from onnxgen.training.runs.record import read_record
 
@@ -85,7 +86,7 @@ def test_the_ctc_loss_is_torchs(batch: int, kind: str) -> None:
 def test_a_probability_that_is_rounded_to_0_is_trained() -> None:
     """The loss takes the logits before the softmax, whose logarithm would be that of the smallest number."""
     x = (300 * draw(4, 6, 5)).requires_grad_()
-    with KeepsLogits():
+    with Noting():
         output = x.softmax(2)
     assert (output == 0).any()
     loss = reading(kind="softmax").mean_loss((output,), {"t": TARGETS}, True)

@@ -42,6 +42,8 @@ def test_logits_are_known(made: Callable[[Tensor], Tensor]) -> None:
         lambda x: torch.sigmoid(x) * 2,
         lambda x: torch.stack([torch.sigmoid(x[:, 0]), torch.sigmoid(x[:, 1])], 1).reshape(2, 6),
         lambda x: torch.stack([torch.sigmoid(x[:, 0]), x[:, 1]], 1),
+        lambda x: torch.sigmoid(x).mul_(2),
+        lambda x: torch.softmax(x, 1),
     ],
 )
 def test_what_is_moved_has_none(made: Callable[[Tensor], Tensor]) -> None:
@@ -62,3 +64,11 @@ def test_a_sure_mistake_has_a_gradient() -> None:
     assert alone[0] == 0
     torch.testing.assert_close(gradient, torch.tensor([[0.5], [-0.5]]))
     torch.testing.assert_close(loss, F.binary_cross_entropy_with_logits(x, target.float()))
+
+
+def test_an_evaluation_has_the_loss_of_a_training() -> None:
+    x, target = torch.tensor([[200.0], [-200.0]], requires_grad=True), torch.tensor([[0], [1]])
+    goal = objective(0, "", torch.sigmoid(x), "y", Field(torch.int64, (1,), ("0", "1")), target, "auto")
+    with torch.inference_mode(), Noting():
+        assert goal(torch.sigmoid(x), target) == 200
+        assert goal(torch.sigmoid(x).neg_().neg_(), target) == 100  # it was written to: torch's bound of a logarithm

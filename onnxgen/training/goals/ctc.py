@@ -18,7 +18,7 @@ from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.labels import BLANK, Alphabet
 from onnxgen.training.data.arrays import Values, column_of
 from onnxgen.training.data.samples import Batch, Field, Samples
-from onnxgen.training.endings import Ending, log_probabilities, read_ending
+from onnxgen.training.endings import Ending, read_ending
 from onnxgen.training.goals.goal import Goal, Outputs, Scores, Shown
 from onnxgen.training.goals.outputs import (
     added,
@@ -29,6 +29,7 @@ from onnxgen.training.goals.outputs import (
     spelled,
     trained_output,
 )
+from onnxgen.training.logits import log_probabilities
 from onnxgen.training.runs.record import Target
 from onnxgen.training.settings import Settings
 
@@ -68,7 +69,6 @@ class Reading(Goal, nn.Module):
     """
 
     monitor = "character_error"
-    needs_logits = True
 
     def __init__(
         self, layout: Layout, column: str, blank: int, characters: Sequence[str] = (), texts: Sequence[str] = ()
@@ -100,6 +100,10 @@ class Reading(Goal, nn.Module):
 
     def weight(self, batch: Batch) -> Tensor | int:
         return self.readable(self.targets(batch[self.column])).sum()
+
+    @property
+    def needs_logits(self) -> bool:
+        return self.layout.ending.kind == "softmax"
 
     def logarithms(self, outputs: Outputs) -> Tensor:
         """Return the logarithms of the classes' probabilities [T, n, C]."""

@@ -108,7 +108,6 @@ class Goal:
         settled: settings that the data decided, by name. They are kept, so that other data is treated alike.
         factor: the loss that is trained is multiplied by this; the loss that is shown is not.
         new_head: with so many classes a new head would begin, if nothing says what those of the model are; else 0.
-        needs_logits: True if it takes logarithms of an output that may be that of a softmax (`log_probabilities`).
         splits: False if the loss compares the samples of a batch, so that parts of it do not add up to the batch.
     """
 
@@ -122,12 +121,16 @@ class Goal:
     factor: float = 1.0
     new_head: int = 0
     splits: ClassVar[bool] = True
-    needs_logits: ClassVar[bool] = False
 
     @property
     def counts(self) -> bool:
         """True if a batch may have another weight than its number of samples."""
         return type(self).weight is not Goal.weight
+
+    @property
+    def needs_logits(self) -> bool:
+        """True if it takes logarithms of probabilities (`onnxgen.training.logits`)."""
+        return False
 
     def compute(self, outputs: Outputs, batch: Batch, training: bool = False) -> Made:
         """Return the mean loss, and what `row` counts: here the weight of the batch, twice."""
