@@ -268,6 +268,17 @@ def test_folders_without_images(gray: torch.nn.Module, tmp_path: Path) -> None:
     )
 
 
+def test_parts_without_folders_of_classes_are_no_classes(gray: torch.nn.Module, tmp_path: Path) -> None:
+    """So archives lie whose labels are in train.csv and test.csv."""
+    for name in ("test/a.png", "train/b.png"):
+        image(tmp_path / name)
+    (tmp_path / "test.csv").write_text("image,label\ntest/a.png,0\n")
+    assert said(tmp_path, gray) == (
+        f"{tmp_path} has test, train, with no folders for classes inside "
+        "-> lay it out as train/class_name/FILE, or put labels into a table, as labels.csv"
+    )
+
+
 def test_corrupt_images(gray: torch.nn.Module, tmp_path: Path) -> None:
     for name in ("cat/a.png", "cat/b.png", "owl/c.png"):
         image(tmp_path / name)

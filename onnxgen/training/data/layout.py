@@ -63,8 +63,15 @@ def layout(folder: Path, labelled: bool = True) -> Layout:
 
 
 def class_folders(path: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Return the folder of each part, and the names of the classes, which have folders in these."""
+    """Return the folder of each part, and the names of the classes, which have folders in these.
+
+    Raises:
+        OnnxgenError: there are only folders of parts, which have none for classes.
+    """
     inner = folders(path) if path.is_dir() else []
+    if inner and all(part_called(folder.name) and not folders(folder) for folder in inner):
+        has = f"{path} has {listed(folder.name for folder in inner)}, with no folders for classes inside"
+        raise OnnxgenError(has, help="lay it out as train/class_name/FILE, or put labels into a table, as labels.csv")
     parts = {part: folder for folder in inner if (part := part_called(folder.name)) and folders(folder)}
     parts = parts if "train" in parts else {"train": path}
     return parts, tuple(sorted({one.name for root in parts.values() if root.is_dir() for one in folders(root)}))
