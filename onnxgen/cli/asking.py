@@ -359,7 +359,10 @@ def _table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _npz(predictions: Sequence[Prediction]) -> bytes:
-    """Return the values of each output, stacked, and the sources. Boxes are joined; `image` is the source of each."""
+    """Return the values of each output, stacked, and the sources. Boxes are joined; `image` is the source of each.
+
+    Values of several shapes, such as those of sequences, are arrays of their own: `NAME.0` is that of the first source.
+    """
     import numpy as np
 
     content = io.BytesIO()
@@ -368,6 +371,8 @@ def _npz(predictions: Sequence[Prediction]) -> bytes:
         arrays: dict[str, Any] = {n: np.concatenate(parts) for n, parts in values.items()}
         arrays["image"] = np.repeat(np.arange(len(predictions)), [len(one.answer.value) for one in predictions])
     else:
-        arrays = {n: np.stack(parts) for n, parts in values.items()}
+        arrays = {n: np.stack(parts) for n, parts in values.items() if len({p.shape for p in parts}) == 1}
+        apart = {n: parts for n, parts in values.items() if n not in arrays}
+        arrays |= {f"{n}.{number}": part for n, parts in apart.items() for number, part in enumerate(parts)}
     np.savez(content, source=np.array([one.source for one in predictions]), **arrays)
     return content.getvalue()

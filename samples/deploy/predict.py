@@ -162,7 +162,7 @@ def classes(how, y):
 
 def labels(how, y):
     p, names = probabilities(how, y)[0], how["names"]
-    if p.size == 1:  # of the second of two classes
+    if p.size == 1 and not how["stepwise"]:  # of the second of two classes
         names = names if len(names) == 2 else ("0", "1")
         return names[int(p.item() > 0.5)], {names[0]: 1 - p.item(), names[1]: p.item()}
     if y.ndim > 2:
@@ -311,6 +311,7 @@ def said(how, outputs, inputs, path):
     y = outputs[how["name"]]
     y = y[None] if how.get("batch", 0) is None else y
     y = y.astype(np.float32) if y.dtype == np.float16 else y
+    how = how | {"stepwise": any("steps" in one for one in inputs)}
     if how["kind"] == "numbers":
         return y[0]
     if how["kind"] == "vectors":

@@ -106,6 +106,22 @@ def test_the_run_and_its_file_say_what_is_carried(listening: Path) -> None:
         np.testing.assert_array_equal(other["speaks"], answer.answer.value)
 
 
+def test_sounds_of_several_lengths_have_arrays_of_their_own(listening: Path, tmp_path: Path) -> None:
+    """One of them has a single step: its answer has a class for each step, too."""
+    wave, _ = soundfile.read(listening / "calls" / "0.wav", dtype="int16")
+    for steps in (1, 3):
+        soundfile.write(tmp_path / f"{steps}.wav", wave[: steps * CHUNK], RATE, subtype="PCM_16")
+    files = [str(tmp_path / f"{steps}.wav") for steps in (1, 3)]
+    assert cli(["predict", str(listening / "run"), *files, "-o", str(tmp_path / "said.npz")]) == 0
+    said = np.load(tmp_path / "said.npz")
+    assert {n: said[n].shape for n in said if n != "source"} == {"speaks.0": (1, 1), "speaks.1": (3, 1)}
+    assert ship(listening / "run", "onnx", listening / "tuned.onnx", force=True).difference < 1e-5
+    session = onnxruntime.InferenceSession(str(listening / "tuned.onnx"))
+    for number, file in enumerate(files):
+        (other,) = deployed(session, file)
+        np.testing.assert_array_equal(other["speaks"], said[f"speaks.{number}"])
+
+
 def test_integers_leave_the_state_alone(listening: Path) -> None:
     report = ship(listening / "run", "onnx-int8", listening / "int8.onnx", force=True)
     assert report.difference < 0.1

@@ -110,13 +110,14 @@ def _shown(answer: Answer) -> str:
     return f"{value.item():.6g}" if value.size == 1 else f"{value.dtype} {list(value.shape)}"
 
 
-def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
+def answer(output: Tensor, target: Target | None, soft: bool = False, stepwise: bool = False) -> Answer:
     """Return what one output says about one sample.
 
     Args:
         output: for one sample, with a batch axis of 1 (at `target.batch`).
         target: what the output was trained for; None if it was not trained.
         soft: of a map of classes, return probabilities (see `Answer.soft`).
+        stepwise: the second axis is of the steps of a sample, also if there is one step.
     """
     output = output.float() if output.dtype in _HALF else output
     if target is not None and (read := reader_of(target.loss)) is not None:
@@ -127,7 +128,7 @@ def answer(output: Tensor, target: Target | None, soft: bool = False) -> Answer:
     if soft and is_map(output, target):
         return _soft_map(output, target)
     if target.loss in BINARY_LOSSES:
-        return _labels(output, target)
+        return _labels(output, target, stepwise)
     if output.ndim > 2:
         best = output.argmax(target.axis)[0].numpy()
         named = best.ndim == 1 and bool(target.names)  # a class for each position of a sequence
@@ -182,10 +183,10 @@ def _probabilities(output: Tensor, target: Target) -> Tensor:
     return output.exp() if target.activation == "log_softmax" else output.softmax(target.axis)
 
 
-def _labels(output: Tensor, target: Target) -> Answer:
+def _labels(output: Tensor, target: Target, stepwise: bool) -> Answer:
     """Return the answer of one number for two classes, of one number for each label, or of a map of such numbers."""
     probabilities, value = _probabilities(output, target)[0].flatten(), output[0].numpy()
-    if probabilities.numel() == 1:
+    if probabilities.numel() == 1 and not stepwise:
         names = target.names if len(target.names) == 2 else ("0", "1")
         second = probabilities.item()
         return Answer(names[second > LIKELY], {names[0]: 1 - second, names[1]: second}, value)

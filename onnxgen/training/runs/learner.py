@@ -312,7 +312,9 @@ class Learner:
             of_row = {n: outputs[n].narrow(targets[n].batch if n in targets else 0, row, 1) for n in shown}
             if lengths is not None:
                 of_row = {n: x if n in states else x[:, : lengths[row]] for n, x in of_row.items()}
-            yield Prediction(name, {ports[n]: answer(of_row[n], targets.get(n), soft) for n in shown})
+            yield Prediction(
+                name, {ports[n]: answer(of_row[n], targets.get(n), soft, lengths is not None) for n in shown}
+            )
 
     def _continued(self, data: Any, new: int, temperature: float | None) -> list[Prediction]:
         from onnxgen.training.generation.continuing import TEXT, continued
