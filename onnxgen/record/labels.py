@@ -170,14 +170,20 @@ def read_names(path: Path) -> list[str]:
     Raises:
         OnnxgenError: the file can't be read, or it lists nothing.
     """
+    names = listed_names(path)
+    return [BLANK if name == "" and place in (0, len(names) - 1) else name for place, name in enumerate(names)]
+
+
+def listed_names(path: Path, option: str = "") -> list[str]:
+    """Return the names that a file lists, as they are. Raises as `read_names`; the message begins with the option."""
+    what = f"{option}: {path}" if option else str(path)
     try:
         listed = read_list(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise OnnxgenError(f"{path} can't be read: {one_line(error)}") from None
+        raise OnnxgenError(f"{what} can't be read: {one_line(error)}") from None
     if listed is None:
-        raise OnnxgenError(f"{path} lists no names", help="a name in each line, or a list or dict of names as JSON")
-    names = listed[0]
-    return [BLANK if name == "" and place in (0, len(names) - 1) else name for place, name in enumerate(names)]
+        raise OnnxgenError(f"{what} lists no names", help="a name in each line, or a list or dict of names as JSON")
+    return listed[0]
 
 
 def _listed(names: list[str], between: str) -> tuple[list[str], Write]:

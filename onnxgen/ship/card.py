@@ -197,8 +197,14 @@ class Facts:
         record, report = self.record, self.report
         yield "file", f"{_code(Path(report.out).name)}, {report.size:,} bytes"
         constants: Mapping[str, float] = record.settings.get("const", {})
-        takes = [f"{i.name} {i.dtype} {list(i.shape)}" for i in record.inputs]
-        yield "takes", _code(", ".join([*takes, *(f"{name}, which is {value:g}" for name, value in constants.items())]))
+        held = {state.name for state in record.states}
+        always = [f"{name}, which is {value:g}" for name, value in constants.items() if name not in held]
+        yield "takes", _code(", ".join([*(f"{name} {kind}" for name, kind in self._takes()), *always]))
+        for one in record.states:
+            yield (
+                f"state {_cell(one.name)}",
+                f"begins as {one.value:g}, and goes on as {_code(one.output)} of each step",
+            )
         yield "batch", str(report.batch) if report.batch else "any"
         if record.classes:
             yield "classes", _cell(listed(record.classes, 20))
@@ -213,6 +219,16 @@ class Facts:
             what = f"{report.compared} samples of the {report.part} part"
             yield "beside the module", f"outputs differ by {share}, on {what}"
         yield from (("note", _cell(note)) for note in report.notes)
+
+    def _takes(self) -> Iterator[tuple[str, str]]:
+        """Yield each input, with its type and the shape of a sample: of a step, if the network carries a state."""
+        for one in self.record.inputs:
+            shape = one.shape if one.steps is None else one.steps.shape(one.shape)
+            cut = one.steps if one.steps is not None and one.steps.chunk else None
+            news = f", a step of {cut.chunk} numbers behind the {cut.context} before them" if cut else ", a step"
+            yield one.name, f"{one.dtype} {list(shape)}{news if one.steps is not None else ''}"
+        for state in self.record.states:
+            yield state.name, f"{state.dtype} {list(state.shape)}"
 
     @property
     def _data(self) -> str:
@@ -234,8 +250,8 @@ class Facts:
         metrics = [{"type": key, "value": f"{value:.6g}", "slice": self.part} for key, value in self.metrics.items()]
         parameters: dict[str, Any] = {
             "task": str(record.settings.get("task", "")),
-            "inputs": [{"format": f"{i.name}: {i.dtype} {list(i.shape)}"} for i in record.inputs],
-            "outputs": [{"format": target.name} for target in record.targets],
+            "inputs": [{"format": f"{name}: {kind}"} for name, kind in self._takes()],
+            "outputs": [{"format": n} for n in (*(t.name for t in record.targets), *(s.output for s in record.states))],
             "datasets": [{"type": "dataset", "name": self._data, "contents": {"properties": self._parts()}}],
         }
         model: dict[str, Any] = {

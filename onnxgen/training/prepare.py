@@ -142,7 +142,7 @@ def prepare(model: nn.Module | Path | str, data: Any, settings: Settings) -> Pla
     set_classes(model, settings.classes)
     objectives = stressed(objectives, opened.train, settings)
     objectives = with_teacher(objectives, model, opened.train, feeding, settings, opened.normalize)
-    notes += opened.notes + notes_of(model, settings) + _told(objectives, settings)
+    notes += opened.notes + notes_of(model) + _told(objectives, settings)
     notes += try_smaller(model, opened.train, feeding, objectives, settings)
     notes += _untrained(model, feeding) if card.make is None else []
     drawn = classes_of(opened.train, objectives) if settings.sampler == "balanced" else None

@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from onnxgen.common.names import legible
 from onnxgen.common.values import declared, options_of
 from onnxgen.errors import OnnxgenError, Problem, Problems
 from onnxgen.training.data.presets import PRESETS
@@ -423,7 +424,7 @@ def _names(classes: Iterable[str]) -> tuple[str, ...]:
         problems.add(f"classes has an empty name at place {names.index('') + 1} of {len(names)}")
     for name, count in Counter(names).items():
         if count > 1 and name:
-            problems.add(f"classes has {name!r} twice")
+            problems.add(f"classes has {legible(name)!r} twice")
     problems.raise_if_any()
     return names
 

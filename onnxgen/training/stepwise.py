@@ -306,7 +306,7 @@ def steps_of(model: nn.Module, name: str) -> Steps | None:
     return Steps(cut - 1 if over.cut.chunk else 0, over.cut.chunk, over.cut.context)
 
 
-def notes_of(model: nn.Module, settings: Settings) -> list[str]:
+def notes_of(model: nn.Module) -> list[str]:
     """Return sentences of what a network carries, and how a sample is cut."""
     if (over := stepwise(model)) is None:
         return []
@@ -316,7 +316,7 @@ def notes_of(model: nn.Module, settings: Settings) -> list[str]:
     size = f"of {cut.chunk} numbers{context}" if cut.chunk else "each a row"
     reach = f"{counted(over.window, 'step')}" if over.window else "all steps"
     notes = [f"carried from step to step: {pairs}; steps {size}; the gradient reaches through {reach}"]
-    filled = [f"{legible(name)} is {value:g}" for name, value in over.found.items() if name not in settings.const]
+    filled = [f"{legible(name)} is {value:g}" for name, value in over.found.items()]
     return notes + ([f"always the same: {listed(filled)}; --const sets another number"] if filled else [])
 
 

@@ -50,6 +50,12 @@ def test_by_names_that_the_user_lists(tmp_path: Path) -> None:
     given = {"own_classes": str(listed), "classes": ("ant", "cat", "emu", "owl", "yak")}
     old, new = planned(tmp_path, **given)
     assert torch.equal(new[1], old[0]) and torch.equal(new[3], old[2])
+    listed.write_text("cat\ndog\nowl\n", encoding="utf-8-sig")
+    old, new = planned(tmp_path, **given)
+    assert torch.equal(new[1], old[0])
+    listed.write_text("cat\ndog\ndog\n")
+    with pytest.raises(OnnxgenError, match="own.txt lists 'dog' twice"):
+        planned(tmp_path, **given)
     listed.write_text("cat\ndog\n")
     with pytest.raises(OnnxgenError, match=r"own.txt lists 2 classes, but the model has 3 -> one in each line"):
         planned(tmp_path, **given)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
-from onnxgen.common.names import legible
-from onnxgen.errors import OnnxgenError
-from onnxgen.record.labels import alphabet_of, read_list
+from onnxgen.common.names import legible, listed
+from onnxgen.errors import OnnxgenError, counted
+from onnxgen.record.labels import alphabet_of, listed_names
 from onnxgen.surgery.head import find_head
 from onnxgen.surgery.ports import classes_of, set_classes
 from onnxgen.surgery.replacing import replace_head
@@ -40,20 +42,26 @@ def put_head(model: nn.Module, data: Data, settings: Settings) -> None:
 
 def _name(model: nn.Module, file: Path, reads: bool) -> None:
     """Say which classes a model has, by a list of them. `reads`: it reads text, and one of them may be the blank."""
-    try:
-        listed = read_list(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise OnnxgenError(f"--own-classes: {file} can't be read: {error}") from None
-    names, count = tuple(listed[0]) if listed is not None else (), find_head(model).classes
+    names, count = tuple(listed_names(file, "--own-classes")), find_head(model).classes
+    if (again := [name for name, times in Counter(names).items() if times > 1]) and not reads:
+        raise OnnxgenError(f"--own-classes: {file} lists {legible(again[0])!r} twice", help="each class has a name")
     alphabet = alphabet_of(names, "--own-classes") if reads else None
     if alphabet is not None and alphabet.of(count) is not None:
         set_alphabet(model, alphabet)
     elif len(names) == count and not reads:
         set_classes(model, names)
     else:
-        what = f"--own-classes: {file} lists {len(names):,} classes, but the model has {count:,}"
+        what = f"--own-classes: {file} lists {_listed_kind(names, reads)}, but the model has {count:,} classes"
         order = "in the order of its outputs" + (", without the blank or with it at one end" if reads else "")
         raise OnnxgenError(what, help=f"one in each line, or a JSON list, {order}")
+
+
+def _listed_kind(names: Sequence[str], reads: bool) -> str:
+    """Say how many names a list has, and of an alphabet what is none of its characters."""
+    signs = [f"line {place} is {legible(name)!r}" for place, name in enumerate(names, 1) if len(name) != 1]
+    if not reads or not signs:
+        return f"{len(names):,} {'characters' if reads else 'classes'}"
+    return f"{len(names) - len(signs):,} characters and {counted(len(signs), 'other name')} ({listed(signs, 3)})"
 
 
 def _new_alphabet(model: nn.Module, data: Data, settings: Settings) -> tuple[tuple[str, ...], dict[int, int]] | None:

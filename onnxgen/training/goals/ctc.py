@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate
 
-from onnxgen.common.names import listed
+from onnxgen.common.names import legible, listed
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.record.labels import BLANK, Alphabet
 from onnxgen.training.data.arrays import Values, column_of
@@ -290,7 +290,7 @@ def _check_characters(
         return
     if own is None and (long := [c for c in characters if len(c) != 1 and not _SIGN.fullmatch(c)]):
         way = "name each character"
-        what = f"--task {situation.settings.task}: --classes has {long[0]!r}, which is no single character"
+        what = f"--task {situation.settings.task}: --classes has {legible(long[0])!r}, which is no single character"
         raise OnnxgenError(what, help=way)
     if len(characters) > layout.classes - 1:
         what = f"the texts have {len(characters)} characters, but the output {layout.classes - 1} beside the blank"
