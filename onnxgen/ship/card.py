@@ -203,7 +203,7 @@ class Facts:
         for one in record.states:
             yield (
                 f"state {_cell(one.name)}",
-                f"begins as {one.value:g}, and goes on as {_code(one.output)} of each step",
+                f"begins as {one.value:g}; each step makes the next: {_code(one.output)}",
             )
         yield "batch", str(report.batch) if report.batch else "any"
         if record.classes:

@@ -101,7 +101,7 @@ def test_the_run_and_its_file_say_what_is_carried(listening: Path) -> None:
     card, bill = (listening / "README.md").read_text(), (listening / "tuned.onnx.cdx.json").read_text()
     takes = f"float32 [{CHUNK + CONTEXT}], a step of {CHUNK} numbers behind the {CONTEXT} before them"
     assert takes in card and takes in bill and "state float32 [2, 6]" in card
-    assert "| state state | begins as 0, and goes on as `stateN` of each step |" in card and '"stateN"' in bill
+    assert "| state state | begins as 0; each step makes the next: `stateN` |" in card and '"stateN"' in bill
     contract = json.loads(session.get_modelmeta().custom_metadata_map["onnxgen.preprocessing"])
     assert contract["inputs"][0]["steps"] == {"axis": 0, "chunk": CHUNK, "context": CONTEXT}
     assert contract["inputs"][-1] | {"value": 0.0, "from": "stateN", "shape": [2, 6]} == contract["inputs"][-1]

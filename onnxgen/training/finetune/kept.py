@@ -51,7 +51,7 @@ def _name(model: nn.Module, file: Path, reads: bool) -> None:
     elif len(names) == count and not reads:
         set_classes(model, names)
     else:
-        what = f"--own-classes: {file} lists {_listed_kind(names, reads)}, but the model has {count:,} classes"
+        what = f"--own-classes: {file} lists {_listed_kind(names, reads)}, but the model has {count:,}"
         order = "in the order of its outputs" + (", without the blank or with it at one end" if reads else "")
         raise OnnxgenError(what, help=f"one in each line, or a JSON list, {order}")
 
