@@ -18,6 +18,7 @@ from onnxgen.ship.samples import batch_axes, filled, resized
 from onnxgen.ship.target import ONE_SIZE, Job, Run, Target
 from onnxgen.training.runs.learner import Learner
 from onnxgen.training.singly import Singly
+from onnxgen.training.standing_in import standing_in
 from onnxgen.training.stepwise import Stepwise
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-5  # of the largest number of an output; as those of `onnxgen verify`
@@ -189,20 +190,8 @@ def run_by(model: nn.Module, run: Run, batch_axes: Sequence[int | None], batch: 
         result = tuple(in_pieces(run, [x.detach() for x in arguments], batch_axes, batch))
         return result if len(result) > 1 else result[0]
 
-    single = vars(model).get("forward")
-    if isinstance(single, (Singly, Stepwise)):
-        single.instead = lambda _, *sample: forward(*sample)
-    else:
-        model.forward = forward
-    try:
+    with standing_in(model, forward):
         yield
-    finally:
-        if isinstance(single, (Singly, Stepwise)):
-            single.instead = None
-        elif single is not None:
-            model.forward = single
-        else:
-            del model.forward
 
 
 def in_pieces(run: Run, arguments: Sequence[Tensor], batch_axes: Sequence[int | None], batch: int) -> list[Tensor]:

@@ -38,6 +38,7 @@ from onnxgen.training.model import as_tuple, fixed_batch, known_of, open_model
 from onnxgen.training.prepare import objectives_of, quiet, refuse_outside
 from onnxgen.training.settings import Settings, python_words
 from onnxgen.training.singly import joined_rows
+from onnxgen.training.standing_in import by_itself
 from onnxgen.training.stepwise import check_steps
 from onnxgen.training.tasks import with_task
 
@@ -103,7 +104,8 @@ def measure(
 ) -> Measured:
     """Like `evaluate`, but say also of which samples the metrics are."""
     network, settings, opened, samples, feeding, device = _ready(model, data, part, settings, overrides)
-    objectives = objectives_of(network, widest(samples), feeding, settings, training=False)
+    with by_itself(network):  # the loss is that of the network, not of a file that stands in for it
+        objectives = objectives_of(network, widest(samples), feeding, settings, training=False)
     restore(network, objectives, f"--task {settings.task}")
     refuse_outside(samples, objectives)
     objectives = with_teacher(objectives, network, samples, feeding, settings, opened.normalize)

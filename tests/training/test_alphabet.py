@@ -307,9 +307,8 @@ def test_the_user_lists_the_characters_of_a_file_that_has_no_list(listed: str, t
 
 def test_a_list_of_another_number_of_characters_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("a\nb\n", encoding="utf-8")
-    with pytest.raises(
-        OnnxgenError, match=r"own.txt lists 2 characters, but the model has 6 -> .* with it at one end$"
-    ):
+    told = r"own.txt lists 2 characters, but the model has 6 -> .* with it at one end$"
+    with pytest.raises(OnnxgenError, match=told):
         planned(reader(tmp_path), "ab", replace_head=3, keep=True, own_classes=tmp_path / "own.txt")
 
 
