@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import math
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,8 @@ def ship(
     target = target_of(to)
     learner = load(run, device="cpu")
     name = f"{learner.record.name}-int8" if target.rounds else learner.record.name
+    if not math.isfinite(may_lose):
+        raise OnnxgenError(f"may_lose is {may_lose}", help="give points, as 1.5")
     path = Path(out) if out is not None else learner.run / f"{name}{target.suffix}"
     own = None if onnx is None else Path(onnx)
     refuse_place(path, target, [*_made_of(learner, data), *([own] if own else [])], force)

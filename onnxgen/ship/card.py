@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,13 +38,14 @@ LICENSE = re.compile(r"[A-Za-z][A-Za-z0-9.+-]*")
 def places_of_card(path: Path, force: bool = False) -> list[Path]:
     """Return where the card and the bill of a file are written.
 
-    A `README.md` that a person wrote, or changed, stays; the card is then called as the file.
+    A `README.md` that a person wrote, or changed, stays, and so does that of another file; the card is then called as
+    the file.
 
     Raises:
         OnnxgenError: a person wrote that one, too; or, without `force`, the bill.
     """
     names = ("README.md", f"{path.stem}.README.md")
-    readme = next((place for place in map(path.with_name, names) if _is_free(place, is_own_card)), None)
+    readme = next((place for place in map(path.with_name, names) if _is_free(place, partial(_replaces, path))), None)
     if readme is None:
         what = f"the card can't be written: {' and '.join(names)} in {path.parent} were not written by onnxgen"
         raise OnnxgenError(what, help="move one of them, or name another file with -o")
@@ -68,6 +70,13 @@ def is_own_card(text: str) -> bool:
     front, _, rest = text.partition(f"{MARK} ")
     mark, _, body = rest.partition("\n")
     return bool(rest) and mark == _mark(front + body)
+
+
+def _replaces(path: Path, text: str) -> bool:
+    """Return True if a card may become that of a file: nobody changed it, and no other file is there that it is of."""
+    of = re.search(r"^\| file \| `(.*)`, [\d,]+ bytes \|$", text, re.MULTILINE)
+    there = of is not None and of[1] != _line(path.name) and path.with_name(of[1]).exists()
+    return is_own_card(text) and not there
 
 
 def is_own_bill(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,20 @@ def test_cards_and_bills_of_others_stay(rows: Path, tmp_path: Path) -> None:
     with pytest.raises(OnnxgenError, match="cdx.json was not written by onnxgen"):
         places_of_card(out)
     assert places_of_card(out, force=True)[1].read_text() == "{}"
+
+
+def test_a_card_of_another_file_stays(rows: Path, tmp_path: Path) -> None:
+    ship(rows, "pt2", tmp_path / "net.pt2")
+    assert ship(rows, "onnx", tmp_path / "two.onnx").wrote[1] == tmp_path / "two.README.md"
+    assert "`net.pt2`" in (tmp_path / "README.md").read_text()
+    (tmp_path / "net.pt2").unlink()
+    assert places_of_card(tmp_path / "two.onnx")[0] == tmp_path / "README.md"
+
+
+@pytest.mark.parametrize("points", [math.nan, math.inf])
+def test_points_that_say_nothing_are_refused(rows: Path, tmp_path: Path, points: float) -> None:
+    with pytest.raises(OnnxgenError, match="may_lose is"):
+        ship(rows, "onnx-int8", tmp_path / "net.onnx", may_lose=points)
 
 
 def test_the_card_of_odd_texts(tmp_path: Path) -> None:
