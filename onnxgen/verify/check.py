@@ -234,8 +234,10 @@ class Check:
         self.approximation = approximation_of(space)
         if self.approximation is None and self.options.quantized != "keep":
             self.approximation = APPROXIMATED.get(read_and_simplify(self.path, self.options))
-        if self.approximation is not None:
-            self.options = replace(self.options, quantized=self.approximation.mode)
+        if (near := self.approximation) is not None:
+            self.options = replace(self.options, quantized=near.mode)
+            if near.is_float and not (self.is_rounded or self.graph.rounds):
+                self.approximation = None  # weights alone are integers: their floats compute the same
 
     @contextmanager
     def _opened(

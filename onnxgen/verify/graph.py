@@ -213,6 +213,7 @@ class Graph:
         branches: it has control flow, so a run need not reach every parameter.
         loops: it has a loop, which may run on for some inputs.
         is_standard: all of its operators are ONNX's own.
+        rounds: values may be rounded to integers between its operators.
         chooses: it has an If, so a run takes one of two branches.
         halves: the half precision types it computes in.
         multiplies_bytes: it multiplies 8-bit integers.
@@ -234,6 +235,7 @@ class Graph:
     branches: bool = False
     loops: bool = False
     is_standard: bool = True
+    rounds: bool = False
     chooses: bool = False
     halves: set[ir.DataType] = field(default_factory=set)
     multiplies_bytes: bool = False
@@ -247,6 +249,13 @@ class Graph:
     @property
     def training(self) -> bool:
         return self.trains_norm or self.trains_dropout
+
+
+def _rounds(node: ir.Node) -> bool:
+    """Return True if a node may be part of a rounding to integers."""
+    to = node.attributes["to"].as_int() if node.op_type == "Cast" and "to" in node.attributes else 0
+    is_byte = to in (ir.DataType.INT8, ir.DataType.UINT8)
+    return is_byte or node.op_type in ("Round", "Floor", "Ceil") or STRAIGHT_THROUGH.search(node.op_type) is not None
 
 
 def examine(model: ir.Model, options: Options) -> Graph:
@@ -286,6 +295,7 @@ def _note_nodes(examined: Graph, graph: ir.Graph, opset: int) -> None:
     examined.chooses = "If" in kinds
     examined.loops = any(node.op_type != "If" and has_subgraphs(node) for node in nodes)
     examined.is_standard = all(node.domain in ("", "ai.onnx") for node in nodes)
+    examined.rounds = not examined.is_standard or any(map(_rounds, nodes))
     examined.branches = any(map(has_subgraphs, nodes))
     used = [*graph.inputs, *(v for node in nodes for v in (*node.inputs, *node.outputs))]
     types = {v.dtype for v in used if v is not None}

@@ -354,6 +354,11 @@ class Approximation:
     ranges: Mapping[str, _Two]
     rectified: tuple[str, ...] = ()
 
+    @property
+    def is_float(self) -> bool:
+        """True if the module has floats for integers, and its outputs are those of the file."""
+        return self.mode == "float" and not self.outputs
+
     def anew(self) -> Approximation:
         """Return the approximation for a file exported from the module, which lacks the original's saturation."""
         return replace(self, ranges={}) if self.mode == "float" else self
@@ -415,8 +420,7 @@ class Approximation:
         return Distance(rms, largest, self.allowed(name, expected), self.missing(name, expected, got))
 
     def __str__(self) -> str:
-        explain = "explains" if self.roundings == 1 else "explain"
-        rounding = f"a root mean square of what {counted(self.roundings, 'rounding')} to {self.bits} bits {explain}"
-        if self.mode != "float":
-            return rounding
-        return f"{rounding}, or of {MAX_SATURATED_PART:g} of an output's standard deviation where that is more"
+        rounding = f"what {counted(max(self.roundings, 1), 'rounding')} to {self.bits} bits may change"
+        if self.mode == "float":
+            rounding += f", or {MAX_SATURATED_PART:g} of an output's standard deviation if that is more"
+        return f"{rounding} (in root mean square)"

@@ -154,3 +154,14 @@ def test_a_value_beyond_the_integers_gets_a_larger_scale(tmp_path: Path) -> None
         assert integers[4, 1] == 127 and np.array_equal(integers[:, [0, 2]], weight[:, [0, 2]])
         wanted = weight[:, 1] * (0.01 / scales[0, 1])
         assert np.abs(integers[:, 1] - wanted)[np.arange(8) != 4].max() <= 1
+
+
+def test_they_are_compared_as_floats_are(tmp_path: Path) -> None:
+    """Nothing is rounded between the operators, so half of a deviation would hide an error."""
+    file, module = spelled(tmp_path / "m.onnx", *CASES["columns"][:2]), tmp_path / "m.py"
+    generate(file, module, FLOAT)
+    report = verify(file, module)
+    assert report.agrees and report.runs[0].outputs[0].limit is None
+    text = module.read_text()
+    module.write_text(text.replace("return self.fc(x)", "return self.fc(x) * 1.01"))
+    assert module.read_text() != text and not verify(file, module).agrees

@@ -229,7 +229,7 @@ def test_the_table_has_the_root_mean_square_and_its_limit(tmp_path: Path, capsys
     assert command(["verify", str(path), str(module)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"largest difference +root mean square +limit", said) and "relative" not in said
-    assert "equal, to a root mean square of what 2 roundings to 8 bits explain, or of " in said
+    assert "equal, to what 2 roundings to 8 bits may change, or 0.5 of an output's standard deviation" in said
     (output,) = verify(path, module).runs[0].outputs
     assert output.relative is None and output.rms is not None and output.limit is not None
     assert 0 < output.rms < output.limit and f"{output.rms:.3g}  " in said and f"{output.limit:.3g} " in said
