@@ -275,7 +275,7 @@ def test_parts_without_folders_of_classes_are_no_classes(gray: torch.nn.Module, 
     (tmp_path / "test.csv").write_text("image,label\ntest/a.png,0\n")
     assert said(tmp_path, gray) == (
         f"{tmp_path} has test, train, with no folders for classes inside "
-        "-> lay it out as train/class_name/FILE, or put labels into a table, as labels.csv"
+        f"-> lay it out as train/class_name/FILE, or name {tmp_path / 'test.csv'}"
     )
 
 

@@ -19,6 +19,7 @@ from onnxgen.training.data.faults import Faults
 
 PARTS = ("train", "val", "test")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_TABLES = (".csv", ".tsv", ".jsonl", ".txt")
 _HIDDEN = (".", "__")  # what begins the names of folders that programs add: .ipynb_checkpoints, __MACOSX
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 _UP = 4  # folders above a list that its paths may begin at
@@ -71,7 +72,9 @@ def class_folders(path: Path) -> tuple[dict[str, Path], tuple[str, ...]]:
     inner = folders(path) if path.is_dir() else []
     if inner and all(part_called(folder.name) and not folders(folder) for folder in inner):
         has = f"{path} has {listed(folder.name for folder in inner)}, with no folders for classes inside"
-        raise OnnxgenError(has, help="lay it out as train/class_name/FILE, or put labels into a table, as labels.csv")
+        tables = [file for file in files_in(path, *_TABLES) if part_called(file.stem)]
+        way = f"name {tables[0]}" if tables else "put labels into a table, as labels.csv"
+        raise OnnxgenError(has, help=f"lay it out as train/class_name/FILE, or {way}")
     parts = {part: folder for folder in inner if (part := part_called(folder.name)) and folders(folder)}
     parts = parts if "train" in parts else {"train": path}
     return parts, tuple(sorted({one.name for root in parts.values() if root.is_dir() for one in folders(root)}))

@@ -294,8 +294,15 @@ class Record:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes of the first classifier, or the characters of a text; () if there are none."""
-        return next((target.names for target in self.targets if target.classes or target.names), ())
+        """The names of the classes of the first classifier, or the characters of a text; () if there are none.
+
+        If the data named some classes, the others have numbers.
+        """
+        first = next((target for target in self.targets if target.classes or target.names), None)
+        if first is None or not first.names:
+            return ()
+        fits = first.loss == "ctc_loss" or first.loss.startswith("binary")  # these have fewer names than classes
+        return first.names if fits else first.all_names
 
     def to_json(self) -> str:
         values = asdict(replace(self, versions=dict(self.versions), result=dict(self.result)))
