@@ -12,7 +12,7 @@ import click
 from onnxgen._version import __version__
 from onnxgen.cli.building import build
 from onnxgen.cli.default import file_option, generate, model_argument, path_type
-from onnxgen.cli.group import CODES, MANNERS, Command, DefaultGroup, Examples, exit_codes, option
+from onnxgen.cli.group import CODES, MANNERS, Command, DefaultGroup, Examples, Finite, exit_codes, option
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import given_settings, train_options, wrong_options
 from onnxgen.ship.target import SHIPS
@@ -40,7 +40,7 @@ def _command(
 
 
 _same = partial(option, group="Comparison")
-_whole, _number = click.IntRange(min=0), click.FloatRange(min=0)
+_whole, _number = click.IntRange(min=0), Finite(min=0)
 _compared = add_all(
     [
         _same("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on."),
@@ -269,12 +269,16 @@ _asked = add_all(
 @click.argument("files", metavar="[RUN] FILES...", nargs=-1, required=True)
 @option("--top", metavar="N", type=click.IntRange(min=1), default=1, group="Answers", help="Show the N best classes.")
 @option(
-    "--min-score", metavar="X", type=float, group="Answers", help="Leave out boxes with a lower score. Default: 0.25."
+    "--min-score",
+    metavar="X",
+    type=Finite(),
+    group="Answers",
+    help="Leave out boxes of a lower score. Default: 0.25.",
 )
 @option(
     "--max-overlap",
     metavar="X",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     group="Answers",
     help="Leave out a box that a better one of its class overlaps by a greater IoU. Default: 0.7.",
 )
@@ -289,7 +293,7 @@ _asked = add_all(
 @option(
     "--temperature",
     metavar="X",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     group="Answers",
     help="Draw the tokens of a text. Default: take the most probable ones.",
 )

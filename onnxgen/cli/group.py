@@ -4,6 +4,7 @@ quick command can load alone.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -89,6 +90,16 @@ class AnyPath(click.Path):
         if "\0" in str(value) or not str(value):
             self.fail("a path is neither empty nor has it a zero byte", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A number in a range. NaN, which passes every comparison of a range, is none; neither is infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no number here.", param, ctx)
+        return number
 
 
 def exit_codes(codes: Mapping[int, str]) -> str:

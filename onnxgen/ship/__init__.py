@@ -83,6 +83,8 @@ def ship(
     target = target_of(to)
     learner = load(run, device="cpu")
     name = f"{learner.record.name}-int8" if target.rounds else learner.record.name
+    if may_lose != MAY_LOSE and not target.rounds:
+        raise OnnxgenError(f"may_lose is of 8-bit integers, and --to {target.name} has none", help="leave it out")
     if not math.isfinite(may_lose):
         raise OnnxgenError(f"may_lose is {may_lose}", help="give points, as 1.5")
     path = Path(out) if out is not None else learner.run / f"{name}{target.suffix}"

@@ -137,6 +137,8 @@ def test_a_card_of_another_file_stays(rows: Path, tmp_path: Path) -> None:
 def test_points_that_say_nothing_are_refused(rows: Path, tmp_path: Path, points: float) -> None:
     with pytest.raises(OnnxgenError, match="may_lose is"):
         ship(rows, "onnx-int8", tmp_path / "net.onnx", may_lose=points)
+    with pytest.raises(OnnxgenError, match="may_lose is of 8-bit integers, and --to pt2 has none"):
+        ship(rows, "pt2", tmp_path / "net.pt2", may_lose=points)
 
 
 def test_the_card_of_odd_texts(tmp_path: Path) -> None:

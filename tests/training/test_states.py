@@ -226,12 +226,14 @@ def test_context_needs_a_chunk() -> None:
         Settings(context=8)
 
 
-@pytest.mark.parametrize("pair", ["state stateN", "h hn", "h0 hn", "c_0 c_n", "h_in h_out", "h0 h1", "h h.1"])
+@pytest.mark.parametrize(
+    "pair", "state stateN|h hn|h0 hn|c_0 c_n|h_in h_out|h0 h1|h h.1|cache_in_0 cache_out_0".split("|")
+)
 def test_names_of_a_state(pair: str) -> None:
     assert is_next(*pair.split())
 
 
-@pytest.mark.parametrize("pair", ["h cn", "h_1 h_2", "hidden output", "x y", "h h", "main man"])
+@pytest.mark.parametrize("pair", "h cn|h_1 h_2|hidden output|x y|h h|main man|c_in_0 c_out_1|in_0 out_0".split("|"))
 def test_names_of_other_things(pair: str) -> None:
     assert not is_next(*pair.split())
 

@@ -48,8 +48,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     generate(find(FILE), folder / "reader.py", Options(dynamic_batch=True))
     fit(
         folder / "reader.py", folder, out=folder / "run", task="ctc", replace_head=37, keep=True,
-        own_classes=folder / "known.json", classes=tuple(CHARACTERS), normalize="0,1", device="cpu", val=0.0, workers=0,
-        epochs=STEPS, batch_size=8, optimizer="sgd", lr=RATE, show="nothing", loggers="none",
+        own_classes=folder / "known.json", classes=tuple(CHARACTERS), preprocess="ddddocr", device="cpu", val=0.0,
+        workers=0, epochs=STEPS, batch_size=8, optimizer="sgd", lr=RATE, show="nothing", loggers="none",
     )  # fmt: skip
     assert cli(["export", str(folder / "run"), "--onnx", str(find(FILE)), "-o", str(folder / "t.onnx"), "--quiet"]) == 0
     rows = list(csv.DictReader((folder / "labels.csv").open()))

@@ -15,10 +15,11 @@ from onnxgen.training.settings import Settings
 
 RATES = ("sr", "rate", "fs", "sample_rate", "sampling_rate", "samplerate")  # names of an input for a sound's rate in Hz
 # What names have beside that of the state: of an input that it is the one before, of an output that it is the next one.
-_BEFORE, _NEXT = "in|input|prev|previous|past|old|init|initial|0", "out|output|new|next|present|final|last|n|1"
+_BEFORE, _NEXT = "in|input|prev|previous|past|old|init|initial", "out|output|new|next|present|final|last"
+_NUMBER = r"(?=[_.]?\d+$)"  # behind the word: cache_in_0
 _ENDS = {
-    False: re.compile(rf"^(?:{_BEFORE})[_.]|[_.](?:{_BEFORE})$|0$"),
-    True: re.compile(rf"^(?:{_NEXT})[_.]|[_.](?:{_NEXT})$|[nN1]$"),
+    False: re.compile(rf"^(?:{_BEFORE})[_.]|[_.](?:{_BEFORE}|0)$|[_.](?:{_BEFORE}){_NUMBER}|0$"),
+    True: re.compile(rf"^(?:{_NEXT})[_.]|[_.](?:{_NEXT}|n|1)$|[_.](?:{_NEXT}){_NUMBER}|[nN1]$"),
 }
 
 

@@ -93,7 +93,7 @@ PRESETS: Mapping[str, Preset] = {
             {"channel_order": "rgb", "resize": "letterbox", "beside": 114, "normalize": "0,1"},
             (640, 640),
         ),
-        Preset("ddddocr", "ddddocr", {"resize": "line", "normalize": "0.5,0.5"}),
+        Preset("ddddocr", "ddddocr", {"resize": "line", "normalize": "0,1"}),
         Preset(
             "imagenet",
             "torchvision",
