@@ -62,7 +62,7 @@ def _bare(name: str, of_output: bool) -> set[str]:
     """Return a name, and what is left of it without a word at its start or its end."""
     found = _ENDS[of_output].finditer(name)
     cut = (name[: match.start()] + name[match.end() :] for match in found)
-    return {text.lower() for text in (name, *cut) if text}
+    return {text.lower() for text in (name, *cut) if re.search("[^\\W\\d_]", text)}  # in_0 and out_0 name no state
 
 
 def unlike(port: Port, output: Port) -> str:
