@@ -6,6 +6,9 @@ Source of the operators' meaning: their pages in torch's documentation, and thei
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
+from torch.fx.experimental import _config as config
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.rules import NotFollowed, Result, apply, dtype_name
@@ -36,6 +40,7 @@ class Captured:
         changed: the buffers that it changes, each with its new value.
         inputs: the shapes of the inputs.
         ranges: for each free size of the inputs, the lowest and highest that the module takes.
+        guards: what else it asks of the sizes.
         leaves: parameters and buffers by path.
         places: each term, with the operator that first made it, in the order of execution.
     """
@@ -44,6 +49,7 @@ class Captured:
     changed: dict[str, Any] = field(default_factory=dict)
     inputs: list[Shape] = field(default_factory=list)
     ranges: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    guards: frozenset[str] = frozenset()
     leaves: dict[str, Term] = field(default_factory=dict)
     places: list[tuple[Term, Node]] = field(default_factory=list)
 
@@ -51,30 +57,39 @@ class Captured:
 def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequence[int]]) -> Any:
     """Return the `ExportedProgram` of a module. `free`: for each argument, the axes of any size."""
     dynamic = tuple({axis: Dim.AUTO for axis in axes} for axes in free)
-    with warnings.catch_warnings(), _quiet():
+    # "oblivious": a size may be 0 or 1, so that a question whether it is becomes a guard
+    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=True):
         warnings.simplefilter("ignore")
         try:
-            program = export(module, tuple(arguments), dynamic_shapes=(dynamic,) if _takes_star(module) else dynamic, strict=False)
+            dynamic_shapes = (dynamic,) if _takes_star(module) else dynamic
+            program = export(module, tuple(arguments), dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
         if any(_mutates(node) for node in program.graph.nodes):
             if any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes):
                 raise NotFollowed("torch.no_grad beside an operator that writes in place")
+            guards = program._guards_code
             program = program.run_decompositions({})
+            program._guards_code = guards
+    program.asked = _guards(module, program)
     return program
 
 
-def _takes_star(module: nn.Module) -> bool:
-    import inspect
+def _guards(module: nn.Module, program: Any) -> frozenset[str]:
+    """Return what a program asks of sizes, with inputs by number."""
+    texts = program._guards_code or []
+    for number, name in enumerate(inspect.signature(module.forward).parameters):
+        texts = [text.replace(f"L['{name}']", f"L[{number}]") for text in texts]
+    return frozenset(texts)
 
+
+def _takes_star(module: nn.Module) -> bool:
     kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
     return kinds == [inspect.Parameter.VAR_POSITIONAL]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    import logging
-
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -114,6 +129,7 @@ class Reader:
             else:
                 raise NotFollowed(f"it changes its {spec.kind.name.lower()}")
         self.result.outputs = tuple(plain_outputs)
+        self.result.guards = self.program.asked
         self._ranges()
         return self.result
 
@@ -153,8 +169,7 @@ class Reader:
     def _ranges(self) -> None:
         for symbol, bounds in self.program.range_constraints.items():
             if symbol in self.symbols:
-                lower = min(bounds.lower, 2) if bounds.lower == 2 else bounds.lower
-                self.result.ranges[str(self.symbols[symbol])] = (lower, bounds.upper)
+                self.result.ranges[str(self.symbols[symbol])] = (max(bounds.lower, 1), bounds.upper)
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -281,8 +296,6 @@ class Reader:
 
 def constant(terms: Algebra, tensor: Tensor) -> Term:
     """Return the term of known elements: of one number, or by their bytes."""
-    import hashlib
-
     tensor = tensor.detach().cpu()
     name = dtype_name(tensor.dtype)
     if tensor.numel() and not tensor.is_complex() and bool((tensor == tensor.reshape(-1)[0]).all()):

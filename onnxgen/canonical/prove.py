@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import linecache
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Reader, exported
 from onnxgen.canonical.matching import below, match
+from onnxgen.canonical.purity import objections
 from onnxgen.canonical.places import Place, part_ways
 from onnxgen.canonical.rules import NotFollowed
 from onnxgen.canonical.terms import Term
@@ -140,6 +142,8 @@ class Pair:
 
     def prove(self) -> Proof:
         others = self._other_parameters()
+        for objection in objections(Path(self.file).read_text(encoding="utf-8"), self._generated()):
+            return self._numbers(Proof("not proved", objection))
         try:
             places = self._compared()
         except NotFollowed as stop:
@@ -149,6 +153,10 @@ class Pair:
         if places is None:
             return self._numbers(Proof("proved", renamed=self.renamed))
         return self._numbers(Proof("not proved", "their canonical forms differ", places, renamed=self.renamed))
+
+    def _generated(self) -> str:
+        """The text that the reference was made of."""
+        return "".join(linecache.getlines(type(self.reference).forward.__code__.co_filename))
 
     def _other_parameters(self) -> str:
         """Say how many numbers are trained, if that differs."""
@@ -301,6 +309,8 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
         theirs = other.ranges.get(name, (low, high))
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
+    for guard in sorted(other.guards - one.guards):
+        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
 
 
 __all__ = ["Counterexample", "OnnxgenError", "Proof", "Term", "below", "prove"]
