@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import linecache
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,10 @@ from torch import Tensor, nn
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Reader, exported
 from onnxgen.canonical.matching import below, match
+from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
+from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections
-from onnxgen.canonical.places import Place, part_ways
 from onnxgen.canonical.rules import NotFollowed
-from onnxgen.canonical.terms import Term
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
@@ -30,27 +27,10 @@ from onnxgen.runtime.checkpoint import SkipInit
 from onnxgen.runtime.load import build_fresh, imported, load
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
+from onnxgen.view.page import traced
 
 RUNS = 20  # drawn inputs on which modules are compared
-APART = 1e-6  # of the largest element, in float64: what two spellings of a function may differ by
-MODES = ("evaluation", "training")
-
-
-@dataclass(frozen=True)
-class Counterexample:
-    """Inputs on which two modules differ.
-
-    Attributes:
-        mode: "evaluation" or "training".
-        run: the number of the drawn inputs.
-        output: the number of the output.
-        difference: the largest difference, as a share of the largest element.
-    """
-
-    mode: str
-    run: int
-    output: int
-    difference: float
+GUARDS = 3  # of them are enough where the canonical forms are the same
 
 
 @dataclass
@@ -110,8 +90,11 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         options = recorded_options(metadata_of(vars(space)), module.parent) or Options()
         reference = load(model, options)
         edited = _built(space, module)
-        feeds = list(islice(_feeds(model, options, vars(space), runs, seed), runs))
-        return Pair(reference, edited, feeds, str(module)).prove()
+        feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
+        proof = Pair(reference, edited, feeds, str(module)).prove()
+    if proof.places:
+        proof.places = with_nodes(proof.places, model, options, module)
+    return proof
 
 
 def _built(space: Any, path: Path) -> nn.Module:
@@ -136,9 +119,10 @@ def _feeds(
 class Pair:
     """A generated module, and an edited one."""
 
-    def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Sequence[Sequence[Any]], file: str) -> None:
+    def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str) -> None:
         self.reference, self.edited, self.feeds, self.file = reference, edited, feeds, file
         self.renamed: dict[str, str] = {}
+        self.has_gradients_of_its_own = False
 
     def prove(self) -> Proof:
         others = self._other_parameters()
@@ -179,17 +163,19 @@ class Pair:
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
             _need_same_inputs(one[0], again)
             if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
-                return part_ways(one[0], again, self.file)
+                self.has_gradients_of_its_own = _cuts(one[0]) != _cuts(again)
+                return part_ways(one[0], again, self.file, Texts(Path(self.file).read_text(encoding="utf-8"), self._generated()))
         return None
 
     def _depends_on_mode(self) -> bool:
         kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
         if any(isinstance(m, kinds) for both in (self.reference, self.edited) for m in both.modules()):
             return True
-        return any(word in Path(self.file).read_text(encoding="utf-8") for word in ("training", "dropout"))
+        texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())
+        return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train"))
 
     def _captured(self, module: nn.Module, mode: str, terms: Algebra) -> tuple[Captured, Any]:
-        arguments = self.feeds[0]
+        arguments = self.feeds.first()
         if any(not isinstance(a, Tensor) for a in arguments):
             raise NotFollowed("an input that is no tensor")
         free = [[axis for axis, size in enumerate(a.shape) if size > 1] for a in arguments]
@@ -198,98 +184,66 @@ class Pair:
             program = exported(module, arguments, free)
         return Reader(terms, program, {}).read(), program
 
-    # ---- numbers -----------------------------------------------------------------------------------------------------
-
     def _numbers(self, proof: Proof) -> Proof:
         """Compare both on drawn inputs, and correct the verdict."""
-        if not self._same_weights():
-            if proof.verdict == "proved":
-                return proof
+        numbers = Numbers(self.reference, self.edited, self.renamed)
+        if not numbers.has_same_weights():
             return proof
         modes = MODES if self._depends_on_mode() else MODES[:1]
-        for mode in modes:
-            for run, feed in enumerate(self.feeds):
-                example = self._differ(feed, mode, run)
-                if isinstance(example, str):
-                    proof.verdict, proof.why = "not proved", example
-                    return proof
-                if example is not None:
-                    if proof.verdict == "proved":
-                        raise AssertionError(f"proved, but the numbers differ: {example}")
-                    proof.verdict, proof.counterexample = "different", example
-                    return proof
-                proof.runs = max(proof.runs, run + 1)
+        found: Counterexample | str | None = None
+        try:
+            for run, feed in enumerate(self.feeds.all(GUARDS if proof.verdict == "proved" else None)):
+                for mode in modes:
+                    found = found or numbers.differ(feed, mode, run)
+                proof.runs = run + 1
+                if found is not None:
+                    break
+            if found is None and proof.verdict != "proved":
+                found = numbers.elsewhere(self.feeds.first(), modes, self.has_gradients_of_its_own)
+        except Unrun as error:
+            proof.verdict, proof.why = "not proved", str(error)
+            return proof
+        if found is not None:
+            if proof.verdict == "proved":
+                proof.why = "the canonical forms are the same, but not the numbers: please report this file"
+            proof.verdict, proof.counterexample = "different", found
         return proof
 
-    def _same_weights(self) -> bool:
-        """Give the edited module the weights of the generated one. Returns False if some have no partner."""
-        state = self.reference.state_dict()
-        wanted = {path: self.renamed.get(path, path) for path in self.edited.state_dict()}
-        if any(old not in state for old in wanted.values()):
-            return False
-        try:
-            self.edited.load_state_dict({new: state[old] for new, old in wanted.items()})
-        except RuntimeError:
-            return False
-        return True
 
-    def _differ(self, feed: Sequence[Any], mode: str, run: int) -> Counterexample | str | None:
-        """Return how outputs differ in float64; a text if the edited module fails."""
-        results = []
-        for module in (self.reference, self.edited):
-            with _kept(module), _double(module) as wide:
-                wide.train(mode == MODES[1])
-                torch.manual_seed(run)
+class Feeds:
+    """Inputs, drawn as they are needed."""
+
+    def __init__(self, drawn: Iterator[list[Any]], runs: int) -> None:
+        self.drawn, self.runs, self.known = drawn, runs, list[list[Any]]()
+
+    def first(self) -> list[Any]:
+        return next(self.all(1))
+
+    def all(self, most: int | None = None) -> Iterator[list[Any]]:
+        for number in range(self.runs if most is None else min(most, self.runs)):
+            if number == len(self.known):
                 try:
-                    with torch.no_grad():
-                        out = wide(*(_wide(a) for a in feed))
-                except Exception as error:
-                    if module is self.reference:
-                        return f"the generated module does not run in float64: {type(error).__name__}"
-                    return f"it fails on drawn inputs: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                changed = [b for _, b in sorted(_by_old_name(wide, self.renamed if module is self.edited else {}))]
-                results.append([*(out if isinstance(out, (tuple, list)) else [out]), *(changed if mode == MODES[1] else [])])
-        if len(results[0]) != len(results[1]):
-            return Counterexample(mode, run, min(map(len, results)), math.inf)
-        for number, (a, b) in enumerate(zip(*results, strict=True)):
-            apart = difference(a, b)
-            if apart > APART:
-                return Counterexample(mode, run, number, apart)
-        return None
+                    self.known.append(next(self.drawn))
+                except StopIteration:
+                    return
+            yield self.known[number]
 
 
-def _by_old_name(module: nn.Module, renamed: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    state = module.state_dict()
-    for name, buffer in module.named_buffers():
-        if name in state:
-            yield renamed.get(name, name), buffer
+def _cuts(captured: Captured) -> int:
+    """Return how many values are cut off from gradients."""
+    return sum(term.op == "detach" for term in below([*captured.outputs, *captured.changed.values()]))
 
 
-def difference(one: Any, other: Any) -> float:
-    """Return the largest difference of two outputs, as a share of the largest element; infinite for another shape."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return 0.0 if one == other else math.inf
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return math.inf
-    if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else math.inf
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return math.inf
-    finite = one.isfinite()
-    one, other = one[finite], other[finite]
-    if not one.numel():
-        return 0.0
-    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
-
-
-def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-@contextmanager
-def _double(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a copy of a module in float64."""
-    yield copy.deepcopy(module).double()
+def with_nodes(places: Sequence[Place], model: Path, options: Options, module: Path) -> list[Place]:
+    """Return places with the nodes of the ONNX file that their lines were made of."""
+    generated, lines, nodes = traced(model, options, module)
+    del generated
+    texts = Texts(module.read_text(encoding="utf-8"), "\n".join(lines))
+    found = []
+    for place in places:
+        line = place.line if place.side == "generated" else texts.back(place.line)
+        found.append(replace(place, nodes=tuple(nodes.get(line or 0, ()))))
+    return found
 
 
 @contextmanager
@@ -313,4 +267,4 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
         raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
 
 
-__all__ = ["Counterexample", "OnnxgenError", "Proof", "Term", "below", "prove"]
+__all__ = ["Counterexample", "OnnxgenError", "Proof", "prove"]
