@@ -54,11 +54,17 @@ class Captured:
     places: list[tuple[Term, Node]] = field(default_factory=list)
 
 
-def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequence[int]]) -> Any:
-    """Return the `ExportedProgram` of a module. `free`: for each argument, the axes of any size."""
+def exported(
+    module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], asks: bool = False
+) -> Any:
+    """Return the `ExportedProgram` of a module.
+
+    Args:
+        free: for each argument, the axes of any size.
+        asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
+    """
     dynamic = tuple({axis: Dim.AUTO for axis in axes} for axes in free)
-    # "oblivious": a size may be 0 or 1, so that a question whether it is becomes a guard
-    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=True):
+    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks):
         warnings.simplefilter("ignore")
         try:
             dynamic_shapes = (dynamic,) if _takes_star(module) else dynamic
@@ -73,6 +79,18 @@ def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequ
             program._guards_code = guards
     program.asked = _guards(module, program)
     return program
+
+
+def still_free(program: Any) -> list[list[int]]:
+    """Return, for each input of a program, the axes that have any size."""
+    found = []
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+        value = node.meta.get("val")
+        if spec.kind is InputKind.USER_INPUT:
+            sizes = value.shape if isinstance(value, Tensor) else ()
+            found.append([axis for axis, size in enumerate(sizes) if not isinstance(size, int)])
+    return found
 
 
 def _guards(module: nn.Module, program: Any) -> frozenset[str]:

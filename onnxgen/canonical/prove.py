@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.capture import Captured, Reader, exported
+from onnxgen.canonical.capture import Captured, Reader, exported, still_free
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
@@ -22,7 +22,8 @@ from onnxgen.canonical.rules import NotFollowed
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
-from onnxgen.record.sidecar import metadata_of
+from onnxgen.record.sidecar import metadata_of, space_of
+from onnxgen.record.signature import recorded
 from onnxgen.runtime.checkpoint import SkipInit
 from onnxgen.runtime.load import build_fresh, imported, load
 from onnxgen.verify.check import Check
@@ -121,6 +122,8 @@ class Pair:
 
     def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str) -> None:
         self.reference, self.edited, self.feeds, self.file = reference, edited, feeds, file
+        self.arguments = feeds.first()
+        self.free = [[]] * len(self.arguments)
         self.renamed: dict[str, str] = {}
         self.has_gradients_of_its_own = False
 
@@ -152,9 +155,16 @@ class Pair:
     def _compared(self) -> list[Place] | None:
         """Return where the canonical forms part, or None if they are the same."""
         modes = MODES if self._depends_on_mode() else MODES[:1]
+        if any(not isinstance(a, Tensor) for a in self.arguments):
+            raise NotFollowed("an input that is no tensor")
+        self.free = _free(self.reference, self.arguments)
         for mode in modes:
             terms = Algebra()
-            one, other = (self._captured(m, mode, terms) for m in (self.reference, self.edited))
+            one = self._captured(self.reference, mode, terms, self.free)
+            free = still_free(one[1])
+            other = self._captured(self.edited, mode, terms, free, True)
+            if other[0].guards - one[0].guards:  # the reference may ask the same
+                one = self._captured(self.reference, mode, terms, free, True)
             pairs = match(one[0], other[0]) if mode == MODES[0] else self.renamed
             self.renamed = self.renamed or pairs
             again = other[0]
@@ -174,14 +184,12 @@ class Pair:
         texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())
         return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train"))
 
-    def _captured(self, module: nn.Module, mode: str, terms: Algebra) -> tuple[Captured, Any]:
-        arguments = self.feeds.first()
-        if any(not isinstance(a, Tensor) for a in arguments):
-            raise NotFollowed("an input that is no tensor")
-        free = [[axis for axis, size in enumerate(a.shape) if size > 1] for a in arguments]
+    def _captured(
+        self, module: nn.Module, mode: str, terms: Algebra, free: Sequence[Sequence[int]], asks: bool = False
+    ) -> tuple[Captured, Any]:
         module.train(mode == MODES[1])
         with _kept(module):
-            program = exported(module, arguments, free)
+            program = exported(module, self.arguments, free, asks)
         return Reader(terms, program, {}).read(), program
 
     def _numbers(self, proof: Proof) -> Proof:
@@ -208,6 +216,19 @@ class Pair:
                 proof.why = "the canonical forms are the same, but not the numbers: please report this file"
             proof.verdict, proof.counterexample = "different", found
         return proof
+
+
+def _free(reference: nn.Module, arguments: Sequence[Tensor]) -> list[list[int]]:
+    """Return, for each input, the axes that have any size in the file."""
+    signature = recorded(metadata_of(space_of(reference)))
+    dims = [port.dims for port in signature.inputs] if signature is not None else []
+    found = []
+    for number, argument in enumerate(arguments):
+        known = dims[number] if number < len(dims) else None
+        fixed = [isinstance(dim, int) for dim in known] if known is not None and len(known) == argument.dim() else []
+        fixed = fixed or [False] * argument.dim()
+        found.append([axis for axis, size in enumerate(argument.shape) if size > 1 and not fixed[axis]])
+    return found
 
 
 class Feeds:
