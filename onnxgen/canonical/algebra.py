@@ -71,12 +71,12 @@ class Algebra(Contractions):
         common = {f: min(p.get(f, 0) for p in powers) for f in powers[0]}
         common = {f: e for f, e in common.items() if e}
         shared = frozenset(common.items())
-        rest = {
-            frozenset((f, e - common.get(f, 0)) for f, e in m if e > common.get(f, 0)): c for m, c in items.items()
-        }
+        rest = {frozenset((f, e - common.get(f, 0)) for f, e in m if e > common.get(f, 0)): c for m, c in items.items()}
         first = min(rest, key=order)
         lead = rest[first] if term.dtype not in INTEGERS else 1
-        return (shared, lead), self.sum_of({m: c / lead for m, c in rest.items()} if lead != 1 else rest, term.shape, term.dtype)
+        return (shared, lead), self.sum_of(
+            {m: c / lead for m, c in rest.items()} if lead != 1 else rest, term.shape, term.dtype
+        )
 
     def powered(self, base: Term, exponent: float, shape: Shape) -> Term:
         """Return a power of floats."""
@@ -203,7 +203,9 @@ class Algebra(Contractions):
 
     def exponents(self, term: Term, axis: int) -> Term:
         largest = self.extreme("amax", term, [axis], True)
-        return self.each("exp", [self.added([(term, 1), (largest, -1)], term.shape, term.dtype)], term.shape, term.dtype)
+        return self.each(
+            "exp", [self.added([(term, 1), (largest, -1)], term.shape, term.dtype)], term.shape, term.dtype
+        )
 
 
 COMPUTED = {

@@ -54,9 +54,7 @@ class Captured:
     places: list[tuple[Term, Node]] = field(default_factory=list)
 
 
-def exported(
-    module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], asks: bool = False
-) -> Any:
+def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], asks: bool = False) -> Any:
     """Return the `ExportedProgram` of a module.
 
     Args:
@@ -284,7 +282,8 @@ class Reader:
     def _results(self, value: Any) -> list[Result]:
         values = value if isinstance(value, (tuple, list)) else [value]
         return [
-            Result(self.shape(v), dtype_name(v.dtype)) if isinstance(v, Tensor) else Result((), "float32") for v in values
+            Result(self.shape(v), dtype_name(v.dtype)) if isinstance(v, Tensor) else Result((), "float32")
+            for v in values
         ]
 
     def _item(self, whole: Any, number: Any, node: Node) -> Any:

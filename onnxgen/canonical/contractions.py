@@ -29,7 +29,9 @@ class Work:
         self.sizes = dict(sizes)
         self.out: Labels = [self._of(i) for i in out]
         self.operands: list[Operand] = [(t, [self._of(i) for i in axes]) for t, axes in operands]
-        self.summed = {n for _, axes in self.operands for labels in axes for n in labels} - {*itertools.chain(*self.out)}
+        self.summed = {n for _, axes in self.operands for labels in axes for n in labels} - {
+            *itertools.chain(*self.out)
+        }
         self.number: float = 1
         self.scalars: Monomial = NOTHING
 
@@ -93,7 +95,12 @@ class Contractions(Views):
         raise NotImplementedError
 
     def contracted(
-        self, operands: Sequence[tuple[Term, Sequence[int]]], out: Sequence[int], sizes: Mapping[int, Size], dtype: str, name: str = "contract"
+        self,
+        operands: Sequence[tuple[Term, Sequence[int]]],
+        out: Sequence[int],
+        sizes: Mapping[int, Size],
+        dtype: str,
+        name: str = "contract",
     ) -> Term:
         """Return the sum, over all labels that are not in `out`, of the products of the operands.
 

@@ -74,7 +74,9 @@ class Numbers:
         for number, (a, b) in enumerate(zip(*results, strict=True)):
             apart = difference(a, b)
             if apart > (APART if scale == 1 else APART_SCALED):
-                return Counterexample(mode, run, number, apart, "" if scale == 1 else f"with all weights times {scale:g}")
+                return Counterexample(
+                    mode, run, number, apart, "" if scale == 1 else f"with all weights times {scale:g}"
+                )
         return None
 
     def _old(self, module: nn.Module, name: str) -> str:
@@ -87,7 +89,11 @@ class Numbers:
                 out = wide(*(_wide(a) for a in feed))
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            which = "the generated module does not run in float64" if module is self.reference else "it fails on drawn inputs"
+            which = (
+                "the generated module does not run in float64"
+                if module is self.reference
+                else "it fails on drawn inputs"
+            )
             raise Unrun(f"{which}: {why}") from error
         return [*out] if isinstance(out, (tuple, list)) else [out]
 

@@ -18,14 +18,15 @@ from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections
+from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
-from onnxgen.record.sidecar import metadata_of, space_of
+from onnxgen.record.sidecar import metadata_of, sidecar_of, space_of
 from onnxgen.record.signature import recorded
 from onnxgen.runtime.checkpoint import SkipInit
-from onnxgen.runtime.load import build_fresh, imported, load
+from onnxgen.runtime.load import build_fresh, imported, load, need_torch
 from onnxgen.verify.check import Check
 from onnxgen.verify.convert import to_torch
 from onnxgen.view.page import traced
@@ -45,6 +46,7 @@ class Proof:
         counterexample: inputs on which they differ.
         renamed: for each parameter or buffer with another name, that of the generated module.
         runs: on how many drawn inputs both were compared.
+        written: the files that `rename` wrote.
     """
 
     verdict: str
@@ -53,6 +55,7 @@ class Proof:
     counterexample: Counterexample | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     runs: int = 0
+    written: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         example = self.counterexample
@@ -63,10 +66,11 @@ class Proof:
             "counterexample": None if example is None else vars(example),
             "renamed": self.renamed,
             "runs": self.runs,
+            "written": self.written,
         }
 
 
-def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int = 0) -> Proof:
+def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int = 0, rename: bool = False) -> Proof:
     """Prove that an edited module is the same function as the network in an ONNX file.
 
     The module that onnxgen writes for the file today and the edited one are brought to one canonical form, in evaluation
@@ -78,6 +82,7 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         module: the edited file, with the sidecar from its generation.
         runs: the number of drawn inputs.
         seed: for the inputs.
+        rename: if it is proved, write the weights beside the module again, under its names. `export` works from them.
 
     Returns:
         the verdict. "proved": the canonical forms are the same. "different": `counterexample` shows it, or the trained
@@ -86,6 +91,9 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
     Raises:
         OnnxgenError: a file can't be read, or the module can't be imported.
     """
+    need_torch("prove", "verify")
+    if runs < 1:
+        raise OnnxgenError("proving needs at least one run")
     model, module = Path(model), Path(module)
     with imported(module) as space:
         options = recorded_options(metadata_of(vars(space)), module.parent) or Options()
@@ -93,6 +101,9 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         edited = _built(space, module)
         feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
         proof = Pair(reference, edited, feeds, str(module)).prove()
+        weights = sidecar_of(vars(space))
+    if rename and proof.verdict == "proved" and proof.renamed and weights is not None:
+        proof.written = [str(file) for file in write_renamed(module, weights, proof.renamed)]
     if proof.places:
         proof.places = with_nodes(proof.places, model, options, module)
     return proof
@@ -107,9 +118,7 @@ def _built(space: Any, path: Path) -> nn.Module:
             return build_fresh(space, path)
 
 
-def _feeds(
-    model: Path, options: Options, space: Mapping[str, Any], runs: int, seed: int
-) -> Iterator[list[Any]]:
+def _feeds(model: Path, options: Options, space: Mapping[str, Any], runs: int, seed: int) -> Iterator[list[Any]]:
     """Yield inputs that the oracle accepts."""
     check = Check(model, options, rtol=1e-3, atol=1e-5)
     check.prepare(space)
@@ -174,11 +183,19 @@ class Pair:
             _need_same_inputs(one[0], again)
             if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
                 self.has_gradients_of_its_own = _cuts(one[0]) != _cuts(again)
-                return part_ways(one[0], again, self.file, Texts(Path(self.file).read_text(encoding="utf-8"), self._generated()))
+                return part_ways(
+                    one[0], again, self.file, Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
+                )
         return None
 
     def _depends_on_mode(self) -> bool:
-        kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
+        kinds = (
+            nn.modules.dropout._DropoutNd,
+            nn.modules.batchnorm._NormBase,
+            nn.RNNBase,
+            nn.MultiheadAttention,
+            nn.RReLU,
+        )
         if any(isinstance(m, kinds) for both in (self.reference, self.edited) for m in both.modules()):
             return True
         texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 
 from torch import nn
@@ -22,7 +23,9 @@ BUILTINS = frozenset({
     "NotImplemented", "Exception", "filter", "set", "frozenset", "complex", "divmod", "str", "repr", "format", "iter", "next",
     "getattr",
 })  # fmt: skip
-IN_INIT = frozenset({"str", "repr", "format", "print", "iter", "next"})  # elsewhere, they could tell a capture from a call
+IN_INIT = frozenset(
+    {"str", "repr", "format", "print", "iter", "next"}
+)  # elsewhere, they could tell a capture from a call
 # of torch: what depends on more than arguments, or lies about gradients
 STATEFUL = frozenset({
     "compiler", "jit", "onnx", "cuda", "backends", "library", "autograd", "overrides", "distributed", "mps", "xpu", "accelerator",
@@ -40,7 +43,9 @@ ATTRIBUTES = frozenset({
     "is_cuda", "is_cpu", "is_xpu", "as_strided", "storage_offset", "layout", "zero_grad", "grad_dtype", "_modules", "_parameters",
     "_buffers", "f_locals", "gi_frame",
 })  # fmt: skip
-GROWING = frozenset({"append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "popitem", "discard"})
+GROWING = frozenset(
+    {"append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "popitem", "discard"}
+)
 OVERRIDDEN = frozenset({"__init__", "forward", "train", "extra_repr", "reset_parameters"})
 MADE = ("from_pretrained",)  # of the file's own functions: what loads weights
 
@@ -92,7 +97,12 @@ def _constants(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             counts[node.id] = counts.get(node.id, 0) + 1
-    found = {a.asname or a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+    found = {
+        a.asname or a.name.partition(".")[0]
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.Import, ast.ImportFrom))
+        for a in n.names
+    }
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_plain(node.value):
             found |= {node.targets[0].id} if counts[node.targets[0].id] == 1 else set()
@@ -100,7 +110,17 @@ def _constants(tree: ast.Module) -> set[str]:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    inside = (ast.Constant, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop, ast.expr_context, ast.Attribute, ast.Name)
+    inside = (
+        ast.Constant,
+        ast.Tuple,
+        ast.UnaryOp,
+        ast.BinOp,
+        ast.operator,
+        ast.unaryop,
+        ast.expr_context,
+        ast.Attribute,
+        ast.Name,
+    )
     return all(isinstance(n, inside) for n in ast.walk(node))
 
 
@@ -137,7 +157,9 @@ def _class(node: ast.ClassDef, others: set[str], names: set[str]) -> Iterator[st
         elif isinstance(part, (ast.Assign, ast.AnnAssign)):
             if part.value is not None and not _is_plain(part.value):
                 yield _said(part, "is state of a class")
-        elif not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)) and not isinstance(part, ast.Pass):
+        elif not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)) and not isinstance(
+            part, ast.Pass
+        ):
             yield _said(part, "is not followed")
 
 
@@ -146,8 +168,12 @@ class Function:
 
     def __init__(self, node: ast.FunctionDef, known: set[str], initial: bool) -> None:
         self.node, self.initial = node, initial
-        self.parameters = {a.arg for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) for a in _arguments(n.args)}
-        self.local = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | self.parameters
+        self.parameters = {
+            a.arg for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) for a in _arguments(n.args)
+        }
+        self.local = {
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        } | self.parameters
         self.local |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
         self.known = known
 
@@ -197,11 +223,15 @@ class Function:
             return
         elif isinstance(node.ctx, ast.Store):
             yield _said(node, "keeps something for the next call")
-        elif name in ATTRIBUTES:
+        elif name in ATTRIBUTES and not re.fullmatch(r"self\.[\w.\[\]]+\.stride", whole):  # of a layer
             yield _said(node, "is not followed")
 
     def _call(self, node: ast.Call) -> Iterator[str]:
-        if isinstance(node.func, ast.Name) and node.func.id == "getattr" and ast.unparse(node.args[0]) != "self":
+        if (
+            isinstance(node.func, ast.Name)
+            and node.func.id == "getattr"
+            and not re.match(r"self\b", ast.unparse(node.args[0]))
+        ):
             yield _said(node, "is not followed")
         if self.initial or not isinstance(node.func, ast.Attribute) or node.func.attr not in GROWING:
             return
@@ -231,7 +261,9 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     pairs: list[tuple[ast.AST, ast.AST]] = []
     if isinstance(node, ast.Assign):
         pairs = [(t, node.value) for t in node.targets]
-    elif isinstance(node, (ast.AugAssign, ast.NamedExpr)) or (isinstance(node, ast.AnnAssign) and node.value is not None):
+    elif isinstance(node, (ast.AugAssign, ast.NamedExpr)) or (
+        isinstance(node, ast.AnnAssign) and node.value is not None
+    ):
         pairs = [(node.target, node.value)]  # type: ignore[list-item]
     elif isinstance(node, (ast.For, ast.comprehension)):
         pairs = [(node.target, node.iter)]

@@ -208,7 +208,9 @@ def bounded(t: Algebra, out: Result, x: Term, low: Any, high: Any) -> Term:
     """Return x, at least `low` and at most `high`."""
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
-            x = t.each(name, [t.operand(x, out.dtype), t.operand(scalar(t, limit, out.dtype), out.dtype)], out.shape, out.dtype)
+            x = t.each(
+                name, [t.operand(x, out.dtype), t.operand(scalar(t, limit, out.dtype), out.dtype)], out.shape, out.dtype
+            )
     return x
 
 
@@ -241,7 +243,9 @@ def gelu(t: Algebra, out: Result, x: Term, approximate: str = "none") -> Any:
         inner = unary(t, out, "erf", t.added([(x, 1 / math.sqrt(2))], out.shape, out.dtype))
     else:
         cube = power(t, out, x, 3)
-        argument = t.added([(x, math.sqrt(2 / math.pi)), (cube, math.sqrt(2 / math.pi) * 0.044715)], out.shape, out.dtype)
+        argument = t.added(
+            [(x, math.sqrt(2 / math.pi)), (cube, math.sqrt(2 / math.pi) * 0.044715)], out.shape, out.dtype
+        )
         inner = unary(t, out, "tanh", argument)
     half = t.added([(x, 0.5)], out.shape, out.dtype)
     return mul(t, out, half, add(t, out, inner, 1))
@@ -259,7 +263,9 @@ def softplus(t: Algebra, out: Result, x: Term, beta: Any = 1, threshold: Any = 2
 
 @rule("leaky_relu")
 def leaky_relu(t: Algebra, out: Result, x: Term, slope: Any = 0.01) -> Any:
-    return where(t, out, compared(t, out, "lt", scalar(t, 0, out.dtype), x), x, t.added([(x, slope)], out.shape, out.dtype))
+    return where(
+        t, out, compared(t, out, "lt", scalar(t, 0, out.dtype), x), x, t.added([(x, slope)], out.shape, out.dtype)
+    )
 
 
 # ---- choices ---------------------------------------------------------------------------------------------------------
@@ -383,7 +389,9 @@ def einsum(t: Algebra, out: Result, equation: str, operands: Sequence[Term], pat
 
 
 @rule("conv1d.default", "conv2d.default", "conv3d.default")
-def conv(t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+def conv(
+    t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Any:
     rank = len(x.shape) - 2
     stride, padding, dilation = (_wide(v, rank) for v in (stride, padding, dilation))
     if x.op == "call" and x.args[0] == "pad" and (more := _even(x.args[2], rank)) is not None:
@@ -395,7 +403,9 @@ def conv(t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any,
 
 
 @rule("conv1d.padding", "conv2d.padding", "conv3d.padding")
-def conv_padded(t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any, padding: str, dilation: Any, groups: Any) -> Any:
+def conv_padded(
+    t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any, padding: str, dilation: Any, groups: Any
+) -> Any:
     rank = len(x.shape) - 2
     reach = [d * (k - 1) for d, k in zip(_wide(dilation, rank), weight.shape[2:], strict=True)]
     if padding == "valid":
@@ -432,7 +442,16 @@ def pad(t: Algebra, out: Result, x: Term, pads: Any, *rest: Any) -> Any:
 
 @rule("scaled_dot_product_attention")
 def attention(
-    t: Algebra, out: Result, q: Term, k: Term, v: Term, mask: Any = None, p: Any = 0.0, causal: Any = False, scale: Any = None, gqa: Any = False
+    t: Algebra,
+    out: Result,
+    q: Term,
+    k: Term,
+    v: Term,
+    mask: Any = None,
+    p: Any = 0.0,
+    causal: Any = False,
+    scale: Any = None,
+    gqa: Any = False,
 ) -> Any:
     if p or gqa or (scale is None and not isinstance(q.shape[-1], int)):
         return None
@@ -469,7 +488,9 @@ def log_softmax(t: Algebra, out: Result, x: Term, axis: int, dtype: Any = None) 
 
 
 @rule("sum.dim_IntList", "mean.dim")
-def reduced(t: Algebra, out: Result, x: Term, axes: Any, keep: bool = False, dtype: Any = None, mean: bool = False) -> Any:
+def reduced(
+    t: Algebra, out: Result, x: Term, axes: Any, keep: bool = False, dtype: Any = None, mean: bool = False
+) -> Any:
     if "float" not in out.dtype:
         return None
     axes = axes_of(axes, len(x.shape))
@@ -505,7 +526,9 @@ rule("std.dim")(lambda t, out, *a: power(t, out, variance_of(t, out, *a), 0.5))
 
 
 @rule("linalg_vector_norm")
-def vector_norm(t: Algebra, out: Result, x: Term, order_: Any = 2, axes: Any = None, keep: bool = False, dtype: Any = None) -> Any:
+def vector_norm(
+    t: Algebra, out: Result, x: Term, order_: Any = 2, axes: Any = None, keep: bool = False, dtype: Any = None
+) -> Any:
     if order_ != 2:
         return None
     squares = power(t, Result(x.shape, out.dtype), x, 2)
@@ -532,7 +555,9 @@ def scaled(t: Algebra, out: Result, x: Term, weight: Any, bias: Any) -> Term:
 
 
 @rule("layer_norm")
-def layer_norm(t: Algebra, out: Result, x: Term, shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any) -> Any:
+def layer_norm(
+    t: Algebra, out: Result, x: Term, shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any
+) -> Any:
     axes = list(range(len(x.shape) - len(shape), len(x.shape)))
     return scaled(t, out, t.normalised(x, axes, eps), weight, bias)
 
@@ -548,7 +573,9 @@ def rms_norm(t: Algebra, out: Result, x: Term, shape: Any, weight: Any = None, e
 
 
 @rule("group_norm")
-def group_norm(t: Algebra, out: Result, x: Term, groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any) -> Any:
+def group_norm(
+    t: Algebra, out: Result, x: Term, groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any
+) -> Any:
     channels = x.shape[1]
     if not isinstance(channels, int):
         return None
@@ -561,7 +588,17 @@ def group_norm(t: Algebra, out: Result, x: Term, groups: int, weight: Any = None
 
 @rule("instance_norm")
 def instance_norm(
-    t: Algebra, out: Result, x: Term, weight: Any, bias: Any, mean: Any, var: Any, use: bool, momentum: Any, eps: Any, *_: Any
+    t: Algebra,
+    out: Result,
+    x: Term,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    use: bool,
+    momentum: Any,
+    eps: Any,
+    *_: Any,
 ) -> Any:
     if not use or mean is not None:
         return None
@@ -570,7 +607,17 @@ def instance_norm(
 
 @rule("batch_norm")
 def batch_norm(
-    t: Algebra, out: Result, x: Term, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: Any, *_: Any
+    t: Algebra,
+    out: Result,
+    x: Term,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+    *_: Any,
 ) -> Any:
     if training or mean is None or var is None:
         return None
@@ -585,7 +632,17 @@ def batch_norm(
 # ---- views -----------------------------------------------------------------------------------------------------------
 
 
-@rule("view.default", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "view_as", "reshape_as", "_reshape_alias")
+@rule(
+    "view.default",
+    "reshape",
+    "_unsafe_view",
+    "flatten",
+    "unflatten",
+    "unsqueeze",
+    "view_as",
+    "reshape_as",
+    "_reshape_alias",
+)
 def reshape(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
     return t.reshaped(x, out.shape)
 
@@ -765,5 +822,3 @@ def unused(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
 @rule("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size")
 def nothing(t: Algebra, out: Result, *_: Any) -> Any:
     return ()
-
-

@@ -7,11 +7,12 @@ real numbers here: rounding is not modelled. Sizes are integers, or sympy expres
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import sympy
 
@@ -90,11 +91,28 @@ NOTHING: Monomial = frozenset()
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "bool"})
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def once(function: Function) -> Function:
+    """Let a method compute its result once for the same arguments: terms share their parts, so it meets them again."""
+
+    @functools.wraps(function)
+    def kept(self: Terms, *args: Any, **kwargs: Any) -> Any:
+        key = (function.__name__, *args, *kwargs.items())
+        if key not in self.results:
+            self.results[key] = function(self, *args, **kwargs)
+        return self.results[key]
+
+    return kept  # type: ignore[return-value]
+
+
 class Terms:
     """Makes terms, each once."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Term] = {}
+        self.results: dict[Hashable, Any] = {}
         self._numbers: list[float] = []  # sorted
 
     def term(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str) -> Term:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgen.canonical.terms import Shape, Size, Term, Terms, plain, product, quotient
+from onnxgen.canonical.terms import Shape, Size, Term, Terms, once, plain, product, quotient
 
 Group = tuple[int, ...]
 
@@ -150,6 +150,7 @@ def composed(first: Pattern, second: Pattern) -> Pattern | None:
 class Views(Terms):
     """Terms, and views of them."""
 
+    @once
     def rearranged(self, term: Term, pattern: Pattern) -> Term:
         pattern = pattern.plain()
         if pattern.is_identity() and pattern.shape == term.shape:
@@ -173,6 +174,7 @@ class Views(Terms):
     def permuted(self, term: Term, axes: Sequence[int]) -> Term:
         return self.rearranged(term, permutation(term.shape, axes))
 
+    @once
     def bare(self, term: Term) -> Term:
         """Return an operand that broadcasting takes for `term`: without expansion and leading sizes of 1."""
         if term.op == "expand":
@@ -205,6 +207,7 @@ class Views(Terms):
             return None
         return self.mapped(term, lambda part: self.bare(self.rearranged(part, views[part])), pattern.shape)
 
+    @once
     def turned(self, term: Term) -> tuple[Term, Pattern] | None:
         """Return a term as a view of another one, in which the operand that the order of terms puts first is no view.
 
@@ -220,6 +223,7 @@ class Views(Terms):
         base = self.rearranged(term, found[1].inverse())
         return None if base.op == "view" else (base, found[1])
 
+    @once
     def _pivot(self, term: Term) -> tuple[Term, Pattern] | None:
         if term.op == "view":
             return term.args
@@ -231,6 +235,7 @@ class Views(Terms):
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
+    @once
     def sliced(self, term: Term, axis: int, start: Size, stop: Size, step: int = 1) -> Term:
         """Return elements start to stop of an axis. `stop` is at most the size."""
         size = term.shape[axis]
@@ -286,7 +291,9 @@ class Views(Terms):
                     return None
                 part = self.sliced(base, place, start * below, stop * below, step)
                 new = Pattern(
-                    tuple((_count(start, stop, step), *a[1:]) if k == place else a for k, a in enumerate(pattern.atoms)),
+                    tuple(
+                        (_count(start, stop, step), *a[1:]) if k == place else a for k, a in enumerate(pattern.atoms)
+                    ),
                     pattern.groups,
                 )
                 return self.rearranged(part, without_ones(new))

@@ -88,6 +88,34 @@ def verify(model: Path, module: Path | None, **params: Any) -> int:
     return verify_command(model, module, take_options(params), **params)
 
 
+_proved = partial(option, group="Comparison")
+
+
+@_command(
+    "prove",
+    "Tell whether an edited module is the same function.",
+    [
+        ("onnxgen prove net.onnx model.py", "Prove it, or show a difference."),
+        ("onnxgen prove net.onnx model.py --rename", "Also write the weights under new names."),
+    ],
+    {0: "proved", 1: "different", 4: "neither is known"},
+)
+@model_argument
+@click.argument("module", type=path_type, required=False)
+@_proved("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Sets of inputs to compare on.")
+@_proved("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs.")
+@_proved("--rename", is_flag=True, help="If it is proved, write the weights under the names of MODULE.")
+@saying_options
+def prove(model: Path, module: Path | None, **params: Any) -> int:
+    """Tell whether the edited MODULE computes what MODEL does, for all inputs, with the same trained parameters.
+
+    MODULE is by default the file that onnxgen writes for MODEL without -o.
+    """
+    from onnxgen.cli.proving import prove_command
+
+    return prove_command(model, module, **params)
+
+
 @_command(
     "export",
     "Write a trained module back to ONNX.",

@@ -15,7 +15,9 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", help="of edits: one kind")
-    parser.add_argument("--what", choices=("keep", "change"), help="of edits: those that keep the function, or that change it")
+    parser.add_argument(
+        "--what", choices=("keep", "change"), help="of edits: those that keep the function, or that change it"
+    )
     given = parser.parse_args()
     # torch's exporter writes each graph that it refuses to the process's own output
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -70,7 +70,12 @@ def _shared(folder: Path) -> Iterator[Path]:
     """Small files with parameters from real exporters."""
     entries = json.loads((folder / "models" / "manifest.json").read_text())
     for entry in entries:
-        if entry["ort"] == "ok" and entry["category"] in ("net", "graph") and entry["bytes"] < 300_000 and entry["nodes"] >= 3:
+        if (
+            entry["ort"] == "ok"
+            and entry["category"] in ("net", "graph")
+            and entry["bytes"] < 300_000
+            and entry["nodes"] >= 3
+        ):
             if not entry["external"] and entry.get("init_types"):
                 yield folder / "models" / entry["file"]
     yield from sorted((folder / "findings").glob("*.onnx"))
@@ -206,7 +211,12 @@ def _judged(there: Path, network: str, name: str, made: Edited, keep: bool, seed
     started = time.perf_counter()
     onnxgen.generate(model, there / "again.py", write=True) if False else onnxgen.load(model)
     seconds = (took, time.perf_counter() - started)
-    detail = {"places": [(p.side, p.line, p.code) for p in proof.places], "lines": sorted(made.lines), "apart": distance, "seed": seed}
+    detail = {
+        "places": [(p.side, p.line, p.code) for p in proof.places],
+        "lines": sorted(made.lines),
+        "apart": distance,
+        "seed": seed,
+    }
     kind = _kind(proof, made, keep)
     return Judged(kind, name, network, proof.verdict, proof.why, seconds, detail)
 
@@ -249,7 +259,10 @@ def hunt(first: int, cases: int, only: str | None = None, keep: bool | None = No
         if found.seconds[1]:
             ratios.append(found.seconds[0] / found.seconds[1])
         if found.kind in ("wrong", "line", "unproved") or show:
-            print(f"== {seed} {found.kind} {found.edit} {found.network}: {found.verdict}: {found.why} {found.detail}", flush=True)
+            print(
+                f"== {seed} {found.kind} {found.edit} {found.network}: {found.verdict}: {found.why} {found.detail}",
+                flush=True,
+            )
     for name in sorted(table):
         print(f"{name:24} {'keep' if name not in CHANGE else 'change':7} {dict(table[name])}")
     for text, times in why.most_common():

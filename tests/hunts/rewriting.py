@@ -65,7 +65,9 @@ class Source:
 
     def statements(self) -> list[tuple[list[ast.stmt], int]]:
         """The simple statements of methods, each as its block and its number there."""
-        blocks = [n.body for _, m in self.methods(False) for n in ast.walk(m) if isinstance(n, (ast.FunctionDef, ast.For))]
+        blocks = [
+            n.body for _, m in self.methods(False) for n in ast.walk(m) if isinstance(n, (ast.FunctionDef, ast.For))
+        ]
         return [(b, i) for b in blocks for i, s in enumerate(b) if isinstance(s, (ast.Assign, ast.Return))]
 
     def replaced(self, *changes: Replaced, attributes: set[str] | None = None, hidden: bool = False) -> Edited:
@@ -78,7 +80,13 @@ class Source:
         spans = []
         for node, new in changes:
             first: Any = node
-            spans.append((starts[first.lineno - 1] + first.col_offset, starts[first.end_lineno - 1] + first.end_col_offset, new.encode()))
+            spans.append(
+                (
+                    starts[first.lineno - 1] + first.col_offset,
+                    starts[first.end_lineno - 1] + first.end_col_offset,
+                    new.encode(),
+                )
+            )
         lines: set[int] = set()
         shift = 0
         for start, end, new in sorted(spans):
@@ -120,8 +128,13 @@ def called(node: ast.AST, *names: str) -> bool:
 
 def is_tensor_like(node: ast.AST) -> bool:
     """Whether an expression is no plain number, as far as the text says."""
-    return not isinstance(node, ast.Constant) and ".shape" not in ast.unparse(node) and not (
-        isinstance(node, ast.Name) and (node.id.isupper() or node.id in ("dim", "height", "width", "length", "size"))
+    return (
+        not isinstance(node, ast.Constant)
+        and ".shape" not in ast.unparse(node)
+        and not (
+            isinstance(node, ast.Name)
+            and (node.id.isupper() or node.id in ("dim", "height", "width", "length", "size"))
+        )
     )
 
 
@@ -181,7 +194,11 @@ def rename_all(source: Source, rng: random.Random) -> Edited | None:
 @keeps
 def rename_class(source: Source, rng: random.Random) -> Edited | None:
     name = drawn(rng, (c.name for c in source.classes()[:-1]))
-    return Edited(re.sub(rf"(?<![.\w]){name}\b(?!\()|(?<![.\w]){name}\b(?=\()", f"My{name}", source.text)) if name else None
+    return (
+        Edited(re.sub(rf"(?<![.\w]){name}\b(?!\()|(?<![.\w]){name}\b(?=\()", f"My{name}", source.text))
+        if name
+        else None
+    )
 
 
 @keeps
@@ -206,7 +223,11 @@ def extract_variable(source: Source, rng: random.Random) -> Edited | None:
         statement = block[number]
         if any(isinstance(n, (ast.ListComp, ast.GeneratorExp, ast.Lambda, ast.IfExp)) for n in ast.walk(statement)):
             continue
-        places += [(statement, n) for n in ast.walk(statement) if isinstance(n, (ast.Call, ast.BinOp)) and n is not statement.value]
+        places += [
+            (statement, n)
+            for n in ast.walk(statement)
+            if isinstance(n, (ast.Call, ast.BinOp)) and n is not statement.value
+        ]
     if not places:
         return None
     statement, node = rng.choice(places)
@@ -230,10 +251,14 @@ def inline_variable(source: Source, rng: random.Random) -> Edited | None:
         if number + 1 >= len(block) or not isinstance(one, ast.Assign) or not isinstance(one.targets[0], ast.Name):
             continue
         name, after = one.targets[0].id, block[number + 1]
-        if not isinstance(after, (ast.Assign, ast.Return)) or any(isinstance(n, (ast.ListComp, ast.Lambda)) for n in ast.walk(after)):
+        if not isinstance(after, (ast.Assign, ast.Return)) or any(
+            isinstance(n, (ast.ListComp, ast.Lambda)) for n in ast.walk(after)
+        ):
             continue
         uses = [n for b in block[number + 1 :] for n in ast.walk(b) if isinstance(n, ast.Name) and n.id == name]
-        inside = [n for n in ast.walk(after) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+        inside = [
+            n for n in ast.walk(after) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+        ]
         again = isinstance(after, ast.Assign) and ast.unparse(after.targets[0]) == name
         if len(inside) == 1 and (len(uses) == 1 or again):
             places.append((one, inside[0]))
@@ -247,7 +272,11 @@ def inline_variable(source: Source, rng: random.Random) -> Edited | None:
 def reorder_statements(source: Source, rng: random.Random) -> Edited | None:
     places = []
     for block, number in source.statements():
-        if number + 1 < len(block) and isinstance(block[number], ast.Assign) and isinstance(block[number + 1], ast.Assign):
+        if (
+            number + 1 < len(block)
+            and isinstance(block[number], ast.Assign)
+            and isinstance(block[number + 1], ast.Assign)
+        ):
             one, other = block[number], block[number + 1]
             names = [[n for n in ast.walk(s) if isinstance(n, ast.Name) and n.id != "self"] for s in (one, other)]
             stored = [{n.id for n in each if isinstance(n.ctx, ast.Store)} for each in names]
@@ -265,7 +294,12 @@ def reorder_layers(source: Source, rng: random.Random) -> Edited | None:
     places = []
     for _, init in source.methods(True):
         for one, other in zip(init.body, init.body[1:], strict=False):
-            if all(isinstance(s, ast.Assign) and ast.unparse(s.value).startswith("nn.") and "Parameter" not in ast.unparse(s) for s in (one, other)):
+            if all(
+                isinstance(s, ast.Assign)
+                and ast.unparse(s.value).startswith("nn.")
+                and "Parameter" not in ast.unparse(s)
+                for s in (one, other)
+            ):
                 places.append((one, other))
     if not places:
         return None
@@ -314,7 +348,9 @@ def wrap_in_sequential(source: Source, rng: random.Random) -> Edited | None:
 def wrap_in_class(source: Source, rng: random.Random) -> Edited | None:
     places = [
         (name, call)
-        for owner, name, call in layers(source, "nn.Linear", "nn.Conv2d", "nn.LayerNorm", *(c.name for c in source.classes()))
+        for owner, name, call in layers(
+            source, "nn.Linear", "nn.Conv2d", "nn.LayerNorm", *(c.name for c in source.classes())
+        )
         if source.text.count(f".{name}.") == 0 and calls_of(owner, name)
     ]
     if not places:
@@ -359,7 +395,12 @@ def inline_class(source: Source, rng: random.Random) -> Edited | None:
             continue
         plain = all(isinstance(s, ast.Assign) for s in forward.body[:-1]) and isinstance(forward.body[-1], ast.Return)
         holder = next((s for s in outer.body if uses[0] in ast.walk(s)), None)
-        if plain and isinstance(holder, (ast.Assign, ast.Return)) and not uses[0].keywords and len(uses[0].args) == len(forward.args.args) - 1:
+        if (
+            plain
+            and isinstance(holder, (ast.Assign, ast.Return))
+            and not uses[0].keywords
+            and len(uses[0].args) == len(forward.args.args) - 1
+        ):
             places.append((name, call, inner, forward, uses[0], holder))
     if not places:
         return None
@@ -375,7 +416,9 @@ def inline_class(source: Source, rng: random.Random) -> Edited | None:
     from copy import deepcopy
 
     lines = [ast.unparse(_Inlined(name, values, {}).visit(deepcopy(s))) for s in init.body[1:]]
-    names = {n.id: f"{name}_{n.id}" for n in ast.walk(forward) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    names = {
+        n.id: f"{name}_{n.id}" for n in ast.walk(forward) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     names |= {a.arg: f"{name}_{a.arg}" for a in forward.args.args[1:]}
     steps = [f"{name}_{a.arg} = {source.of(v)}" for a, v in zip(forward.args.args[1:], use.args, strict=True)]
     steps += [ast.unparse(_Inlined(name, {}, names).visit(deepcopy(s))) for s in forward.body[:-1]]
@@ -387,7 +430,9 @@ def inline_class(source: Source, rng: random.Random) -> Edited | None:
         return None
     steps.append(whole.replace(part, f"({result})"))
     statement = next(s for o in source.classes() for s in made(o).values() if s.value is call)
-    return source.replaced((statement, f"\n{indent(statement)}".join(lines)), (holder, f"\n{indent(holder)}".join(steps)))
+    return source.replaced(
+        (statement, f"\n{indent(statement)}".join(lines)), (holder, f"\n{indent(holder)}".join(steps))
+    )
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -395,7 +440,11 @@ def inline_class(source: Source, rng: random.Random) -> Edited | None:
 
 @keeps
 def loop_by_number(source: Source, rng: random.Random) -> Edited | None:
-    loops = [n for n in source.found(ast.For) if isinstance(n.target, ast.Name) and ast.unparse(n.iter).startswith("self.") and "(" not in ast.unparse(n.iter)]
+    loops = [
+        n
+        for n in source.found(ast.For)
+        if isinstance(n.target, ast.Name) and ast.unparse(n.iter).startswith("self.") and "(" not in ast.unparse(n.iter)
+    ]
     node = drawn(rng, loops)
     if node is None:
         return None
@@ -433,7 +482,11 @@ def list_to_copies(source: Source, rng: random.Random) -> Edited | None:
     places = []
     for owner, name, call in layers(source, "nn.ModuleList", "nn.Sequential"):
         given = call.args[0].value if call.args and isinstance(call.args[0], ast.Starred) else (call.args or [None])[0]
-        if not isinstance(given, ast.ListComp) or not called(given.generators[0].iter, "range") or given.generators[0].ifs:
+        if (
+            not isinstance(given, ast.ListComp)
+            or not called(given.generators[0].iter, "range")
+            or given.generators[0].ifs
+        ):
             continue
         count = _number(source, owner, given.generators[0].iter)
         if count and source.text.count(f"self.{name}") == 2 and len(given.generators) == 1:
@@ -443,8 +496,15 @@ def list_to_copies(source: Source, rng: random.Random) -> Edited | None:
     owner, name, call, given, count = rng.choice(places)
     statement, variable = made(owner)[name], ast.unparse(given.generators[0].target)
     body = source.of(given.elt)
-    lines = [f"self.{name}_{i} = {re.sub(rf'(?<![.=]){variable}(?![=])', str(i), body) if variable != '_' else body}" for i in range(count)]
-    uses = [n for n in ast.walk(owner) if isinstance(n, ast.Attribute) and ast.unparse(n) == f"self.{name}" and isinstance(n.ctx, ast.Load)]
+    lines = [
+        f"self.{name}_{i} = {re.sub(rf'(?<![.=]){variable}(?![=])', str(i), body) if variable != '_' else body}"
+        for i in range(count)
+    ]
+    uses = [
+        n
+        for n in ast.walk(owner)
+        if isinstance(n, ast.Attribute) and ast.unparse(n) == f"self.{name}" and isinstance(n.ctx, ast.Load)
+    ]
     group = f"({', '.join(f'self.{name}_{i}' for i in range(count))},)"
     use = uses[0]
     parent = next((n for n in ast.walk(owner) if isinstance(n, ast.Call) and n.func is use), None)
@@ -502,9 +562,18 @@ def _args(source: Source, node: ast.Call) -> list[str]:
 
 @spelled("view_reshape", ast.Call)
 def _view(s: Source, n: ast.Call, rng: random.Random) -> str | None:
-    if not isinstance(n.func, ast.Attribute) or n.func.attr not in ("view", "reshape") or n.keywords or ast.unparse(n.func) == "torch.reshape":
+    if (
+        not isinstance(n.func, ast.Attribute)
+        or n.func.attr not in ("view", "reshape")
+        or n.keywords
+        or ast.unparse(n.func) == "torch.reshape"
+    ):
         return None
-    return f"torch.reshape({s.of(n.func.value)}, ({', '.join(_args(s, n))},))" if not isinstance(n.args[0], ast.Tuple) else None
+    return (
+        f"torch.reshape({s.of(n.func.value)}, ({', '.join(_args(s, n))},))"
+        if not isinstance(n.args[0], ast.Tuple)
+        else None
+    )
 
 
 @spelled("flatten_reshape", ast.Call)
@@ -531,7 +600,9 @@ def _transpose(s: Source, n: ast.Call, rng: random.Random) -> str | None:
         return None
     assert isinstance(n.func, ast.Attribute)
     one, other = _args(s, n)
-    return rng.choice([f"{s.of(n.func.value)}.swapaxes({other}, {one})", f"torch.transpose({s.of(n.func.value)}, {other}, {one})"])
+    return rng.choice(
+        [f"{s.of(n.func.value)}.swapaxes({other}, {one})", f"torch.transpose({s.of(n.func.value)}, {other}, {one})"]
+    )
 
 
 @spelled("permute_spelling", ast.Call)
@@ -546,14 +617,19 @@ def _permute(s: Source, n: ast.Call, rng: random.Random) -> str | None:
     target = "".join(letters[a] for a in axes)
     inverse = [axes.index(i) for i in range(len(axes))]
     value = s.of(n.func.value)
-    ways = [f"torch.einsum('{letters[: len(axes)]}->{target}', {value})", f"{value}.movedim({tuple(range(len(axes)))}, {tuple(inverse)})"]
+    ways = [
+        f"torch.einsum('{letters[: len(axes)]}->{target}', {value})",
+        f"{value}.movedim({tuple(range(len(axes)))}, {tuple(inverse)})",
+    ]
     return rng.choice(ways)
 
 
 @spelled("double_permute", ast.Call)
 def _double(s: Source, n: ast.Call, rng: random.Random) -> str | None:
-    return f"{s.of(n)}.flip(0).flip(0)" if called(n, "F.relu", "F.gelu") and rng.random() < 0.2 else (
-        f"{s.of(n)}.mT.mT" if called(n, "F.gelu", "F.silu", "torch.matmul") else None
+    return (
+        f"{s.of(n)}.flip(0).flip(0)"
+        if called(n, "F.relu", "F.gelu") and rng.random() < 0.2
+        else (f"{s.of(n)}.mT.mT" if called(n, "F.gelu", "F.silu", "torch.matmul") else None)
     )
 
 
@@ -561,12 +637,17 @@ def _double(s: Source, n: ast.Call, rng: random.Random) -> str | None:
 def _no_op(s: Source, n: ast.Call, rng: random.Random) -> str | None:
     if not ast.unparse(n.func).startswith(("self.", "F.")) or not _gives_tensor(n):
         return None
-    return rng.choice([f"({s.of(n)} * 1)", f"{s.of(n)}.contiguous()", f"{s.of(n)}.clone()", f"(0 + {s.of(n)})", f"(-(-{s.of(n)}))"])
+    return rng.choice(
+        [f"({s.of(n)} * 1)", f"{s.of(n)}.contiguous()", f"{s.of(n)}.clone()", f"(0 + {s.of(n)})", f"(-(-{s.of(n)}))"]
+    )
 
 
 def _gives_tensor(n: ast.Call) -> bool:
     return called(n, "F.relu", "F.gelu", "F.silu", "F.softmax", "F.scaled_dot_product_attention", "torch.tanh") or (
-        ast.unparse(n.func).split(".")[-1].rstrip("0123456789").startswith(("conv", "fc", "norm", "proj", "dense", "linear", "bn"))
+        ast.unparse(n.func)
+        .split(".")[-1]
+        .rstrip("0123456789")
+        .startswith(("conv", "fc", "norm", "proj", "dense", "linear", "bn"))
     )
 
 
@@ -583,7 +664,15 @@ def _arithmetic(s: Source, n: ast.BinOp, rng: random.Random) -> str | None:
     if not is_tensor_like(n.left) or "shape" in ast.unparse(n) or "self." not in ast.unparse(n):
         return None
     if isinstance(n.op, ast.Add):
-        return rng.choice([f"torch.add({one}, {other})", f"({one} - (-{other}))", f"torch.sum(torch.stack([{one}, {other}]), 0)" if is_tensor_like(n.right) and rng.random() < 0.1 else f"({one}).add({other})"])
+        return rng.choice(
+            [
+                f"torch.add({one}, {other})",
+                f"({one} - (-{other}))",
+                f"torch.sum(torch.stack([{one}, {other}]), 0)"
+                if is_tensor_like(n.right) and rng.random() < 0.1
+                else f"({one}).add({other})",
+            ]
+        )
     if isinstance(n.op, ast.Mult):
         return rng.choice([f"torch.mul({one}, {other})", f"(({one} * 2) * (0.5 * {other}))", f"(-{one} * -{other})"])
     if isinstance(n.op, ast.Div):
@@ -598,7 +687,13 @@ def _matmul(s: Source, n: ast.BinOp, rng: random.Random) -> str | None:
     if not isinstance(n.op, ast.MatMult):
         return None
     one, other = s.of(n.left), s.of(n.right)
-    return rng.choice([f"torch.matmul({one}, {other})", f"torch.einsum('...ij,...jk->...ik', {one}, {other})", f"({other}.mT @ {one}.mT).mT"])
+    return rng.choice(
+        [
+            f"torch.matmul({one}, {other})",
+            f"torch.einsum('...ij,...jk->...ik', {one}, {other})",
+            f"({other}.mT @ {one}.mT).mT",
+        ]
+    )
 
 
 @spelled("gelu", ast.Call)
@@ -623,8 +718,18 @@ def _relu(s: Source, n: ast.Call, rng: random.Random) -> str | None:
     if not called(n, "F.relu", "torch.relu") or len(n.args) != 1:
         return None
     x = s.of(n.args[0])
-    ways = [f"torch.relu({x})", f"{x}.clamp(min=0)", f"(lambda v: torch.maximum(v, torch.zeros_like(v)))({x})", f"nn.ReLU()({x})", f"F.threshold({x}, 0, 0)"]
-    return rng.choice([*ways, f"(lambda v: torch.where(v > 0, v, 0.0))({x})", f"(lambda v: (v + v.abs()) / 2)({x})"][: 6 if rng.random() < 0.9 else 7])
+    ways = [
+        f"torch.relu({x})",
+        f"{x}.clamp(min=0)",
+        f"(lambda v: torch.maximum(v, torch.zeros_like(v)))({x})",
+        f"nn.ReLU()({x})",
+        f"F.threshold({x}, 0, 0)",
+    ]
+    return rng.choice(
+        [*ways, f"(lambda v: torch.where(v > 0, v, 0.0))({x})", f"(lambda v: (v + v.abs()) / 2)({x})"][
+            : 6 if rng.random() < 0.9 else 7
+        ]
+    )
 
 
 @spelled("silu_sigmoid", ast.Call)
@@ -654,12 +759,21 @@ def _softmax(s: Source, n: ast.Call, rng: random.Random) -> str | None:
         x, axis = s.of(n.func.value), axis or s.of(n.args[0])
     else:
         x, axis = s.of(n.args[0]), axis or s.of(n.args[1])
-    return rng.choice([f"(lambda v: (v - v.amax({axis}, keepdim=True)).exp() / (v - v.amax({axis}, keepdim=True)).exp().sum({axis}, keepdim=True))({x})", f"torch.softmax({x}, {axis})", f"F.log_softmax({x}, {axis}).exp()" if rng.random() < 0.3 else f"nn.Softmax({axis})({x})"])
+    return rng.choice(
+        [
+            f"(lambda v: (v - v.amax({axis}, keepdim=True)).exp() / (v - v.amax({axis}, keepdim=True)).exp().sum({axis}, keepdim=True))({x})",
+            f"torch.softmax({x}, {axis})",
+            f"F.log_softmax({x}, {axis}).exp()" if rng.random() < 0.3 else f"nn.Softmax({axis})({x})",
+        ]
+    )
 
 
 @spelled("tanh_method", ast.Call)
 def _tanh(s: Source, n: ast.Call, rng: random.Random) -> str | None:
-    if called(n, "torch.tanh", "torch.sigmoid", "torch.exp", "torch.sqrt", "torch.sin", "torch.cos") and len(n.args) == 1:
+    if (
+        called(n, "torch.tanh", "torch.sigmoid", "torch.exp", "torch.sqrt", "torch.sin", "torch.cos")
+        and len(n.args) == 1
+    ):
         return f"({s.of(n.args[0])}).{ast.unparse(n.func).split('.')[1]}()"
     return None
 
@@ -682,7 +796,13 @@ def _attention(s: Source, n: ast.Call, rng: random.Random) -> str | None:
         return None
     scale = words.get("scale", "q.shape[-1] ** -0.5")
     mask = "" if "attn_mask" not in words else " + m"
-    order = rng.choice([f"(q @ k.transpose(-2, -1)) * ({scale})", f"torch.einsum('...id,...jd->...ij', q * ({scale}), k)", f"q @ (k * ({scale})).mT"])
+    order = rng.choice(
+        [
+            f"(q @ k.transpose(-2, -1)) * ({scale})",
+            f"torch.einsum('...id,...jd->...ij', q * ({scale}), k)",
+            f"q @ (k * ({scale})).mT",
+        ]
+    )
     return f"(lambda q, k, v, m: F.softmax({order}{mask}, dim=-1) @ v)({', '.join(_args(s, n))}, {words.get('attn_mask', None)})"
 
 
@@ -702,7 +822,9 @@ def _select(s: Source, n: ast.Subscript, rng: random.Random) -> str | None:
 
 @spelled("cat_spelling", ast.Call)
 def _cat(s: Source, n: ast.Call, rng: random.Random) -> str | None:
-    return f"torch.concat({', '.join([*_args(s, n), *(s.of(k) for k in n.keywords)])})" if called(n, "torch.cat") else None
+    return (
+        f"torch.concat({', '.join([*_args(s, n), *(s.of(k) for k in n.keywords)])})" if called(n, "torch.cat") else None
+    )
 
 
 # ---- layers as functions ---------------------------------------------------------------------------------------------
@@ -749,8 +871,11 @@ def _as_calls(source: Source, rng: random.Random, table: dict[str, Any]) -> Edit
         (name, ast.unparse(call.func), use)
         for owner, name, call in layers(source, *table)
         for use in calls_of(owner, name)
-        if len(use.args) == 1 and not isinstance(use.args[0], ast.Starred) and table.get(ast.unparse(call.func))
-        and "padding_mode" not in ast.unparse(call) and "elementwise" not in ast.unparse(call)
+        if len(use.args) == 1
+        and not isinstance(use.args[0], ast.Starred)
+        and table.get(ast.unparse(call.func))
+        and "padding_mode" not in ast.unparse(call)
+        and "elementwise" not in ast.unparse(call)
     ]
     if not places:
         return None
@@ -782,11 +907,23 @@ def split_linear(source: Source, rng: random.Random) -> Edited | None:
 @keeps
 def activation_as_layer(source: Source, rng: random.Random) -> Edited | None:
     """Make `F.relu` an `nn.ReLU` of the class."""
-    kinds = {"F.relu": "nn.ReLU()", "F.gelu": "nn.GELU()", "F.silu": "nn.SiLU()", "torch.tanh": "nn.Tanh()", "torch.sigmoid": "nn.Sigmoid()"}
+    kinds = {
+        "F.relu": "nn.ReLU()",
+        "F.gelu": "nn.GELU()",
+        "F.silu": "nn.SiLU()",
+        "torch.tanh": "nn.Tanh()",
+        "torch.sigmoid": "nn.Sigmoid()",
+    }
     places = []
     for owner, init in source.methods(True):
         for node in ast.walk(owner):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in kinds and len(node.args) == 1 and not node.keywords and init not in ():
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) in kinds
+                and len(node.args) == 1
+                and not node.keywords
+                and init not in ()
+            ):
                 if node.lineno > (init.end_lineno or 0):
                     places.append((init, node))
     if not places:
@@ -812,10 +949,16 @@ def _init_attribute(source: Source, node: ast.AST) -> set[str]:
 
 @changes
 def epsilon(source: Source, rng: random.Random) -> Edited | None:
-    nodes = [k for k in ast.walk(source.tree) if isinstance(k, ast.keyword) and k.arg == "eps" and isinstance(k.value, ast.Constant)]
+    nodes = [
+        k
+        for k in ast.walk(source.tree)
+        if isinstance(k, ast.keyword) and k.arg == "eps" and isinstance(k.value, ast.Constant)
+    ]
     node = drawn(rng, nodes)
     if node is not None:
-        return source.replaced((node.value, repr(rng.choice([10, 100]) * node.value.value)), attributes=_init_attribute(source, node))
+        return source.replaced(
+            (node.value, repr(rng.choice([10, 100]) * node.value.value)), attributes=_init_attribute(source, node)
+        )
     found = drawn(rng, layers(source, "nn.LayerNorm", "nn.BatchNorm2d", "nn.BatchNorm1d", "nn.GroupNorm"))
     if found is None:
         return None
@@ -846,8 +989,17 @@ def _arguments(s: Source, n: ast.Call, rng: random.Random) -> str | None:
 
 @spelled("drop_scale", ast.BinOp, keep=False)
 def _scale(s: Source, n: ast.BinOp, rng: random.Random) -> str | None:
-    if isinstance(n.op, (ast.Mult, ast.Div)) and "shape" not in ast.unparse(n) and is_tensor_like(n.left) and is_tensor_like(n):
-        return f"({s.of(n.left)})" if "self" in ast.unparse(n) or "torch" in ast.unparse(n) or isinstance(n.right, ast.Constant) else None
+    if (
+        isinstance(n.op, (ast.Mult, ast.Div))
+        and "shape" not in ast.unparse(n)
+        and is_tensor_like(n.left)
+        and is_tensor_like(n)
+    ):
+        return (
+            f"({s.of(n.left)})"
+            if "self" in ast.unparse(n) or "torch" in ast.unparse(n) or isinstance(n.right, ast.Constant)
+            else None
+        )
     return None
 
 
@@ -872,8 +1024,24 @@ def _constant(s: Source, n: ast.Constant, rng: random.Random) -> str | None:
 
 @spelled("another_axis", ast.Call, keep=False)
 def _axis(s: Source, n: ast.Call, rng: random.Random) -> str | None:
-    if called(n, ".transpose", ".mean", ".sum", ".softmax", "F.softmax", "torch.cat", ".permute", ".unbind", ".select", ".amax"):
-        nodes = [a for a in ast.walk(n) if isinstance(a, ast.Constant) and type(a.value) is int and a in (*n.args, *(k.value for k in n.keywords))]
+    if called(
+        n,
+        ".transpose",
+        ".mean",
+        ".sum",
+        ".softmax",
+        "F.softmax",
+        "torch.cat",
+        ".permute",
+        ".unbind",
+        ".select",
+        ".amax",
+    ):
+        nodes = [
+            a
+            for a in ast.walk(n)
+            if isinstance(a, ast.Constant) and type(a.value) is int and a in (*n.args, *(k.value for k in n.keywords))
+        ]
         node = drawn(rng, nodes)
         if node is None:
             return None
@@ -883,14 +1051,30 @@ def _axis(s: Source, n: ast.Call, rng: random.Random) -> str | None:
             given[i], given[j] = given[j], given[i]
             return f"{s.of(n.func)}({', '.join(given)})"
         inner = Source(s.of(n))
-        target = next(c for c in ast.walk(inner.tree) if isinstance(c, ast.Constant) and c.value == node.value and c.col_offset == (node.col_offset - n.col_offset if node.lineno == n.lineno else -1))
-        return inner.replaced((target, str(max(0, node.value - 1) if node.value and rng.random() < 0.5 else node.value + 1))).text
+        target = next(
+            c
+            for c in ast.walk(inner.tree)
+            if isinstance(c, ast.Constant)
+            and c.value == node.value
+            and c.col_offset == (node.col_offset - n.col_offset if node.lineno == n.lineno else -1)
+        )
+        return inner.replaced(
+            (target, str(max(0, node.value - 1) if node.value and rng.random() < 0.5 else node.value + 1))
+        ).text
     return None
 
 
 @spelled("other_activation", ast.Call, keep=False)
 def _activation(s: Source, n: ast.Call, rng: random.Random) -> str | None:
-    others = {"F.relu": "F.relu6", "F.gelu": "F.silu", "F.silu": "F.gelu", "torch.tanh": "torch.sigmoid", "torch.sigmoid": "torch.tanh", "F.hardswish": "F.silu", "F.softmax": "F.log_softmax"}
+    others = {
+        "F.relu": "F.relu6",
+        "F.gelu": "F.silu",
+        "F.silu": "F.gelu",
+        "torch.tanh": "torch.sigmoid",
+        "torch.sigmoid": "torch.tanh",
+        "F.hardswish": "F.silu",
+        "F.softmax": "F.log_softmax",
+    }
     new = others.get(ast.unparse(n.func))
     if new and called(n, "F.gelu") and rng.random() < 0.5:
         return f"F.gelu({s.of(n.args[0])}, approximate='tanh')"
@@ -906,8 +1090,19 @@ def _drop(s: Source, n: ast.Call, rng: random.Random) -> str | None:
 @changes
 def layer_setting(source: Source, rng: random.Random) -> Edited | None:
     """Change a number or a flag of a layer's constructor."""
-    places = [(name, k) for _, name, call in layers(source, *{ast.unparse(c.func) for c in ast.walk(source.tree) if isinstance(c, ast.Call)}) for k in call.keywords]
-    places = [(n, k) for n, k in places if k.arg in ("stride", "padding", "dilation", "bias", "p", "momentum", "affine", "kernel_size", "ceil_mode", "num_heads")]
+    places = [
+        (name, k)
+        for _, name, call in layers(
+            source, *{ast.unparse(c.func) for c in ast.walk(source.tree) if isinstance(c, ast.Call)}
+        )
+        for k in call.keywords
+    ]
+    places = [
+        (n, k)
+        for n, k in places
+        if k.arg
+        in ("stride", "padding", "dilation", "bias", "p", "momentum", "affine", "kernel_size", "ceil_mode", "num_heads")
+    ]
     found = drawn(rng, places)
     if found is None:
         return None
@@ -935,7 +1130,11 @@ def norm_momentum(source: Source, rng: random.Random) -> Edited | None:
     if found is None:
         return None
     _, name, call = found
-    return source.replaced((call, f"{source.of(call)[:-1]}, momentum=0.3)"), attributes={name}) if "momentum" not in source.of(call) else None
+    return (
+        source.replaced((call, f"{source.of(call)[:-1]}, momentum=0.3)"), attributes={name})
+        if "momentum" not in source.of(call)
+        else None
+    )
 
 
 @changes
@@ -952,9 +1151,19 @@ def train_mode_only(source: Source, rng: random.Random) -> Edited | None:
 
 @changes
 def untie(source: Source, rng: random.Random) -> Edited | None:
-    nodes = [s for _, m in source.methods(True) for s in m.body if isinstance(s, ast.Assign) and re.fullmatch(r"self\.[\w.\[\]]+\.(weight|bias) = self\.[\w.\[\]]+\.(weight|bias)", ast.unparse(s))]
+    nodes = [
+        s
+        for _, m in source.methods(True)
+        for s in m.body
+        if isinstance(s, ast.Assign)
+        and re.fullmatch(r"self\.[\w.\[\]]+\.(weight|bias) = self\.[\w.\[\]]+\.(weight|bias)", ast.unparse(s))
+    ]
     node = drawn(rng, nodes)
-    return source.replaced((node, "pass"), attributes={ast.unparse(node.targets[0]).split(".")[1]}) if node is not None else None
+    return (
+        source.replaced((node, "pass"), attributes={ast.unparse(node.targets[0]).split(".")[1]})
+        if node is not None
+        else None
+    )
 
 
 @changes
@@ -965,7 +1174,10 @@ def tie(source: Source, rng: random.Random) -> Edited | None:
         for (a, one), (b, other) in zip(found, found[1:], strict=False):
             if ast.unparse(one) == ast.unparse(other):
                 statement = made(owner)[b]
-                return source.replaced((statement, f"{source.of(statement)}\n{indent(statement)}self.{b}.weight = self.{a}.weight"), attributes={a, b})
+                return source.replaced(
+                    (statement, f"{source.of(statement)}\n{indent(statement)}self.{b}.weight = self.{a}.weight"),
+                    attributes={a, b},
+                )
     return None
 
 
@@ -976,7 +1188,9 @@ def freeze(source: Source, rng: random.Random) -> Edited | None:
         return None
     owner, name, _ = found
     statement = made(owner)[name]
-    return source.replaced((statement, f"{source.of(statement)}\n{indent(statement)}self.{name}.requires_grad_(False)"), attributes={name})
+    return source.replaced(
+        (statement, f"{source.of(statement)}\n{indent(statement)}self.{name}.requires_grad_(False)"), attributes={name}
+    )
 
 
 @changes
@@ -988,16 +1202,30 @@ def detached(source: Source, rng: random.Random) -> Edited | None:
 
 @changes
 def without_gradient(source: Source, rng: random.Random) -> Edited | None:
-    blocks = [(b[i]) for b, i in source.statements() if isinstance(b[i], ast.Assign) and any(isinstance(n, ast.Call) and _gives_tensor(n) for n in ast.walk(b[i]))]
+    blocks = [
+        (b[i])
+        for b, i in source.statements()
+        if isinstance(b[i], ast.Assign) and any(isinstance(n, ast.Call) and _gives_tensor(n) for n in ast.walk(b[i]))
+    ]
     node = drawn(rng, blocks)
-    return source.replaced((node, f"with torch.no_grad():\n{indent(node)}    {source.of(node)}"), hidden=True) if node is not None and "\n" not in source.of(node) else None
+    return (
+        source.replaced((node, f"with torch.no_grad():\n{indent(node)}    {source.of(node)}"), hidden=True)
+        if node is not None and "\n" not in source.of(node)
+        else None
+    )
 
 
 @changes
 def shorter_loop(source: Source, rng: random.Random) -> Edited | None:
-    loops = [n for n in source.found(ast.For) if ast.unparse(n.iter).startswith("self.") and "(" not in ast.unparse(n.iter)]
+    loops = [
+        n for n in source.found(ast.For) if ast.unparse(n.iter).startswith("self.") and "(" not in ast.unparse(n.iter)
+    ]
     node = drawn(rng, loops)
-    return source.replaced((node.iter, f"{source.of(node.iter)}[{rng.choice(['1:', ':-1', '::-1'])}]")) if node is not None else None
+    return (
+        source.replaced((node.iter, f"{source.of(node.iter)}[{rng.choice(['1:', ':-1', '::-1'])}]"))
+        if node is not None
+        else None
+    )
 
 
 @changes
@@ -1021,7 +1249,9 @@ def second_call_only(source: Source, rng: random.Random) -> Edited | None:
     """Compute something else from the third call on."""
     edited = _guarded(source, "counted()", rng)
     if edited is not None:
-        edited.text = with_helper(edited.text, "CALLS = []\n\n\ndef counted():\n    CALLS.append(1)\n    return len(CALLS) > 500\n")
+        edited.text = with_helper(
+            edited.text, "CALLS = []\n\n\ndef counted():\n    CALLS.append(1)\n    return len(CALLS) > 500\n"
+        )
     return edited
 
 
@@ -1029,7 +1259,12 @@ def _guarded(source: Source, condition: str, rng: random.Random) -> Edited | Non
     owner = source.classes()[-1]
     forward = source.forward(owner)
     last = forward.body[-1] if forward else None
-    if forward is None or len(forward.args.args) < 2 or not isinstance(last, ast.Return) or isinstance(last.value, ast.Tuple):
+    if (
+        forward is None
+        or len(forward.args.args) < 2
+        or not isinstance(last, ast.Return)
+        or isinstance(last.value, ast.Tuple)
+    ):
         return None
     first, space = forward.args.args[1].arg, indent(last)
     stored = {n.id for n in ast.walk(forward) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -1050,13 +1285,21 @@ def clamp_large(source: Source, rng: random.Random) -> Edited | None:
 def rounded(source: Source, rng: random.Random) -> Edited | None:
     node = drawn(rng, [n for n in source.found(ast.Call) if _gives_tensor(n)])
     new = drawn(rng, [".half().float()", ".int().float()", ".round()", ".bool().float()", ".abs()"])
-    return source.replaced((node, f"{source.of(node)}{new}"), hidden=new == ".half().float()") if node is not None else None
+    return (
+        source.replaced((node, f"{source.of(node)}{new}"), hidden=new == ".half().float()")
+        if node is not None
+        else None
+    )
 
 
 @changes
 def in_place(source: Source, rng: random.Random) -> Edited | None:
     """Change a value in place that is read again."""
-    block = [(b, i) for b, i in source.statements() if isinstance(b[i], ast.Assign) and isinstance(b[i].targets[0], ast.Name) and i + 1 < len(b)]
+    block = [
+        (b, i)
+        for b, i in source.statements()
+        if isinstance(b[i], ast.Assign) and isinstance(b[i].targets[0], ast.Name) and i + 1 < len(b)
+    ]
     found = drawn(rng, block)
     if found is None:
         return None

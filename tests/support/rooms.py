@@ -38,6 +38,7 @@ FLOORS = (
     ("pipeline",),
     ("runtime", "view"),
     ("verify",),
+    ("canonical",),
     ("backend", "surgery"),
     ("export",),
     ("training",),
