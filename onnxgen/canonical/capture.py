@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as config
 
 from onnxgen.canonical.algebra import Algebra
@@ -41,6 +41,7 @@ class Captured:
         inputs: the shapes of the inputs.
         ranges: for each free size of the inputs, the lowest and highest that the module takes.
         guards: what else it asks of the sizes.
+        structure: tuples, lists and dicts that the outputs are in.
         leaves: parameters and buffers by path.
         places: each term, with the operator that first made it, in the order of execution.
     """
@@ -50,6 +51,7 @@ class Captured:
     inputs: list[Shape] = field(default_factory=list)
     ranges: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     guards: frozenset[str] = frozenset()
+    structure: str = ""
     leaves: dict[str, Term] = field(default_factory=dict)
     places: list[tuple[Term, Node]] = field(default_factory=list)
 
@@ -69,8 +71,9 @@ def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequ
             program = export(module, tuple(arguments), dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
-        if any(_mutates(node) for node in program.graph.nodes):
-            if any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes):
+        graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+        if any(_mutates(node) for graph in graphs for node in graph.nodes):
+            if len(graphs) > 1 or any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes):
                 raise NotFollowed("torch.no_grad beside an operator that writes in place")
             guards = program._guards_code
             program = program.run_decompositions({})
@@ -128,6 +131,7 @@ class Reader:
         self.terms, self.program, self.leaves = terms, program, leaves
         self.symbols: dict[Any, Any] = {}
         self.random: dict[Any, int] = {}
+        self.effects: dict[Any, int] = {}
         self.result = Captured()
 
     def read(self) -> Captured:
@@ -145,6 +149,7 @@ class Reader:
             else:
                 raise NotFollowed(f"it changes its {spec.kind.name.lower()}")
         self.result.outputs = tuple(plain_outputs)
+        self.result.structure = str(self.program.call_spec.out_spec)
         self.result.guards = self.program.asked
         self._ranges()
         return self.result
@@ -215,12 +220,15 @@ class Reader:
 
     def _leaf(self, path: str, tensor: Tensor, is_parameter: bool, persistent: bool | None) -> Term:
         known = self.leaves.get(path, path)
-        if isinstance(known, Term):
-            return known
-        if not is_parameter and persistent is False:
+        if not isinstance(known, Term) and not is_parameter and persistent is False:
             return self.constant(tensor)
         kind = "parameter" if is_parameter and tensor.requires_grad else "frozen"
-        term = self.terms.term(kind, (known,), tuple(tensor.shape), dtype_name(tensor.dtype))
+        form = (kind, tuple(tensor.shape), dtype_name(tensor.dtype))
+        if isinstance(known, Term):
+            if (known.op, known.shape, known.dtype) == form:
+                return known
+            known = path
+        term = self.terms.term(kind, (known,), *form[1:])
         self.result.leaves[path] = term
         return term
 
@@ -305,10 +313,29 @@ class Reader:
             return tuple(outputs)
         return tuple(self.terms.term("detach", (o,), o.shape, o.dtype) if isinstance(o, Term) else o for o in outputs)
 
+    def effect(self, term: Any) -> None:
+        """Note what changes a buffer beside its result, as often as it is computed."""
+        self.effects[term] = self.effects.get(term, 0) + 1
+        self.result.changed["running statistics"] = frozenset(self.effects.items())
+
     def occurrence(self, key: Any) -> int:
         """Return how often random numbers were drawn for this before."""
         self.random[key] = self.random.get(key, -1) + 1
         return self.random[key]
+
+
+def read(terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> Captured:
+    """Return an exported program as terms.
+
+    Raises:
+        NotFollowed: it can't be brought to terms.
+    """
+    try:
+        return Reader(terms, program, leaves).read()
+    except NotFollowed:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError) as error:
+        raise NotFollowed(f"it can't be brought to terms: {type(error).__name__}: {error}") from error
 
 
 def constant(terms: Algebra, tensor: Tensor) -> Term:
@@ -318,7 +345,8 @@ def constant(terms: Algebra, tensor: Tensor) -> Term:
     if tensor.numel() and not tensor.is_complex() and bool((tensor == tensor.reshape(-1)[0]).all()):
         return terms.constant(tensor.reshape(-1)[0].item(), tuple(tensor.shape), name)
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return terms.term("constant", (hashlib.sha256(data).hexdigest(),), tuple(tensor.shape), name)
+    finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
+    return terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)
 
 
 def _flat(value: Any) -> Iterator[Term]:

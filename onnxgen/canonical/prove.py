@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.capture import Captured, Reader, exported, still_free
+from onnxgen.canonical.capture import Captured, exported, read, still_free
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
@@ -178,7 +178,7 @@ class Pair:
             self.renamed = self.renamed or pairs
             again = other[0]
             if pairs:
-                again = Reader(terms, other[1], {new: one[0].leaves[old] for new, old in pairs.items()}).read()
+                again = read(terms, other[1], {new: one[0].leaves[old] for new, old in pairs.items()})
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
             _need_same_inputs(one[0], again)
             if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
@@ -207,7 +207,7 @@ class Pair:
         module.train(mode == MODES[1])
         with _kept(module):
             program = exported(module, self.arguments, free, asks)
-        return Reader(terms, program, {}).read(), program
+        return read(terms, program, {}), program
 
     def _numbers(self, proof: Proof) -> Proof:
         """Compare both on drawn inputs, and correct the verdict."""
@@ -297,6 +297,8 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
     """Raises `NotFollowed` if the second takes fewer sizes than the first."""
     if one.inputs != other.inputs:
         raise NotFollowed(f"it takes inputs of the sizes {other.inputs}, and the generated module {one.inputs}")
+    if one.structure != other.structure:
+        raise NotFollowed("it returns its outputs in another structure of tuples, lists and dicts")
     for name, (low, high) in one.ranges.items():
         theirs = other.ranges.get(name, (low, high))
         if theirs[0] > low or theirs[1] < high:

@@ -47,11 +47,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-RANDOM = frozenset({
-    "rand", "randn", "randint", "rand_like", "randn_like", "bernoulli", "multinomial", "normal", "randperm", "native_dropout",
-    "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu", "rrelu_with_noise", "empty", "empty_like",
-    "new_empty", "poisson", "uniform",
-})  # fmt: skip
+EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted")  # elements of no known value
 
 
 def apply(terms: Algebra, reader: Any, target: Any, arguments: Sequence[Any], results: Sequence[Result]) -> Any:
@@ -64,14 +60,17 @@ def apply(terms: Algebra, reader: Any, target: Any, arguments: Sequence[Any], re
             made = function(terms, results[0], *arguments)
             if made is not None:
                 return made
-    return opaque(terms, reader, f"{package}::{name}.{overload}", name, arguments, results)
+    made = opaque(terms, reader, target, f"{package}::{name}.{overload}", arguments, results)
+    if name in ("batch_norm", "instance_norm") and arguments[3] is not None and arguments[5]:
+        reader.effect(made)  # it also changes the running statistics
+    return made
 
 
 def opaque(
-    terms: Algebra, reader: Any, full: str, name: str, arguments: Sequence[Any], results: Sequence[Result]
+    terms: Algebra, reader: Any, target: Any, full: str, arguments: Sequence[Any], results: Sequence[Result]
 ) -> Any:
     values = tuple(_argument(terms, a) for a in arguments)
-    if name in RANDOM:
+    if _is_random(target, arguments):
         key = (full, values)
         values = (*values, ("drawn", reader.occurrence(key)))
     result = results[0]
@@ -79,6 +78,13 @@ def opaque(
         return terms.term("call", (full, *values), result.shape, result.dtype)
     whole = terms.term("call", (full, *values), (), "tuple")
     return tuple(terms.term("item", (whole, i), r.shape, r.dtype) for i, r in enumerate(results))
+
+
+def _is_random(target: Any, arguments: Sequence[Any]) -> bool:
+    name = target._schema.name.split("::")[1]
+    if name == "scaled_dot_product_attention":
+        return arguments[4] != 0
+    return torch.Tag.nondeterministic_seeded in target.tags or name in EMPTY or "dropout" in name
 
 
 def _argument(terms: Algebra, value: Any) -> Any:
@@ -392,7 +398,9 @@ def einsum(t: Algebra, out: Result, equation: str, operands: Sequence[Term], pat
 def conv(
     t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Any:
-    rank = len(x.shape) - 2
+    rank = len(weight.shape) - 2
+    if len(x.shape) != rank + 2:
+        return None
     stride, padding, dilation = (_wide(v, rank) for v in (stride, padding, dilation))
     if x.op == "call" and x.args[0] == "pad" and (more := _even(x.args[2], rank)) is not None:
         x, padding = x.args[1], tuple(p + q for p, q in zip(padding, more, strict=True))
@@ -406,7 +414,9 @@ def conv(
 def conv_padded(
     t: Algebra, out: Result, x: Term, weight: Term, bias: Any, stride: Any, padding: str, dilation: Any, groups: Any
 ) -> Any:
-    rank = len(x.shape) - 2
+    rank = len(weight.shape) - 2
+    if len(x.shape) != rank + 2:
+        return None
     reach = [d * (k - 1) for d, k in zip(_wide(dilation, rank), weight.shape[2:], strict=True)]
     if padding == "valid":
         return conv(t, out, x, weight, bias, stride, 0, dilation, groups)
@@ -466,7 +476,30 @@ def attention(
         scores = where(t, here, mask, scores, -math.inf)
     elif mask is not None:
         scores = t.added([(scores, 1), (mask, 1)], _together(scores.shape, mask.shape), dtype)
-    return matrices(t, t.softmax(scores, len(scores.shape) - 1), v, dtype)
+    shares = t.softmax(scores, len(scores.shape) - 1)
+    if mask is not None and not causal and _may_hide_a_row(mask):
+        shares = t.each("nothing_for_nan", [shares], shares.shape, dtype)  # a row without any key is 0, and not NaN
+    return matrices(t, shares, v, dtype)
+
+
+def _may_hide_a_row(mask: Term) -> bool:
+    """Whether a mask may have a row of -inf or of False alone."""
+    if mask.dtype == "bool":
+        return True
+    todo, done = [mask], set()
+    while todo:
+        term = todo.pop()
+        if term in done:
+            continue
+        done.add(term)
+        if term.op == "sum" and any(isinstance(c, float) and math.isinf(c) for _, c in term.args[0]):
+            return True
+        if term.op == "constant" and not term.args[1]:
+            return True
+        if term.op == "call" and term.args[0].split("::")[-1].startswith(("log", "div", "full")):
+            return True
+        todo += term.parts()
+    return False
 
 
 # ---- reductions and norms --------------------------------------------------------------------------------------------
@@ -651,7 +684,7 @@ def reshape(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
 def squeeze(t: Algebra, out: Result, x: Term, axes: Any = None) -> Any:
     chosen = axes_of(axes, len(x.shape))
     if any(not isinstance(x.shape[a], int) for a in chosen):
-        return None
+        raise NotFollowed("squeeze of an axis that may have any size: name the axis")
     return t.reshaped(x, out.shape)
 
 
@@ -670,6 +703,8 @@ def transpose(t: Algebra, out: Result, x: Term, one: int, other: int) -> Any:
 
 @rule("t", "numpy_T", "matrix_H", "mT", "mH", "adjoint")
 def turned(t: Algebra, out: Result, x: Term) -> Any:
+    if "complex" in x.dtype:
+        return None
     return x if len(x.shape) < 2 else transpose(t, out, x, -1, -2) if len(x.shape) == 2 else None
 
 
@@ -811,7 +846,8 @@ rule("scalar_tensor")(lambda t, out, number, *_: filled(t, out, number))
 def embedding(t: Algebra, out: Result, weight: Term, indices: Term, *rest: Any) -> Any:
     if len(rest) > 1 and any(rest[1:]):
         return None
-    return t.term("call", ("aten::index.Tensor", weight, (indices,)), out.shape, out.dtype)
+    unlearned = () if not rest or rest[0] in (None, -1) else (("padding", rest[0]),)
+    return t.term("call", ("aten::index.Tensor", weight, (indices,), *unlearned), out.shape, out.dtype)
 
 
 @rule("size", "sym_size")

@@ -88,7 +88,7 @@ def order(value: Any) -> Any:
 Monomial: TypeAlias = frozenset[tuple[Term, int]]
 Sum: TypeAlias = Mapping[Monomial, Any]
 NOTHING: Monomial = frozenset()
-INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "bool"})
+INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"})
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
