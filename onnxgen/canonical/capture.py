@@ -24,10 +24,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as config
 
+from onnxgen.canonical import arranging, layers
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.rules import NotFollowed, Result, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain
 
+RULES = (arranging, layers)  # importing them registers their rules
 HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 
 
@@ -63,7 +65,7 @@ def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequ
         free: for each argument, the axes of any size.
         asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
     """
-    dynamic = tuple({axis: Dim.AUTO for axis in axes} for axes in free)
+    dynamic = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
     with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks):
         warnings.simplefilter("ignore")
         try:
@@ -73,7 +75,9 @@ def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequ
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
         if any(_mutates(node) for graph in graphs for node in graph.nodes):
-            if len(graphs) > 1 or any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes):
+            if len(graphs) > 1 or any(
+                isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes
+            ):
                 raise NotFollowed("torch.no_grad beside an operator that writes in place")
             guards = program._guards_code
             program = program.run_decompositions({})

@@ -1,4 +1,4 @@
-"""Where two networks part: the first value of one that the other has not and that its outputs depend on, with its line."""
+"""Where two networks part: the first value of one that the other has not, of those that reach an output."""
 
 from __future__ import annotations
 

@@ -14,35 +14,47 @@ from collections.abc import Iterator
 
 from torch import nn
 
-MODULES = frozenset({"__future__", "torch", "math", "typing", "collections", "collections.abc", "functools", "itertools", "einops",
-                     "dataclasses", "warnings", "pathlib", "safetensors"})  # fmt: skip
-BUILTINS = frozenset({
-    "abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "map", "max", "min", "object",
-    "range", "reversed", "round", "slice", "sorted", "sum", "super", "tuple", "zip", "ValueError", "TypeError", "RuntimeError",
-    "AssertionError", "NotImplementedError", "property", "staticmethod", "classmethod", "None", "True", "False", "print", "pow",
-    "NotImplemented", "Exception", "filter", "set", "frozenset", "complex", "divmod", "str", "repr", "format", "iter", "next",
-    "getattr",
-})  # fmt: skip
+MODULES = frozenset(
+    """
+    __future__ torch math typing collections collections.abc functools itertools einops dataclasses warnings
+    pathlib safetensors
+    """.split()
+)
+BUILTINS = frozenset(
+    """
+    abs all any bool dict enumerate float int isinstance len list map max min object range reversed round slice
+    sorted sum super tuple zip ValueError TypeError RuntimeError AssertionError NotImplementedError property
+    staticmethod classmethod None True False print pow NotImplemented Exception filter set frozenset complex
+    divmod str repr format iter next getattr
+    """.split()
+)
 IN_INIT = frozenset(
     {"str", "repr", "format", "print", "iter", "next"}
 )  # elsewhere, they could tell a capture from a call
 # of torch: what depends on more than arguments, or lies about gradients
-STATEFUL = frozenset({
-    "compiler", "jit", "onnx", "cuda", "backends", "library", "autograd", "overrides", "distributed", "mps", "xpu", "accelerator",
-    "export", "fx", "ops", "classes", "random", "initial_seed", "seed", "manual_seed", "set_default_dtype", "get_default_dtype",
-    "get_default_device", "set_default_device", "is_grad_enabled", "set_grad_enabled", "is_inference_mode_enabled",
-    "is_autocast_enabled", "autocast", "get_num_threads", "set_num_threads", "load", "save", "from_file", "hub", "multiprocessing",
-    "get_rng_state", "set_rng_state", "utils", "func", "is_inference", "inference_mode", "enable_grad", "amp",
-})  # fmt: skip
+STATEFUL = frozenset(
+    """
+    compiler jit onnx cuda backends library autograd overrides distributed mps xpu accelerator export fx ops
+    classes random initial_seed seed manual_seed set_default_dtype get_default_dtype get_default_device
+    set_default_device is_grad_enabled set_grad_enabled is_inference_mode_enabled is_autocast_enabled autocast
+    get_num_threads set_num_threads load save from_file hub multiprocessing get_rng_state set_rng_state utils func
+    is_inference inference_mode enable_grad amp
+    """.split()
+)
 # of a tensor or a module: what a capture answers in another way than a call, or what changes one under another name
-ATTRIBUTES = frozenset({
-    "requires_grad", "is_leaf", "grad_fn", "grad", "data", "data_ptr", "is_meta", "storage", "untyped_storage", "is_contiguous",
-    "stride", "set_", "register_hook", "retain_grad", "requires_grad_", "register_forward_hook", "register_forward_pre_hook",
-    "register_full_backward_hook", "register_parameter", "register_buffer", "register_module", "add_module", "load_state_dict",
-    "train", "eval", "apply", "share_memory_", "resize_", "numpy", "tolist", "item", "setattr", "backward", "is_shared", "names",
-    "is_cuda", "is_cpu", "is_xpu", "as_strided", "storage_offset", "layout", "zero_grad", "grad_dtype", "_modules", "_parameters",
-    "_buffers", "f_locals", "gi_frame",
-})  # fmt: skip
+ATTRIBUTES = frozenset(
+    """
+    requires_grad is_leaf grad_fn grad data data_ptr is_meta storage untyped_storage is_contiguous stride set_
+    register_hook retain_grad requires_grad_ register_forward_hook register_forward_pre_hook
+    register_full_backward_hook register_parameter register_buffer register_module add_module load_state_dict
+    train eval apply share_memory_ resize_ numpy tolist item setattr backward is_shared names is_cuda is_cpu
+    is_xpu as_strided storage_offset layout zero_grad grad_dtype _modules _parameters _buffers f_locals gi_frame
+    """.split()
+)
+NOT_FOLLOWED = (
+    *(ast.Global, ast.Nonlocal, ast.Try, ast.ClassDef, ast.Await, ast.Yield, ast.YieldFrom, ast.Import, ast.ImportFrom),
+    *(ast.AsyncFunctionDef, ast.Delete, ast.Match),
+)
 GROWING = frozenset(
     {"append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "popitem", "discard"}
 )
@@ -191,8 +203,7 @@ class Function:
             yield from self._attribute(node)
         elif isinstance(node, ast.Call):
             yield from self._call(node)
-        elif isinstance(node, (ast.Global, ast.Nonlocal, ast.Try, ast.ClassDef, ast.Await, ast.Yield, ast.YieldFrom, ast.Import,
-                               ast.ImportFrom, ast.AsyncFunctionDef, ast.Delete, ast.Match)):  # fmt: skip
+        elif isinstance(node, NOT_FOLLOWED):
             yield _said(node, "is not followed")
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and not self.initial:
             if not isinstance(node.value, ast.Name) or node.value.id not in self.local:

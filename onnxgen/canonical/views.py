@@ -84,9 +84,9 @@ def refined(one: Sequence[Size], other: Sequence[Size]) -> tuple[list[list[Size]
     while i >= 0 and j >= 0:
         if left == right:
             part: Size = left
-        elif (rest := quotient(left, right)) is not None:
+        elif quotient(left, right) is not None:
             part = right
-        elif (rest := quotient(right, left)) is not None:
+        elif quotient(right, left) is not None:
             part = left
         else:
             return None
@@ -355,7 +355,7 @@ def _count(start: int, stop: int, step: int) -> int:
 
 
 def _restricted(operand: Term, shape: Shape, pattern: Pattern) -> Pattern | None:
-    """Return what a view of a result of this shape does to an operand that is broadcast, or None if it can't be said."""
+    """Return what a view of a result of this shape does to an operand that is broadcast; None if it can't be said."""
     missing = len(shape) - len(operand.shape)
     numbers: dict[int, int] = {}
     atoms, at, new = [], 0, 0

@@ -48,17 +48,14 @@ def print_proof(proof: Proof, module: Path, quiet: bool, verbose: bool) -> None:
             more = "" if len(place.nodes) <= MAX_NODES else f" and {len(place.nodes) - MAX_NODES} more"
             tell(f"    of the nodes {', '.join(place.nodes[:MAX_NODES])}{more}")
     if (example := proof.counterexample) is not None:
-        what = example.what or f"output {example.output}"
-        tell(
-            f"  {what} differs by {example.difference:.3g} of its largest element, in {example.mode} mode, run {example.run}"
-        )
+        what, share = example.what or f"output {example.output}", f"{example.difference:.3g} of its largest element"
+        tell(f"  {what} differs by {share}, in {example.mode} mode, run {example.run}")
     elif proof.verdict == "not proved" and proof.runs:
         tell(f"  no output differs on {proof.runs} drawn inputs")
     if proof.renamed and (verbose or not quiet):
         names = [f"{new} was {old}" for new, old in proof.renamed.items()]
         shown = names if verbose else names[:3]
-        tell(
-            f"  renamed: {', '.join(shown)}{'' if len(shown) == len(names) else f' and {len(names) - len(shown)} more (-v)'}"
-        )
+        more = "" if len(shown) == len(names) else f" and {len(names) - len(shown)} more (-v)"
+        tell(f"  renamed: {', '.join(shown)}{more}")
     for file in proof.written:
         tell(f"  wrote {file}")

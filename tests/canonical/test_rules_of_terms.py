@@ -111,9 +111,15 @@ OTHER: dict[str, Pair] = {
     "padding_index": (lambda m, x, i, n: F.embedding(n, m.w, 0), lambda m, x, i, n: F.embedding(n, m.w)),
     "slice_from_end": (lambda m, x, i, n: x[:, -2:], lambda m, x, i, n: x[:, :2]),
     "slope": (lambda m, x, i, n: F.leaky_relu(x, 0.1), lambda m, x, i, n: F.leaky_relu(x, 0.2)),
-    "cat_order": (lambda m, x, i, n: torch.cat([x[:, :1], x[:, 1:]], 1), lambda m, x, i, n: torch.cat([x[:, 1:], x[:, :1]], 1)),
+    "cat_order": (
+        lambda m, x, i, n: torch.cat([x[:, :1], x[:, 1:]], 1),
+        lambda m, x, i, n: torch.cat([x[:, 1:], x[:, :1]], 1),
+    ),
     "clamped": (lambda m, x, i, n: x.clamp(max=1e6), lambda m, x, i, n: x),
-    "padding": (lambda m, x, i, n: F.conv2d(i, m.kernel), lambda m, x, i, n: F.conv2d(i, m.kernel, padding=1)[:, :, :3, :3]),
+    "padding": (
+        lambda m, x, i, n: F.conv2d(i, m.kernel),
+        lambda m, x, i, n: F.conv2d(i, m.kernel, padding=1)[:, :, :3, :3],
+    ),
 }
 
 

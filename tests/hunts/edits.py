@@ -1,8 +1,8 @@
 """Edits of generated modules, judged by `prove`: `python -m tests.hunts edits --cases 300 --seed 0`.
 
 A seed draws a network, one edit of its module (`rewriting`), or several at once, and what `prove` should say. Whether
-an edit changes the function is also found by numbers, apart from `prove`: an edit that should and doesn't is void, as is
-one that should not and does.
+an edit changes the function is also found by numbers, apart from `prove`: an edit that should and doesn't is void, as
+is one that should not and does.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ import onnxgen
 from onnxgen.canonical.prove import Proof, _feeds, prove
 from onnxgen.options import Options
 from onnxgen.runtime.load import imported
+from tests.hunts import changing, keeping, spelling
 from tests.hunts.rewriting import CHANGE, KEEP, Edited, Source
 from tests.support.exporter import keep_tables
 from tests.zoo import ZOO
 from tests.zoo.export import export
 
+MACHINES = (changing, keeping, spelling)  # importing them registers their edits
 LARGE = {"resnet50", "efficientnet", "hf_clip", "hf_gpt2", "hf_llama", "hf_whisper"}
 POOL = Path(os.environ.get("ONNXGEN_POOL", Path(tempfile.gettempdir()) / "onnxgen_edits"))
 RUNS = 3
