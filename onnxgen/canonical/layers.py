@@ -277,3 +277,12 @@ def batch_norm(
     centred = t.added([(x, 1), (t.reshaped(mean, per), -1)], out.shape, out.dtype)
     result = t.multiplied(centred, t.reshaped(factor, per), out.shape, out.dtype)
     return result if bias is None else t.added([(result, 1), (t.reshaped(bias, per), 1)], out.shape, out.dtype)
+
+
+@rule("_native_batch_norm_legit_no_training")
+def batch_norm_in_evaluation(
+    t: Algebra, out: Result, x: Term, weight: Any, bias: Any, mean: Any, var: Any, momentum: Any, eps: Any
+) -> Any:
+    result = batch_norm(t, out, x, weight, bias, mean, var, False, momentum, eps)
+    nothing = t.constant(0, (0,), out.dtype)
+    return None if result is None else (result, nothing, nothing)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from onnxgen.canonical.algebra import SYMMETRIC
 from onnxgen.canonical.capture import Captured
 from onnxgen.canonical.terms import VIEWS, Term, terms_in
 
@@ -98,7 +99,20 @@ class Side:
             return f"fixed {self.fixed[term]}"
         if term.op in ("parameter", "frozen"):
             return _digest(f"{term.op} {term.shape} {term.dtype} {above.get(term)}")
-        return _digest(f"{term.op} {_text(term.args, inside)}")
+        return _digest(f"{term.op} {self._content(term, inside)}")
+
+    def _content(self, term: Term, inside: Mapping[Term, str]) -> str:
+        """Return what a term is made of, as a text that doesn't depend on the order that its terms were sorted in.
+
+        That order comes from the names of leaves. So do the numbers that were taken out of sums.
+        """
+        if term.op == "sum":
+            return str(sorted(_text(monomial, inside) for monomial, _ in term.args[0]))
+        if term.op in ("contract", "amax", "amin"):
+            return str(sorted(f"{inside[t]} {_role(term, n)}" for n, (t, _) in enumerate(term.args[0])))
+        if term.op == "each" and term.args[0] in SYMMETRIC:
+            return str((term.args[0], sorted(_text(t, inside) for t in term.args[2:])))
+        return _text(term.args, inside)
 
     def _above(self, inside: Mapping[Term, str]) -> dict[Term, str]:
         uses: dict[Term, list[str]] = defaultdict(list)
@@ -109,9 +123,21 @@ class Side:
         for term in reversed(self.terms):
             result[term] = _digest(f"{inside[term]} {sorted(uses[term])}")
             for place, part in enumerate(term.parts()):
-                where = "" if term.op in ("sum", *VIEWS) else place
+                where = _place_of(term, place)
                 uses[part].append(result[term] if term.op in VIEWS else f"{where} {result[term]}")
         return result
+
+
+def _role(term: Term, number: int) -> str:
+    """Return which axes of an operand of a contraction are summed, and where the others go."""
+    operands, out, sizes = term.args
+    return str([[(sizes[n], out.index(n) if n in out else None) for n in labels] for labels in operands[number][1]])
+
+
+def _place_of(term: Term, place: int) -> str:
+    if term.op in ("sum", *VIEWS) or (term.op == "each" and term.args[0] in SYMMETRIC):
+        return ""
+    return _role(term, place) if term.op in ("contract", "amax", "amin") else str(place)
 
 
 def _text(value: Any, inside: Mapping[Term, str]) -> str:

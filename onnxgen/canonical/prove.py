@@ -72,8 +72,8 @@ class Proof:
 def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int = 0, rename: bool = False) -> Proof:
     """Prove that an edited module is the same function as the network in an ONNX file.
 
-    The module that onnxgen writes for the file today and the edited one are brought to one canonical form: in evaluation mode,
-    and in training mode if anything depends on it. It holds for all sizes of the inputs, and for all values of inputs
+    The module that onnxgen writes for the file today and the edited one are brought to one canonical form: in
+    evaluation mode, and in training mode if anything depends on it. It holds for all sizes of the inputs, and for all values of inputs
     and parameters, computed without rounding. Both are also computed in float64 on drawn inputs.
 
     Args:

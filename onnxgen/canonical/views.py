@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgen.canonical.terms import Shape, Size, Term, Terms, once, plain, product, quotient
+from onnxgen.canonical.terms import Shape, Size, Term, Terms, number_in, once, plain, product, quotient
 
 Group = tuple[int, ...]
 
@@ -159,6 +159,12 @@ class Views(Terms):
             return self.rearranged(term.args[0], both)
         if term.op in ("sum", "each") and (moved := self._through(term, pattern)) is not None:
             return moved
+        if term.op in ("sum", "each") and any(len(axis) > 1 for axis in pattern.atoms):
+            # what is split goes through always; what is joined stays outside
+            split = self.rearranged(term, Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes)))))
+            if split.op not in ("view", "reshape"):
+                joined = Pattern(tuple((size,) for size in pattern.sizes), pattern.groups)
+                return self.term("view", (split, joined), pattern.shape, term.dtype)
         return self.term("view", (term, pattern), pattern.shape, term.dtype)
 
     def reshaped(self, term: Term, shape: Shape) -> Term:
@@ -179,6 +185,8 @@ class Views(Terms):
         """Return an operand that broadcasting takes for `term`: without expansion and leading sizes of 1."""
         if term.op == "expand":
             return self.bare(term.args[0])
+        if term.shape and (number := number_in(term)) is not None:
+            return self.constant(number, (), term.dtype)
         rank = next((i for i, size in enumerate(term.shape) if size != 1), len(term.shape))
         return self.reshaped(term, term.shape[rank:]) if rank else term
 
@@ -221,7 +229,20 @@ class Views(Terms):
         if found is None or found[1].is_identity():
             return None
         base = self.rearranged(term, found[1].inverse())
-        return None if base.op == "view" else (base, found[1])
+        return self._joined_of(term, found[1]) if base.op == "view" else (base, found[1])
+
+    def _joined_of(self, term: Term, pattern: Pattern) -> tuple[Term, Pattern] | None:
+        """Return a term as one with an axis for each atom of a pattern that ends in its shape, and how they are joined."""
+        sizes = pattern.sizes
+        atoms = tuple(tuple(sizes[i] for i in group) for group in pattern.groups)
+        count = sum(map(len, atoms))
+        if all(len(axis) < 2 for axis in atoms):
+            return None
+        base = self.rearranged(term, Pattern(atoms, tuple((i,) for i in range(count))))
+        numbers = iter(range(count))
+        groups = tuple(tuple(next(numbers) for _ in axis) for axis in atoms)
+        joined = Pattern(tuple((size,) for axis in atoms for size in axis), groups)
+        return None if base.op in ("view", "reshape") else (base, joined)
 
     @once
     def _pivot(self, term: Term) -> tuple[Term, Pattern] | None:
