@@ -73,8 +73,8 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
     """Prove that an edited module is the same function as the network in an ONNX file.
 
     The module that onnxgen writes for the file today and the edited one are brought to one canonical form: in
-    evaluation mode, and in training mode if anything depends on it. It holds for all sizes of the inputs, and for all values of inputs
-    and parameters, computed without rounding. Both are also computed in float64 on drawn inputs.
+    evaluation mode, and in training mode if anything depends on it. That holds for all sizes of the inputs, and for all
+    values of inputs and parameters, computed without rounding. Both are also computed in float64 on drawn inputs.
 
     Args:
         model: the ONNX file.

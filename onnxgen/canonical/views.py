@@ -232,7 +232,7 @@ class Views(Terms):
         return self._joined_of(term, found[1]) if base.op == "view" else (base, found[1])
 
     def _joined_of(self, term: Term, pattern: Pattern) -> tuple[Term, Pattern] | None:
-        """Return a term as one with an axis for each atom of a pattern that ends in its shape, and how they are joined."""
+        """Return a term with an axis for each atom of a pattern that ends in its shape, and how they are joined."""
         sizes = pattern.sizes
         atoms = tuple(tuple(sizes[i] for i in group) for group in pattern.groups)
         count = sum(map(len, atoms))

@@ -142,8 +142,7 @@ FORWARD = START + "    def forward(self, x):\n        return {}\n"
         START + "    def __getattr__(self, name):\n        return 1\n",
         "import torch.nn.functional as F\nF.relu = F.gelu\n" + FORWARD.format("x"),
         START + "    def forward(self, x):\n        global CALLS\n        return x\n",
-        START
-        + "    def forward(self, x):\n        try:\n            return x\n        except ValueError:\n            return 1\n",
+        START + "    def forward(self, x):\n        try:\n            return x\n        finally:\n            pass\n",
         "def from_pretrained(cls):\n    return cls()\n",
     ],
 )
