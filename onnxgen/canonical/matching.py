@@ -123,15 +123,17 @@ class Side:
         for term in reversed(self.terms):
             result[term] = _digest(f"{inside[term]} {sorted(uses[term])}")
             for place, part in enumerate(term.parts()):
-                where = _place_of(term, place)
-                uses[part].append(result[term] if term.op in VIEWS else f"{where} {result[term]}")
+                if term.op in VIEWS:  # who uses a view uses what it is a view of
+                    uses[part] += uses[term]
+                else:
+                    uses[part].append(f"{_place_of(term, place)} {result[term]}")
         return result
 
 
 def _role(term: Term, number: int) -> str:
-    """Return which axes of an operand of a contraction are summed, and where the others go."""
+    """Return the sizes of an operand of a contraction, and whether they are summed. Their order comes from names."""
     operands, out, sizes = term.args
-    return str([[(sizes[n], out.index(n) if n in out else None) for n in labels] for labels in operands[number][1]])
+    return str(sorted((str(sizes[n]), n in out) for labels in operands[number][1] for n in labels))
 
 
 def _place_of(term: Term, place: int) -> str:

@@ -72,7 +72,8 @@ def part_ways(reference: Captured, edited: Captured, file: str, texts: Texts) ->
 
     An edit of `__init__` shows at the call of what it sets, and then the line that sets it is named, too.
     """
-    here, there = first(edited, reference, "edited", file), first(reference, edited, "generated", "")
+    here = first(edited, reference, "edited", file, texts.edited)
+    there = first(reference, edited, "generated", "", texts.generated)
     places = [place for place in (here, there) if place is not None]
     moved = texts.moved(there.line) if there is not None else None
     set_here = [place for p in places for place in _set_by(p, texts.edited) if texts.is_edited(place.line)]
@@ -86,7 +87,7 @@ def part_ways(reference: Captured, edited: Captured, file: str, texts: Texts) ->
     return places
 
 
-def first(one: Captured, other: Captured, side: str, file: str) -> Place | None:
+def first(one: Captured, other: Captured, side: str, file: str, rows: Sequence[str]) -> Place | None:
     """Return the first value of a network that the other has not, of those that reach an output so."""
     known = {term for term, _ in other.places}
     terms = dict[Node, list[Term]]()
@@ -105,16 +106,18 @@ def first(one: Captured, other: Captured, side: str, file: str) -> Place | None:
             todo += node.all_input_nodes
     for _, node in one.places:
         if node in reached and node in wrong:
-            return _place(node, side, file)
+            return _place(node, side, file, rows)
     return None
 
 
-def _place(node: Node, side: str, file: str) -> Place | None:
+def _place(node: Node, side: str, file: str, rows: Sequence[str]) -> Place | None:
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     ours = [f for f in frames if (f[0].startswith("<onnxgen ") if side == "generated" else f[0] == file)] or frames
     if not ours:
         return None
     _, line, _, code = ours[-1]
+    if 0 < int(line) <= len(rows) and ours is not frames:
+        code = rows[int(line) - 1]
     modules: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
     path = list(modules.values())[-1][0] if modules else ""
     return Place(side, int(line), code.strip(), path, str(node.target))
