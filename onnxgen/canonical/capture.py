@@ -103,7 +103,16 @@ def _guards(module: nn.Module, program: Any) -> frozenset[str]:
     texts = program._guards_code or []
     for number, name in enumerate(inspect.signature(module.forward).parameters):
         texts = [text.replace(f"L['{name}']", f"L[{number}]") for text in texts]
-    return frozenset(texts)
+    return frozenset(map(_sorted, texts))
+
+
+def _sorted(guard: str) -> str:
+    """Return an equation with its sides in order."""
+    for sign in (" == ", " != "):
+        sides = guard.split(sign)
+        if len(sides) == 2:
+            return sign.join(sorted(sides))
+    return guard
 
 
 def _takes_star(module: nn.Module) -> bool:
@@ -136,6 +145,7 @@ class Reader:
         self.symbols: dict[Any, Any] = {}
         self.random: dict[Any, int] = {}
         self.effects: dict[Any, int] = {}
+        self.tied: dict[Any, str] = {}
         self.result = Captured()
 
     def read(self) -> Captured:
@@ -228,8 +238,13 @@ class Reader:
             return self.constant(tensor)
         kind = "parameter" if is_parameter and tensor.requires_grad else "frozen"
         form = (kind, tuple(tensor.shape), dtype_name(tensor.dtype))
+        tied = self.tied.setdefault((*form, tensor.data_ptr()), path) if tensor.numel() else path
+        if tied != path:
+            self.result.leaves[path] = self.result.leaves[tied]
+            return self.result.leaves[tied]
         if isinstance(known, Term):
             if (known.op, known.shape, known.dtype) == form:
+                self.result.leaves[path] = known
                 return known
             known = path
         term = self.terms.term(kind, (known,), *form[1:])
