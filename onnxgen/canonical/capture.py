@@ -58,19 +58,30 @@ class Captured:
     places: list[tuple[Term, Node]] = field(default_factory=list)
 
 
-def exported(module: nn.Module, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], asks: bool = False) -> Any:
+def exported(
+    module: nn.Module,
+    arguments: Sequence[Tensor],
+    free: Sequence[Sequence[int]],
+    names: Sequence[str] = (),
+    asks: bool = False,
+) -> Any:
     """Return the `ExportedProgram` of a module.
 
     Args:
+        arguments: an example.
         free: for each argument, the axes of any size.
+        names: of the arguments, where they are passed by name.
         asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
     """
-    dynamic = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
+    dynamic: Any = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
+    keywords = dict(zip(names, arguments, strict=True)) if names else None
+    if names:
+        arguments, dynamic = (), dict(zip(names, dynamic, strict=True))
     with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks):
         warnings.simplefilter("ignore")
         try:
-            dynamic_shapes = (dynamic,) if _takes_star(module) else dynamic
-            program = export(module, tuple(arguments), dynamic_shapes=dynamic_shapes, strict=False)
+            wrapped = (dynamic,) if not names and _takes_star(module) else dynamic
+            program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]

@@ -106,13 +106,15 @@ def first(one: Captured, other: Captured, side: str, file: str, rows: Sequence[s
             todo += node.all_input_nodes
     for _, node in one.places:
         if node in reached and node in wrong:
-            return _place(node, side, file, rows)
+            return place_of(node, side, file, rows)
     return None
 
 
-def _place(node: Node, side: str, file: str, rows: Sequence[str]) -> Place | None:
+def place_of(node: Node, side: str, file: str, rows: Sequence[str] = ()) -> Place | None:
+    """Return the line that called an operator: in the file, or else the innermost that is not torch's own."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    ours = [f for f in frames if (f[0].startswith("<onnxgen ") if side == "generated" else f[0] == file)] or frames
+    ours = [f for f in frames if (f[0].startswith("<onnxgen ") if side == "generated" else f[0] == file)]
+    ours = ours or [f for f in frames if "/torch/" not in f[0]] or frames
     if not ours:
         return None
     _, line, _, code = ours[-1]

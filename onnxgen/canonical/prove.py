@@ -125,6 +125,16 @@ def _feeds(model: Path, options: Options, space: Mapping[str, Any], runs: int, s
         yield [to_torch(value) for value in answer.feeds.values()]
 
 
+def drawn(
+    model: Path, options: Options, reference: nn.Module, runs: int, seed: int
+) -> tuple[list[str], list[list[Any]]]:
+    """Return the names of a file's inputs, and values of them that the oracle accepts."""
+    check = Check(model, options, rtol=1e-3, atol=1e-5)
+    check.prepare({})
+    answers = list(islice(check.answers(runs, seed, None), runs))
+    return list(answers[0].feeds), [[to_torch(value) for value in answer.feeds.values()] for answer in answers]
+
+
 class Pair:
     """A generated module, and an edited one."""
 

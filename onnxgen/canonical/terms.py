@@ -26,14 +26,18 @@ class Term:
 
     Attributes:
         number: in the order in which terms were made.
-        colour: the same for terms that are equal but for views, such as a matrix and its transpose.
+        colour: the same for terms that are equal but for views and the names of leaves.
+        origin: the number of the first term that it is made of element by element; views don't change it.
     """
 
-    __slots__ = ("args", "colour", "dtype", "number", "op", "shape")
+    __slots__ = ("args", "colour", "dtype", "number", "op", "origin", "shape")
 
     def __init__(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str, number: int) -> None:
         self.op, self.args, self.shape, self.dtype, self.number = op, args, shape, dtype, number
-        self.colour: int = args[0].colour if op in VIEWS else _digest((op, args))
+        is_leaf = op in ("parameter", "frozen")
+        self.colour: int = args[0].colour if op in VIEWS else _digest(("leaf", shape) if is_leaf else (op, args))
+        inside = [part.origin for part in self.parts()] if op in ELEMENTWISE or op in VIEWS else []
+        self.origin: int = min(inside, default=number)
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.number} {list(self.shape)}>"
@@ -44,6 +48,7 @@ class Term:
 
 
 VIEWS = frozenset({"view", "reshape", "expand"})
+ELEMENTWISE = frozenset({"sum", "each"})
 
 
 def _digest(value: Any) -> int:
@@ -76,7 +81,7 @@ def terms_in(value: Any) -> Iterable[Term]:
 def order(value: Any) -> Any:
     """A key that sorts what a set of a term holds: monomials with their coefficients, factors with their exponents."""
     if isinstance(value, Term):
-        return (0, value.colour, value.number)
+        return (0, value.colour, value.origin, value.number)
     if isinstance(value, tuple):
         return (1, len(value), tuple(order(v) for v in value))
     if isinstance(value, frozenset):
