@@ -165,17 +165,11 @@ class Walk:
         pairs: Pairs = []
         keys = _paired(list(mine), list(theirs), lambda m: tuple(sorted((f.colour, e) for f, e in m)))
         if len(keys) < max(len(mine), len(theirs)):
-            left = [m for m in mine if m not in {k for k, _ in keys}]
-            right = [m for m in theirs if m not in {k for _, k in keys}]
-            keys += list(zip(sorted(left, key=_first), sorted(right, key=_first)))
-            if len(left) != len(right):
-                self._apart(one, other)
+            self._apart(one, other)
         for a, b in keys:
             factors = _paired(list(a), list(b), lambda pair: (pair[0].colour, pair[1]))
             if len(factors) < max(len(a), len(b)):
-                factors = list(zip(sorted(a, key=lambda p: p[0].origin), sorted(b, key=lambda p: p[0].origin)))
-                if len(a) != len(b):
-                    self._apart(one, other)
+                self._apart(one, other)
             pairs += [(f[0], g[0]) for f, g in factors]
             pairs.append((mine[a], theirs[b]))
         return [(a, b) for a, b in pairs if not self._are_numbers(a, b)]
@@ -217,7 +211,7 @@ class Walk:
             return self._apart(one, other)
         pairs: Pairs = []
         labels: dict[int, int] = dict(zip(out_, out)) if len(out) == len(out_) else {}
-        for (a, axes), (b, axes_) in _paired(*moving, lambda o: o[0].colour) or list(zip(*moving)):
+        for (a, axes), (b, axes_) in _paired(*moving, lambda o: o[0].colour):
             pairs.append((a, b))
             flat, flat_ = ([n for group in g for n in group] for g in (axes, axes_))
             labels.update(zip(flat_, flat))
@@ -235,15 +229,18 @@ def _first(monomial: Monomial) -> int:
 
 
 def _paired(ones: Sequence[Any], others: Sequence[Any], colour: Any) -> Pairs:
-    """Return pairs of equal colours; within one colour in the order in which terms were made."""
+    """Return pairs of equal colours, and of what is left if it is as many; in the order in which terms were made."""
     groups: dict[Any, list[Any]] = defaultdict(list)
     for item in sorted(others, key=_made):
         groups[colour(item)].append(item)
-    pairs = []
+    pairs, left = [], []
     for item in sorted(ones, key=_made):
         if groups[colour(item)]:
             pairs.append((item, groups[colour(item)].pop(0)))
-    return pairs
+        else:
+            left.append(item)
+    rest = sorted((item for group in groups.values() for item in group), key=_made)
+    return pairs + (list(zip(left, rest)) if len(left) == len(rest) else [])
 
 
 def _made(item: Any) -> int:

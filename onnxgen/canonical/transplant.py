@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.binding import Binding, Walk, assembled
 from onnxgen.canonical.capture import Captured, Reader, constant, exported
+from onnxgen.canonical.matching import below
 from onnxgen.canonical.places import Place, place_of
 from onnxgen.canonical.prove import difference, drawn
 from onnxgen.canonical.rules import NotFollowed
@@ -137,15 +138,15 @@ class Transplant:
     def _refused(self, other: Captured, binding: Binding, missing: Sequence[str], apart: float) -> NotTheSame:
         """Return the error that says where the two networks part: at the first of the pairs that can't be the same."""
         nodes = {term: node for term, node in reversed(other.places)}
-        terms = sorted((t for _, t in binding.apart if isinstance(t, Term)), key=lambda t: t.number)
-        found = [(t, place_of("edited", nodes[t])) for t in terms if t in nodes]
-        place = next((p for _, p in found if p is not None), None)
+        known = [_noted(t, nodes) for _, t in binding.apart if isinstance(t, Term)]
+        first = min((t for t in known if t is not None), key=lambda t: t.number, default=None)
+        place = None if first is None else place_of("edited", nodes[first])
         where = f"{place.code} (line {place.line}, in {place.module or 'forward'})" if place else ""
         what = f"outputs differ by {apart:.2g} of the largest" if apart < math.inf else "outputs have other shapes"
         if missing:
             what += f"; nothing in the file stands for {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
         what = f"the module is another network than the file: {what}"
-        error = NotTheSame(what, help=f"compare what it computes at: {where}" if where else None)
+        error = NotTheSame(what, help=f"compare what it computes at: {where}" if where else "")
         error.places = [place] if place else []
         return error
 
@@ -262,6 +263,13 @@ class Transplant:
         return worst
 
 
+def _noted(term: Term, nodes: Mapping[Term, Any]) -> Term | None:
+    """Return the term, or else the last one that it is made of, that an operator of the module made."""
+    if term in nodes:
+        return term
+    return next((part for part in reversed(below([term])) if part in nodes), None)
+
+
 def _chosen(wanted: Sequence[Any], there: Sequence[Any]) -> Sequence[Any]:
     """Return the outputs of the module that stand for those of the file: the first with the same number of axes."""
     if len(wanted) == len(there):
@@ -288,8 +296,6 @@ def _flat(value_: Any) -> list[Tensor]:
 
 
 def _leaves(term: Term) -> list[Term]:
-    from onnxgen.canonical.matching import below
-
     return [t for t in below([term]) if t.op in ("parameter", "frozen")]
 
 
