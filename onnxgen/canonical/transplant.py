@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.binding import Binding, Walk, assembled
+from onnxgen.canonical.back import export_back
+from onnxgen.canonical.binding import Binding, Piece, Walk, assembled
 from onnxgen.canonical.capture import Captured, Reader, constant, exported
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.places import Place, place_of
@@ -40,6 +41,9 @@ class Report:
         kept: parameters and buffers that the network does not use; they keep their values.
         difference: the largest difference of outputs, as a share of the largest element, in float64.
         runs: the number of drawn inputs that were compared.
+        source, options: the ONNX file, and how it was read.
+        pieces: what the parts of each parameter were made of.
+        behind: for each folded BatchNorm, the layer that has its fold.
     """
 
     filled: dict[str, list[str]] = field(default_factory=dict)
@@ -47,9 +51,27 @@ class Report:
     kept: list[str] = field(default_factory=list)
     difference: float = 0.0
     runs: int = 0
-    source: Path | None = None
-    options: Options = field(default_factory=Options)
-    pieces: dict[str, Any] = field(default_factory=dict)
+    source: Path = field(default_factory=Path, repr=False)
+    options: Options = field(default_factory=Options, repr=False)
+    pieces: dict[str, list[Piece]] = field(default_factory=dict, repr=False)
+    behind: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def export(self, module: nn.Module, out: Path | str, *, force: bool = False) -> Any:
+        """Write the module's values, after a training, into the graph of the ONNX file that they came from.
+
+        Args:
+            module: the module that was filled.
+            out: the file to write.
+            force: overwrite any file.
+
+        Returns:
+            the report of `onnxgen.export`.
+
+        Raises:
+            OnnxgenError: a value can't be written back, or `out` must not be overwritten.
+            DiffersError: the new file does not compute the same as the module; nothing was written.
+        """
+        return export_back(self, module, Path(out), force=force)
 
 
 class NotTheSame(OnnxgenError):
@@ -99,6 +121,7 @@ class Transplant:
         taken = inspect.signature(module.forward).parameters
         self.names = list(names) if all(name in taken for name in names) else []
         self.terms = Algebra()
+        self.behind: dict[str, str] = {}
 
     def run(self, model: Path, options: Options) -> Report:
         before = copy.deepcopy(self.module.state_dict())
@@ -110,6 +133,7 @@ class Transplant:
             except NotFollowed as stop:
                 raise OnnxgenError(f"the module can't be followed: {stop}") from stop
             report.source, report.options = model, options
+            report.behind = {path: self.behind[path] for path in report.folded if path in self.behind}
             return report
         except BaseException:
             self.module.load_state_dict(before)
@@ -169,7 +193,7 @@ class Transplant:
         norms = {path: m for path, m in self.module.named_modules() if isinstance(m, NORMS) and m.running_var is not None}
         if not norms:
             return
-        behind = self._behind_convolutions(norms)
+        behind = self.behind = self._behind_convolutions(norms)
         for chosen in dict.fromkeys((tuple(behind), tuple(norms))):
             yield self._identities(chosen, norms, behind), list(chosen)
 

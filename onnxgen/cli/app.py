@@ -160,6 +160,41 @@ def export(module: Path | None, **params: Any) -> int:
 
 
 @_command(
+    "transplant",
+    "Put the weights of an ONNX file into a class of yours.",
+    [
+        ("onnxgen transplant net.onnx --into nets:Net", "Fill nets.Net(), and write its weights."),
+        ("onnxgen transplant net.onnx --into timm:create_model --arg model_name=resnet18", "Fill a library's network."),
+        ("onnxgen transplant net.onnx --into nets:Net --back tuned.safetensors -o tuned.onnx", "Write back what it learned."),
+    ],
+    {1: "another network: nothing is written"},
+)
+@model_argument
+@option("--into", metavar="MODULE:FACTORY", required=True, group="Module", help="A function or class that makes the module.")
+@option(
+    "--arg", "arguments", metavar="NAME=VALUE", multiple=True, group="Module", help="Its argument; may be repeated."
+)
+@option(
+    "--back", metavar="FILE", type=path_type, group="Module", help="The module's weights after a training: write an ONNX file."
+)
+@file_option("-o", "--output", "out", metavar="FILE", type=path_type, required=True, help="The file to write.")
+@file_option("--force", is_flag=True, help="Overwrite a file that is there.")
+@_same("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on.")
+@_same("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs.")
+@saying_options
+def transplant(model: Path, **params: Any) -> int:
+    """Fill a module of the same architecture with the weights of MODEL, and compare both.
+
+    Parameters are renamed, transposed, cut out of fused matrices and joined. Where MODEL has a BatchNorm folded into the
+    layer before, that of the module becomes the identity.
+    """
+    from onnxgen.cli.transplanting import transplant_command
+    from onnxgen.options import Options
+
+    return transplant_command(model, Options(), **params)
+
+
+@_command(
     "ship",
     "Write a trained run for another runtime.",
     [

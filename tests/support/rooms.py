@@ -41,6 +41,7 @@ FLOORS = (
     ("canonical",),
     ("backend", "surgery"),
     ("export",),
+    ("canonical",),
     ("training",),
     ("ship",),
     ("cli", "__main__"),
