@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnxgen.canonical.contractions import Contractions
@@ -208,7 +208,7 @@ class Algebra(Contractions):
         )
 
 
-COMPUTED = {
+COMPUTED: dict[str, Callable[[float], float]] = {
     "exp": math.exp,
     "log": math.log,
     "tanh": math.tanh,

@@ -211,7 +211,7 @@ class Walk:
             return self._apart(one, other)
         pairs: Pairs = []
         labels: dict[int, int] = dict(zip(out_, out)) if len(out) == len(out_) else {}
-        for (a, axes), (b, axes_) in _paired(*moving, lambda o: o[0].colour):
+        for (a, axes), (b, axes_) in _paired(moving[0], moving[1], lambda o: o[0].colour):
             pairs.append((a, b))
             flat, flat_ = ([n for group in g for n in group] for g in (axes, axes_))
             labels.update(zip(flat_, flat))

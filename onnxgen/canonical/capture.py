@@ -333,8 +333,8 @@ class Reader:
         return self.terms.term("item", (whole, number), self.shape(value), dtype_name(value.dtype))
 
     def _without_gradient(self, node: Node, arguments: Sequence[Any]) -> Any:
-        if node.target.__name__ != "wrap_with_set_grad_enabled":  # type: ignore[union-attr]
-            raise NotFollowed(f"{node.target.__name__}")  # type: ignore[union-attr]
+        if node.target.__name__ != "wrap_with_set_grad_enabled":
+            raise NotFollowed(node.target.__name__)
         enabled, part, *operands = arguments
         inner = getattr(node.graph.owning_module, part.target).graph
         places = [n for n in inner.nodes if n.op == "placeholder"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from onnxgen.canonical.terms import NOTHING, Monomial, Shape, Size, Sum, Term, product, times
 from onnxgen.canonical.views import Pattern, Views, refined
@@ -172,7 +173,7 @@ class Contractions(Views):
     def _made(self, work: Work, inside: list[Operand], dtype: str, name: str = "contract") -> Term:
         """Return the contraction itself, its axes where the result has them."""
         inside, parts = _joined(work, inside)
-        ranked = []
+        ranked: list[Any] = []
         for arrangement in _arrangements(inside):
             names: dict[int, int] = {}
             for label in itertools.chain(*(labels for _, axes in arrangement for labels in axes)):

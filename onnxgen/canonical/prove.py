@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ class Pair:
     def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str) -> None:
         self.reference, self.edited, self.feeds, self.file = reference, edited, feeds, file
         self.arguments = feeds.first()
-        self.free = [[]] * len(self.arguments)
+        self.free: list[list[int]] = [[] for _ in self.arguments]
         self.renamed: dict[str, str] = {}
         self.has_gradients_of_its_own = False
 
@@ -215,7 +216,7 @@ class Pair:
     ) -> tuple[Captured, Any]:
         module.train(mode == MODES[1])
         with _kept(module):
-            program = exported(module, self.arguments, free, asks)
+            program = exported(module, self.arguments, free, asks=asks)
         return read(terms, program, {}), program
 
     def _numbers(self, proof: Proof) -> Proof:

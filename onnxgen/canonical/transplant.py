@@ -18,8 +18,9 @@ from onnxgen.canonical.back import export_back
 from onnxgen.canonical.binding import Binding, Piece, Walk, assembled
 from onnxgen.canonical.capture import Captured, Reader, constant, exported
 from onnxgen.canonical.matching import below
+from onnxgen.canonical.numbers import difference
 from onnxgen.canonical.places import Place, place_of
-from onnxgen.canonical.prove import difference, drawn
+from onnxgen.canonical.prove import drawn
 from onnxgen.canonical.rules import NotFollowed
 from onnxgen.canonical.terms import Term
 from onnxgen.canonical.values import Unknown, value
@@ -164,11 +165,13 @@ class Transplant:
         nodes = {term: node for term, node in reversed(other.places)}
         known = [_noted(t, nodes) for _, t in binding.apart if isinstance(t, Term)]
         first = min((t for t in known if t is not None), key=lambda t: t.number, default=None)
-        place = None if first is None else place_of("edited", nodes[first])
+        place = None if first is None else place_of(nodes[first], "edited", "")
         where = f"{place.code} (line {place.line}, in {place.module or 'forward'})" if place else ""
         what = f"outputs differ by {apart:.2g} of the largest" if apart < math.inf else "outputs have other shapes"
         if missing:
-            what += f"; nothing in the file stands for {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+            what += f"; nothing in the file stands for {missing[0]}" + (
+                f" and {len(missing) - 1} more" if missing[1:] else ""
+            )
         what = f"the module is another network than the file: {what}"
         error = NotTheSame(what, help=f"compare what it computes at: {where}" if where else "")
         error.places = [place] if place else []
@@ -179,10 +182,13 @@ class Transplant:
         if any(not isinstance(a, Tensor) for a in arguments):
             raise NotFollowed("an input that is no tensor")
         free = [[axis for axis, size in enumerate(a.shape) if size > 1] for a in arguments]
-        return exported(module, arguments, free, names, asks=True)
+        return exported(module, arguments, free, names)
 
     def _read(self, module: nn.Module, program: Any, prefix: str, fixed: Mapping[str, Term] | None = None) -> Captured:
-        state = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+        state = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
         leaves: dict[str, Term | str] = {path: f"{prefix}{path}" for path in state}
         leaves |= {p: constant(self.terms, t) for p, t in state.items() if not t.is_floating_point()}
         return Reader(self.terms, program, {**leaves, **(fixed or {})}).read()
@@ -190,14 +196,18 @@ class Transplant:
     def _foldings(self) -> Any:
         """Yield the leaves that are fixed, and the BatchNorms that become the identity by that."""
         yield {}, []
-        norms = {path: m for path, m in self.module.named_modules() if isinstance(m, NORMS) and m.running_var is not None}
+        norms = {
+            path: m for path, m in self.module.named_modules() if isinstance(m, NORMS) and m.running_var is not None
+        }
         if not norms:
             return
         behind = self.behind = self._behind_convolutions(norms)
         for chosen in dict.fromkeys((tuple(behind), tuple(norms))):
             yield self._identities(chosen, norms, behind), list(chosen)
 
-    def _identities(self, chosen: Sequence[str], norms: Mapping[str, Any], behind: Mapping[str, str]) -> dict[str, Term]:
+    def _identities(
+        self, chosen: Sequence[str], norms: Mapping[str, Any], behind: Mapping[str, str]
+    ) -> dict[str, Term]:
         fixed: dict[str, Term] = {}
         for path in chosen:
             norm = norms[path]
@@ -325,4 +335,3 @@ def _leaves(term: Term) -> list[Term]:
 
 def _is_half(value_: Any) -> bool:
     return isinstance(value_, Tensor) and value_.dtype in (torch.float16, torch.bfloat16)
-

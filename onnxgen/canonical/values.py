@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def value(term: Term, leaves: Mapping[str, Tensor]) -> Tensor:
     return of(term)
 
 
-def _computed(term: Term, of: Any, leaves: Mapping[str, Tensor]) -> Tensor:
+def _computed(term: Term, of: Callable[[Term], Tensor], leaves: Mapping[str, Tensor]) -> Tensor:
     match term.op:
         case "parameter" | "frozen":
             return leaves[term.args[0]]

@@ -165,17 +165,26 @@ def export(module: Path | None, **params: Any) -> int:
     [
         ("onnxgen transplant net.onnx --into nets:Net", "Fill nets.Net(), and write its weights."),
         ("onnxgen transplant net.onnx --into timm:create_model --arg model_name=resnet18", "Fill a library's network."),
-        ("onnxgen transplant net.onnx --into nets:Net --back tuned.safetensors -o tuned.onnx", "Write back what it learned."),
+        (
+            "onnxgen transplant net.onnx --into nets:Net --back tuned.safetensors -o tuned.onnx",
+            "Write back what it learned.",
+        ),
     ],
     {1: "another network: nothing is written"},
 )
 @model_argument
-@option("--into", metavar="MODULE:FACTORY", required=True, group="Module", help="A function or class that makes the module.")
+@option(
+    "--into", metavar="MODULE:FACTORY", required=True, group="Module", help="A function or class that makes the module."
+)
 @option(
     "--arg", "arguments", metavar="NAME=VALUE", multiple=True, group="Module", help="Its argument; may be repeated."
 )
 @option(
-    "--back", metavar="FILE", type=path_type, group="Module", help="The module's weights after a training: write an ONNX file."
+    "--back",
+    metavar="FILE",
+    type=path_type,
+    group="Module",
+    help="The module's weights after a training: write an ONNX file.",
 )
 @file_option("-o", "--output", "out", metavar="FILE", type=path_type, required=True, help="The file to write.")
 @file_option("--force", is_flag=True, help="Overwrite a file that is there.")

@@ -81,7 +81,9 @@ def built(into: str, arguments: Sequence[str]) -> Any:
         return made(**keywords)  # type: ignore[operator]
     except Exception as error:
         what = f"--into {into} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise OnnxgenError(what, help="name a module and a function or class in it: torchvision.models:resnet18") from error
+        raise OnnxgenError(
+            what, help="name a module and a function or class in it: torchvision.models:resnet18"
+        ) from error
     finally:
         sys.path.remove("")
 
@@ -100,7 +102,9 @@ def _print(report: Report, out: Path, into: str) -> None:
     tell(f"wrote {out}: {counted(len(report.filled), 'tensor')} of {into}")
     if report.folded:
         norms = counted(len(report.folded), "BatchNorm")
-        tell(f"  {norms} became the identity, since the file has them folded into the layer before: {report.folded[0]} ...")
+        tell(
+            f"  {norms} became the identity, since the file has them folded into the layer before: {report.folded[0]} ..."
+        )
     unused = [path for path in report.kept if not path.endswith("num_batches_tracked")]
     if unused:
         tell(f"  not in the file, and left as they were: {', '.join(unused[:5])}{' ...' if unused[5:] else ''}")
