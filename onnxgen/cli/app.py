@@ -88,6 +88,34 @@ def verify(model: Path, module: Path | None, **params: Any) -> int:
     return verify_command(model, module, take_options(params), **params)
 
 
+_proved = partial(option, group="Comparison")
+
+
+@_command(
+    "prove",
+    "Tell whether an edited module is the same function.",
+    [
+        ("onnxgen prove net.onnx model.py", "Prove it, or show a difference."),
+        ("onnxgen prove net.onnx model.py --rename", "Also write the weights under new names."),
+    ],
+    {0: "proved", 1: "different", 4: "neither is known"},
+)
+@model_argument
+@click.argument("module", type=path_type, required=False)
+@_proved("--runs", type=click.IntRange(min=1), default=20, show_default=True, help="Sets of inputs to compare on.")
+@_proved("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs.")
+@_proved("--rename", is_flag=True, help="If it is proved, write the weights under the names of MODULE.")
+@saying_options
+def prove(model: Path, module: Path | None, **params: Any) -> int:
+    """Tell whether the edited MODULE computes what MODEL does, for all inputs, with the same trained parameters.
+
+    MODULE is by default the file that onnxgen writes for MODEL without -o.
+    """
+    from onnxgen.cli.proving import prove_command
+
+    return prove_command(model, module, **params)
+
+
 @_command(
     "export",
     "Write a trained module back to ONNX.",
@@ -129,6 +157,50 @@ def export(module: Path | None, **params: Any) -> int:
     from onnxgen.cli.exporting import export_command
 
     return export_command(module, **params)
+
+
+@_command(
+    "transplant",
+    "Put the weights of an ONNX file into a class of yours.",
+    [
+        ("onnxgen transplant net.onnx --into nets:Net", "Fill nets.Net(), and write its weights."),
+        ("onnxgen transplant net.onnx --into timm:create_model --arg model_name=resnet18", "Fill a library's network."),
+        (
+            "onnxgen transplant net.onnx --into nets:Net --back tuned.safetensors -o tuned.onnx",
+            "Write back what it learned.",
+        ),
+    ],
+    {1: "another network: nothing is written"},
+)
+@model_argument
+@option(
+    "--into", metavar="MODULE:FACTORY", required=True, group="Module", help="A function or class that makes the module."
+)
+@option(
+    "--arg", "arguments", metavar="NAME=VALUE", multiple=True, group="Module", help="Its argument; may be repeated."
+)
+@option(
+    "--back",
+    metavar="FILE",
+    type=path_type,
+    group="Module",
+    help="The module's weights after a training: write an ONNX file.",
+)
+@file_option("-o", "--output", "out", metavar="FILE", type=path_type, required=True, help="The file to write.")
+@file_option("--force", is_flag=True, help="Overwrite a file that is there.")
+@_same("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on.")
+@_same("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs.")
+@saying_options
+def transplant(model: Path, **params: Any) -> int:
+    """Fill a module of the same architecture with the weights of MODEL, and compare both.
+
+    Parameters are renamed, transposed, cut out of fused matrices and joined. Where MODEL has a BatchNorm folded into the
+    layer before, that of the module becomes the identity.
+    """
+    from onnxgen.cli.transplanting import transplant_command
+    from onnxgen.options import Options
+
+    return transplant_command(model, Options(), **params)
 
 
 @_command(

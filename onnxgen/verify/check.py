@@ -217,6 +217,11 @@ class Check:
         report.untold = self.telling.untold() | self.coarse
         return report
 
+    def prepare(self, space: Mapping[str, Any]) -> None:
+        """Restrict drawn inputs to what a module takes, the generated file's names being `space`."""
+        self._cut(space, False)
+        self._free_batch(space)
+
     def _begun(self, network: nn.Module, space: Mapping[str, Any], shown: str, is_anew: bool = False) -> VerifyReport:
         """Return the report before the first run, and decide what is compared and how."""
         self._cut(space, is_anew)

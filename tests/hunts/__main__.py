@@ -10,13 +10,22 @@ from tests.hunts.hunting import hunt
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.hunts")
-    parser.add_argument("hunt", choices=("scopes", "modules", "names", "composite"))
+    parser.add_argument("hunt", choices=("scopes", "modules", "names", "composite", "edits"))
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", help="of edits: one kind")
+    parser.add_argument(
+        "--what", choices=("keep", "change"), help="of edits: those that keep the function, or that change it"
+    )
     given = parser.parse_args()
     # torch's exporter writes each graph that it refuses to the process's own output
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if given.hunt == "edits":
+        from tests.hunts.edits import hunt as hunt_edits
+
+        found = hunt_edits(given.seed, given.cases, given.only, None if given.what is None else given.what == "keep")
+        sys.exit(1 if found["keep wrong"] or found["change wrong"] else 0)
     table = hunt(given.hunt, given.seed, given.cases, given.workers)
     sys.exit(1 if table["wrong"] or table["crash"] else 0)

@@ -1,0 +1,220 @@
+"""Arithmetic on terms: sums of products, powers, and functions that are computed element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onnxgen.canonical.contractions import Contractions
+from onnxgen.canonical.terms import INTEGERS, NOTHING, Monomial, Shape, Term, number_in, order, times
+
+EXPANDED = 6  # products of a product of two sums that is written as one sum
+
+
+class Algebra(Contractions):
+    """Terms with arithmetic. Every function takes the shape and the dtype of its result."""
+
+    def operand(self, term: Term, dtype: str) -> Term:
+        """Return a term as an operand of arithmetic in a dtype."""
+        term = self.bare(term)
+        if term.dtype == dtype:
+            return term
+        number = number_in(term)
+        return self.cast(term, dtype) if number is None else self.constant(number, term.shape, dtype)
+
+    def cast(self, term: Term, dtype: str) -> Term:
+        if term.dtype == dtype:
+            return term
+        return self.each("cast", [term], term.shape, dtype, (dtype,))
+
+    def added(self, terms: Sequence[tuple[Term, float]], shape: Shape, dtype: str) -> Term:
+        """Return a sum of terms, each multiplied by a number."""
+        items: dict[Monomial, Any] = {}
+        for term, factor in terms:
+            for monomial, coefficient in self.items_of(self.operand(term, dtype)).items():
+                items[monomial] = items.get(monomial, 0) + factor * coefficient
+        return self.sum_of(items, shape, dtype)
+
+    def multiplied(self, one: Term, other: Term, shape: Shape, dtype: str) -> Term:
+        one, other = self.operand(one, dtype), self.operand(other, dtype)
+        left, right = self.items_of(one), self.items_of(other)
+        if len(left) > 1 and len(right) > 1 and len(left) * len(right) > EXPANDED:
+            (a, first), (b, second) = self.primitive(one), self.primitive(other)
+            both = times(frozenset({(first, 1)}), frozenset({(second, 1)}))
+            return self.sum_of({self.times(times(a[0], b[0]), both): a[1] * b[1]}, shape, dtype)
+        items: dict[Monomial, Any] = {}
+        for m, c in left.items():
+            for n, d in right.items():
+                both = self.times(m, n)
+                items[both] = items.get(both, 0) + c * d
+        return self.sum_of(items, shape, dtype)
+
+    def times(self, one: Monomial, other: Monomial) -> Monomial:
+        """Return the product of two products, with one factor for all sizes."""
+        both = times(one, other)
+        sizes = [(f, e) for f, e in both if f.op == "size"]
+        if len(sizes) < 2 and all(e == 1 for _, e in sizes):
+            return both
+        import sympy
+
+        whole = sympy.cancel(sympy.prod(f.args[0] ** e for f, e in sizes))
+        rest = frozenset((f, e) for f, e in both if f.op != "size")
+        return rest if whole == 1 else rest | {(self.term("size", (whole,), (), "float32"), 1)}
+
+    def primitive(self, term: Term) -> tuple[tuple[Monomial, float], Term]:
+        """Return a sum as (what all its products have in common, a number) and the rest, whose first number is 1."""
+        items = self.items_of(term)
+        if len(items) < 2:
+            return (NOTHING, 1), term
+        powers = [dict(m) for m in items]
+        common = {f: min(p.get(f, 0) for p in powers) for f in powers[0]}
+        common = {f: e for f, e in common.items() if e}
+        shared = frozenset(common.items())
+        rest = {frozenset((f, e - common.get(f, 0)) for f, e in m if e > common.get(f, 0)): c for m, c in items.items()}
+        first = min(rest, key=order)
+        lead = rest[first] if term.dtype not in INTEGERS else 1
+        return (shared, lead), self.sum_of(
+            {m: c / lead for m, c in rest.items()} if lead != 1 else rest, term.shape, term.dtype
+        )
+
+    def powered(self, base: Term, exponent: float, shape: Shape) -> Term:
+        """Return a power of floats."""
+        dtype = base.dtype
+        base = self.operand(base, dtype)
+        if (number := number_in(base)) is not None and (number > 0 or exponent == int(exponent) and number):
+            return self.constant(number**exponent, shape, dtype)
+        if exponent == 0:
+            return self.constant(1, shape, dtype)
+        whole = exponent == int(exponent)
+        if whole and 0 < exponent <= 8:
+            result = base
+            for _ in range(int(exponent) - 1):
+                result = self.multiplied(result, base, shape, dtype)
+            return self.expanded(result, shape)
+        (common, lead), rest = self.primitive(base)
+        if common or lead == 1 or (lead < 0 and not whole):
+            rest, lead = base, 1.0
+        items = self.items_of(rest)
+        if len(items) == 1 and rest.op == "sum":  # a product with a number
+            ((monomial, coefficient),) = items.items()
+            if coefficient > 0 and coefficient != 1:
+                rest, lead = self.sum_of({monomial: 1}, base.shape, dtype), coefficient
+        factor = lead**exponent
+        power, count = self._power(rest, exponent)
+        return self.sum_of({frozenset({(power, count)}): factor}, shape, dtype)
+
+    def _power(self, base: Term, exponent: float) -> tuple[Term, int]:
+        """Return a term and a positive integer power of it."""
+        if base.op == "each" and base.args[0] == "power" and exponent == -1 and base.args[1][0] % 1:
+            return self.each("power", [base.args[2]], base.shape, base.dtype, (-base.args[1][0],)), 1
+        if exponent == -1 and (argument := self._of_sigmoid(base)) is not None:
+            return self.each("sigmoid", [argument], base.shape, base.dtype), 1
+        if exponent == int(exponent) and exponent < 0:
+            return self.each("power", [base], base.shape, base.dtype, (-1.0,)), -int(exponent)
+        return self.each("power", [base], base.shape, base.dtype, (float(exponent),)), 1
+
+    def _of_sigmoid(self, base: Term) -> Term | None:
+        """Return x of `1 + exp(-x)`."""
+        items = self.items_of(base)
+        if len(items) != 2 or items.get(NOTHING) != 1:
+            return None
+        ((monomial, coefficient),) = [(m, c) for m, c in items.items() if m]
+        ((factor, count), *others) = monomial
+        if others or count != 1 or coefficient != 1 or factor.op != "each" or factor.args[0] != "exp":
+            return None
+        return self.added([(factor.args[2], -1)], base.shape, base.dtype)
+
+    def divided(self, one: Term, other: Term, shape: Shape, dtype: str) -> Term:
+        other = self.operand(other, dtype)
+        if number := number_in(other):
+            return self.added([(one, 1 / number)], shape, dtype)
+        return self.multiplied(one, self.powered(other, -1, other.shape), shape, dtype)
+
+    def over_size(self, term: Term, size: Any) -> Term:
+        """Return a term divided by a size."""
+        if isinstance(size, int):
+            return self.added([(term, 1 / size)], term.shape, term.dtype)
+        part = frozenset({(self.term("size", (1 / size,), (), "float32"), 1)})
+        items = {self.times(m, part): c for m, c in self.items_of(term).items()}
+        return self.sum_of(items, term.shape, term.dtype)
+
+    def each(
+        self, name: str, operands: Sequence[Term], shape: Shape, dtype: str, attributes: tuple[Any, ...] = ()
+    ) -> Term:
+        """Return a function that is computed element by element."""
+        operands = [self.bare(o) for o in operands]
+        if name in COMPUTED and not attributes and (number := number_in(operands[0])) is not None:
+            try:
+                return self.constant(COMPUTED[name](number), shape, dtype)
+            except (ValueError, OverflowError):
+                pass
+        if name in SYMMETRIC:
+            operands.sort(key=order)
+        return self.term("each", (name, attributes, *operands), shape, dtype)
+
+    def total(self, term: Term, axes: Sequence[int], keep: bool) -> Term:
+        """Return the sum over axes."""
+        labels = list(range(len(term.shape)))
+        out = [label for label in labels if label not in axes]
+        result = self.contracted([(term, labels)], out, dict(enumerate(term.shape)), term.dtype)
+        return self.kept(result, term.shape, axes) if keep else result
+
+    def kept(self, reduced: Term, shape: Shape, axes: Sequence[int]) -> Term:
+        """Return a reduced term with size 1 in the place of each axis."""
+        return self.reshaped(reduced, tuple(1 if i in axes else size for i, size in enumerate(shape)))
+
+    def mean(self, term: Term, axes: Sequence[int], keep: bool) -> Term:
+        result = self.total(term, axes, keep)
+        for axis in axes:
+            result = self.over_size(result, term.shape[axis])
+        return result
+
+    def extreme(self, name: str, term: Term, axes: Sequence[int], keep: bool) -> Term:
+        """Return the largest or smallest element over axes (`name`: amax, amin)."""
+        labels = list(range(len(term.shape)))
+        out = [label for label in labels if label not in axes]
+        result = self.contracted([(term, labels)], out, dict(enumerate(term.shape)), term.dtype, name)
+        return self.kept(result, term.shape, axes) if keep else result
+
+    def variance(self, term: Term, axes: Sequence[int], keep: bool, correction: float = 0) -> Term:
+        centred = self.added([(term, 1), (self.mean(term, axes, True), -1)], term.shape, term.dtype)
+        squares = self.multiplied(centred, centred, term.shape, term.dtype)
+        if not correction:
+            return self.mean(squares, axes, keep)
+        count: Any = 1
+        for axis in axes:
+            count = count * term.shape[axis]
+        return self.over_size(self.total(squares, axes, keep), count - correction)
+
+    def normalised(self, term: Term, axes: Sequence[int], epsilon: float) -> Term:
+        """Return a term with mean 0 and variance 1 over axes."""
+        shape, dtype = term.shape, term.dtype
+        centred = self.added([(term, 1), (self.mean(term, axes, True), -1)], shape, dtype)
+        spread = self.variance(term, axes, True)
+        spread = self.added([(spread, 1), (self.constant(epsilon, (), dtype), 1)], spread.shape, dtype)
+        return self.multiplied(centred, self.powered(spread, -0.5, spread.shape), shape, dtype)
+
+    def softmax(self, term: Term, axis: int) -> Term:
+        shape, dtype = term.shape, term.dtype
+        powers = self.exponents(term, axis)
+        whole = self.total(powers, [axis], True)
+        return self.multiplied(powers, self.powered(whole, -1, whole.shape), shape, dtype)
+
+    def exponents(self, term: Term, axis: int) -> Term:
+        largest = self.extreme("amax", term, [axis], True)
+        return self.each(
+            "exp", [self.added([(term, 1), (largest, -1)], term.shape, term.dtype)], term.shape, term.dtype
+        )
+
+
+COMPUTED: dict[str, Callable[[float], float]] = {
+    "exp": math.exp,
+    "log": math.log,
+    "tanh": math.tanh,
+    "erf": math.erf,
+    "sin": math.sin,
+    "cos": math.cos,
+    "abs": abs,
+}
+SYMMETRIC = frozenset({"maximum", "minimum", "eq", "ne", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})

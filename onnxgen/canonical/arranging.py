@@ -1,0 +1,207 @@
+"""What views, parts and constants are in terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.rules import NotFollowed, Result, axes_of, positive, rule
+from onnxgen.canonical.terms import Term, plain
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "view.default",
+    "reshape",
+    "_unsafe_view",
+    "flatten",
+    "unflatten",
+    "unsqueeze",
+    "view_as",
+    "reshape_as",
+    "_reshape_alias",
+)
+def reshape(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
+    return t.reshaped(x, out.shape)
+
+
+@rule("squeeze")
+def squeeze(t: Algebra, out: Result, x: Term, axes: Any = None) -> Any:
+    chosen = axes_of(axes, len(x.shape))
+    if any(not isinstance(x.shape[a], int) for a in chosen):
+        raise NotFollowed("squeeze of an axis that may have any size: name the axis")
+    return t.reshaped(x, out.shape)
+
+
+@rule("permute")
+def permute(t: Algebra, out: Result, x: Term, axes: Any) -> Any:
+    return t.permuted(x, [positive(a, len(x.shape)) for a in axes])
+
+
+@rule("transpose.int", "swapaxes", "swapdims")
+def transpose(t: Algebra, out: Result, x: Term, one: int, other: int) -> Any:
+    axes = list(range(len(x.shape)))
+    i, j = positive(one, len(axes)), positive(other, len(axes))
+    axes[i], axes[j] = axes[j], axes[i]
+    return t.permuted(x, axes)
+
+
+@rule("t", "numpy_T", "matrix_H", "mT", "mH", "adjoint")
+def turned(t: Algebra, out: Result, x: Term) -> Any:
+    if "complex" in x.dtype:
+        return None
+    return x if len(x.shape) < 2 else transpose(t, out, x, -1, -2) if len(x.shape) == 2 else None
+
+
+rule("mT")(lambda t, out, x: transpose(t, out, x, -1, -2))
+
+
+@rule("movedim")
+def movedim(t: Algebra, out: Result, x: Term, source: Any, target: Any) -> Any:
+    rank = len(x.shape)
+    sources, targets = axes_of(source, rank), axes_of(target, rank)
+    axes: list[Any] = [None] * rank
+    for s, d in zip(sources, targets, strict=True):
+        axes[d] = s
+    rest = iter(a for a in range(rank) if a not in sources)
+    return t.permuted(x, [next(rest) if a is None else a for a in axes])
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expand(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
+    return t.expanded(x, out.shape)
+
+
+@rule("contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh", "resolve_conj", "resolve_neg")
+def same(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
+    return x
+
+
+@rule("to", "_to_copy", "type_as")
+def to(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
+    return t.cast(x, out.dtype)
+
+
+@rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def dropout(t: Algebra, out: Result, x: Term, p: float, train: bool) -> Any:
+    return x if not train or p == 0 else None
+
+
+@rule("detach")
+def detach(t: Algebra, out: Result, x: Term) -> Any:
+    return t.term("detach", (x,), out.shape, out.dtype)
+
+
+@rule("slice.Tensor")
+def slice_(t: Algebra, out: Result, x: Term, axis: int = 0, start: Any = None, stop: Any = None, step: Any = 1) -> Any:
+    axis = positive(axis, len(x.shape))
+    size = x.shape[axis]
+    start, stop = (0 if start is None else start), (size if stop is None else stop)
+    if isinstance(stop, int) and stop >= 2**62:
+        stop = size
+    if isinstance(size, int) and isinstance(start, int) and isinstance(stop, int):
+        start, stop = (max(0, min(v + size if v < 0 else v, size)) for v in (start, stop))
+        return t.sliced(x, axis, start, max(start, stop), step)
+    if start == 0 and stop == size:
+        return t.sliced(x, axis, 0, size, step)
+    return None
+
+
+@rule("narrow")
+def narrow(t: Algebra, out: Result, x: Term, axis: int, start: Any, length: Any) -> Any:
+    if not isinstance(start, int) or start < 0:
+        return None
+    return slice_(t, out, x, axis, start, plain(start + length))
+
+
+@rule("select.int")
+def select(t: Algebra, out: Result, x: Term, axis: int, index: Any) -> Any:
+    axis = positive(axis, len(x.shape))
+    size = x.shape[axis]
+    if not isinstance(index, int) or (index < 0 and not isinstance(size, int)):
+        return None
+    index = index + size if index < 0 else index
+    part = t.sliced(x, axis, index, index + 1)
+    return t.reshaped(part, (*part.shape[:axis], *part.shape[axis + 1 :]))
+
+
+def _cut(t: Algebra, x: Term, axis: int, counts: Sequence[Any]) -> tuple[Term, ...]:
+    axis, at, parts = positive(axis, len(x.shape)), 0, []
+    for count in counts:
+        parts.append(t.sliced(x, axis, at, at + count))
+        at += count
+    return tuple(parts)
+
+
+@rule("split.Tensor")
+def split(t: Algebra, out: Result, x: Term, count: Any, axis: int = 0) -> Any:
+    size = x.shape[axis]
+    if not isinstance(size, int) or not isinstance(count, int):
+        return None
+    return _cut(t, x, axis, [min(count, size - i) for i in range(0, size, count)])
+
+
+@rule("split_with_sizes", "split.sizes")
+def split_sizes(t: Algebra, out: Result, x: Term, counts: Any, axis: int = 0) -> Any:
+    return _cut(t, x, axis, counts) if all(isinstance(c, int) for c in counts) else None
+
+
+@rule("chunk")
+def chunk(t: Algebra, out: Result, x: Term, count: int, axis: int = 0) -> Any:
+    size = x.shape[axis]
+    return split(t, out, x, -(-size // count), axis) if isinstance(size, int) else None
+
+
+@rule("unbind.int")
+def unbind(t: Algebra, out: Result, x: Term, axis: int = 0) -> Any:
+    size = x.shape[axis]
+    return tuple(select(t, out, x, axis, i) for i in range(size)) if isinstance(size, int) else None
+
+
+@rule("cat", "concat", "concatenate")
+def cat(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
+    axis = positive(axis, len(out.shape))
+    if any(p.shape == (0,) for p in pieces):
+        return None
+    return t.joined([t.cast(p, out.dtype) for p in pieces], axis)
+
+
+@rule("stack")
+def stack(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
+    axis = positive(axis, len(out.shape))
+    return t.joined([t.reshaped(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in pieces], axis)
+
+
+# ---- constants -------------------------------------------------------------------------------------------------------
+
+
+def filled(t: Algebra, out: Result, number: Any) -> Any:
+    return t.constant(number, out.shape, out.dtype) if isinstance(number, (bool, int, float)) else None
+
+
+rule("zeros", "zeros_like", "new_zeros")(lambda t, out, *_: filled(t, out, 0))
+rule("ones", "ones_like", "new_ones")(lambda t, out, *_: filled(t, out, 1))
+rule("full")(lambda t, out, size, number, *_: filled(t, out, number))
+rule("full_like")(lambda t, out, x, number, *_: filled(t, out, number))
+rule("new_full")(lambda t, out, x, size, number, *_: filled(t, out, number))
+rule("scalar_tensor")(lambda t, out, number, *_: filled(t, out, number))
+
+
+@rule("embedding")
+def embedding(t: Algebra, out: Result, weight: Term, indices: Term, *rest: Any) -> Any:
+    if len(rest) > 1 and any(rest[1:]):
+        return None
+    unlearned = () if not rest or rest[0] in (None, -1) else (("padding", rest[0]),)
+    return t.term("call", ("aten::index.Tensor", weight, (indices,), *unlearned), out.shape, out.dtype)
+
+
+@rule("size", "sym_size")
+def unused(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
+    raise NotFollowed("sizes as a tensor")
+
+
+@rule("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size")
+def nothing(t: Algebra, out: Result, *_: Any) -> Any:
+    return ()

@@ -1,0 +1,387 @@
+"""From a module to terms: `torch.export` follows the module's Python on sizes without values, and each operator that it
+called becomes a term.
+
+Source of the operators' meaning: their pages in torch's documentation, and their schemas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as config
+
+from onnxgen.canonical import arranging, layers
+from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.rules import NotFollowed, Result, apply, dtype_name
+from onnxgen.canonical.terms import Shape, Term, plain
+
+RULES = (arranging, layers)  # importing them registers their rules
+HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
+
+
+@dataclass
+class Captured:
+    """What a module computes.
+
+    Attributes:
+        outputs: the terms that `forward` returns, in order.
+        changed: the buffers that it changes, each with its new value.
+        inputs: the shapes of the inputs.
+        ranges: for each free size of the inputs, the lowest and highest that the module takes.
+        guards: what else it asks of the sizes.
+        structure: tuples, lists and dicts that the outputs are in.
+        leaves: parameters and buffers by path.
+        places: each term, with the operator that first made it, in the order of execution.
+    """
+
+    outputs: tuple[Any, ...] = ()
+    changed: dict[str, Any] = field(default_factory=dict)
+    inputs: list[Shape] = field(default_factory=list)
+    ranges: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    guards: frozenset[str] = frozenset()
+    structure: str = ""
+    leaves: dict[str, Term] = field(default_factory=dict)
+    places: list[tuple[Term, Node]] = field(default_factory=list)
+
+
+def exported(
+    module: nn.Module,
+    arguments: Sequence[Tensor],
+    free: Sequence[Sequence[int]],
+    names: Sequence[str] = (),
+    asks: bool = False,
+) -> Any:
+    """Return the `ExportedProgram` of a module.
+
+    Args:
+        arguments: an example.
+        free: for each argument, the axes of any size.
+        names: of the arguments, where they are passed by name.
+        asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
+    """
+    dynamic: Any = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
+    keywords = dict(zip(names, arguments, strict=True)) if names else None
+    if names:
+        arguments, dynamic = (), dict(zip(names, dynamic, strict=True))
+    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks):
+        warnings.simplefilter("ignore")
+        try:
+            wrapped = (dynamic,) if not names and _takes_star(module) else dynamic
+            program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
+        except Exception as error:
+            raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
+        graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+        if any(_mutates(node) for graph in graphs for node in graph.nodes):
+            if len(graphs) > 1 or any(
+                isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes
+            ):
+                raise NotFollowed("torch.no_grad beside an operator that writes in place")
+            guards = program._guards_code
+            program = program.run_decompositions({})
+            program._guards_code = guards
+    program.asked = _guards(module, program)
+    return program
+
+
+def still_free(program: Any) -> list[list[int]]:
+    """Return, for each input of a program, the axes that have any size."""
+    found = []
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+        value = node.meta.get("val")
+        if spec.kind is InputKind.USER_INPUT:
+            sizes = value.shape if isinstance(value, Tensor) else ()
+            found.append([axis for axis, size in enumerate(sizes) if not isinstance(size, int)])
+    return found
+
+
+def _guards(module: nn.Module, program: Any) -> frozenset[str]:
+    """Return what a program asks of sizes, with inputs by number."""
+    texts = program._guards_code or []
+    for number, name in enumerate(inspect.signature(module.forward).parameters):
+        texts = [text.replace(f"L['{name}']", f"L[{number}]") for text in texts]
+    return frozenset(map(_sorted, texts))
+
+
+def _sorted(guard: str) -> str:
+    """Return an equation with its sides in order."""
+    for sign in (" == ", " != "):
+        sides = guard.split(sign)
+        if len(sides) == 2:
+            return sign.join(sorted(sides))
+    return guard
+
+
+def _takes_star(module: nn.Module) -> bool:
+    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
+    return kinds == [inspect.Parameter.VAR_POSITIONAL]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+class Reader:
+    """Reads an exported program as terms."""
+
+    def __init__(self, terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> None:
+        """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path)."""
+        self.terms, self.program, self.leaves = terms, program, leaves
+        self.symbols: dict[Any, Any] = {}
+        self.random: dict[Any, int] = {}
+        self.effects: dict[Any, int] = {}
+        self.tied: dict[Any, str] = {}
+        self.result = Captured()
+
+    def read(self) -> Captured:
+        graph = self.program.graph
+        self._name_sizes()
+        values = self._inputs()
+        output = self._run(graph, values)
+        signature = self.program.graph_signature.output_specs
+        plain_outputs = []
+        for spec, value in zip(signature, output, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                plain_outputs.append(value)
+            elif spec.kind is OutputKind.BUFFER_MUTATION:
+                self.result.changed[spec.target] = value
+            else:
+                raise NotFollowed(f"it changes its {spec.kind.name.lower()}")
+        self.result.outputs = tuple(plain_outputs)
+        self.result.structure = str(self.program.call_spec.out_spec)
+        self.result.guards = self.program.asked
+        self._ranges()
+        return self.result
+
+    # ---- sizes -------------------------------------------------------------------------------------------------------
+
+    def _name_sizes(self) -> None:
+        number = 0
+        for spec, node in zip(self.program.graph_signature.input_specs, self._placeholders(), strict=True):
+            if spec.kind is not InputKind.USER_INPUT:
+                continue
+            value = node.meta.get("val")
+            for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                expression = getattr(getattr(size, "node", None), "expr", None)
+                if isinstance(expression, sympy.Symbol):
+                    name = sympy.Symbol(f"input{number}_{axis}", positive=True, integer=True)
+                    self.symbols.setdefault(expression, name)
+            number += 1
+
+    def _placeholders(self) -> list[Node]:
+        return [node for node in self.program.graph.nodes if node.op == "placeholder"]
+
+    def size(self, value: Any) -> Any:
+        """Return a size in terms of the inputs' sizes."""
+        if isinstance(value, (bool, float, int)):
+            return value
+        node = getattr(value, "node", None)
+        if node is None:
+            return value
+        expression = node.expr
+        if not expression.free_symbols <= self.symbols.keys():
+            raise NotFollowed("a size that depends on values")
+        return plain(expression.xreplace(self.symbols))
+
+    def shape(self, value: Tensor) -> Shape:
+        return tuple(self.size(size) for size in value.shape)
+
+    def _ranges(self) -> None:
+        for symbol, bounds in self.program.range_constraints.items():
+            if symbol in self.symbols:
+                self.result.ranges[str(self.symbols[symbol])] = (max(bounds.lower, 1), bounds.upper)
+
+    # ---- values ------------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> dict[Node, Any]:
+        values: dict[Node, Any] = {}
+        number = 0
+        state = self.program.state_dict
+        for spec, node in zip(self.program.graph_signature.input_specs, self._placeholders(), strict=True):
+            value = node.meta.get("val")
+            if spec.kind is InputKind.USER_INPUT:
+                if isinstance(value, Tensor):
+                    shape = self.shape(value)
+                    values[node] = self.terms.term("input", (number,), shape, dtype_name(value.dtype))
+                    self.result.inputs.append(shape)
+                else:
+                    values[node] = value
+                number += 1
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                tensor = state.get(spec.target)
+                tensor = self.program.constants[spec.target] if tensor is None else tensor
+                values[node] = self._leaf(spec.target, tensor, spec.kind is InputKind.PARAMETER, spec.persistent)
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                values[node] = self.constant(self.program.constants[spec.target])
+            else:
+                raise NotFollowed(f"an input of kind {spec.kind.name.lower()}")
+        return values
+
+    def _leaf(self, path: str, tensor: Tensor, is_parameter: bool, persistent: bool | None) -> Term:
+        known = self.leaves.get(path, path)
+        if not isinstance(known, Term) and not is_parameter and persistent is False:
+            return self.constant(tensor)
+        kind = "parameter" if is_parameter and tensor.requires_grad else "frozen"
+        form = (kind, tuple(tensor.shape), dtype_name(tensor.dtype))
+        tied = self.tied.setdefault((*form, tensor.data_ptr()), path) if tensor.numel() else path
+        if tied != path:
+            self.result.leaves[path] = self.result.leaves[tied]
+            return self.result.leaves[tied]
+        if isinstance(known, Term):
+            if (known.op, known.shape, known.dtype) == form:
+                self.result.leaves[path] = known
+                return known
+            known = path
+        term = self.terms.term(kind, (known,), *form[1:])
+        self.result.leaves[path] = term
+        return term
+
+    def constant(self, tensor: Tensor) -> Term:
+        """Return the term of known elements."""
+        return constant(self.terms, tensor)
+
+    # ---- operators ---------------------------------------------------------------------------------------------------
+
+    def _run(self, graph: Any, values: dict[Node, Any]) -> Sequence[Any]:
+        for node in graph.nodes:
+            if node.op == "output":
+                return self._value(node.args[0], values)  # type: ignore[no-any-return]
+            if node.op == "get_attr":
+                values[node] = node
+            elif node.op == "call_function":
+                values[node] = self._called(node, values)
+                for term in _flat(values[node]):
+                    self.result.places.append((term, node))
+        raise NotFollowed("a graph without outputs")
+
+    def _value(self, value: Any, values: Mapping[Node, Any]) -> Any:
+        if isinstance(value, Node):
+            return values[value]
+        if isinstance(value, (list, tuple)):
+            return tuple(self._value(v, values) for v in value)
+        return value
+
+    def _called(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        target = node.target
+        arguments = [self._value(a, values) for a in node.args]
+        if target is operator.getitem:
+            return self._item(arguments[0], arguments[1], node)
+        result = node.meta.get("val")
+        if result is not None and not isinstance(result, (Tensor, tuple, list)):
+            return self.size(result)
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._without_gradient(node, arguments)
+        if not isinstance(target, torch._ops.OpOverload):
+            raise NotFollowed(f"{target}")
+        keywords = {k: self._value(v, values) for k, v in node.kwargs.items() if k not in HIDDEN}
+        given = self._bound(target, arguments, keywords)
+        return apply(self.terms, self, target, given, self._results(result))
+
+    def _bound(self, target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+        """Return all arguments in the order of the schema, without those that say where and how a result is stored."""
+        bound = []
+        for number, argument in enumerate(target._schema.arguments):
+            if argument.name in HIDDEN:
+                continue
+            if number < len(arguments):
+                bound.append(arguments[number])
+            elif argument.name in keywords:
+                bound.append(keywords[argument.name])
+            else:
+                bound.append(argument.default_value if argument.has_default_value() else None)
+        return [tuple(b) if isinstance(b, list) else b for b in bound]
+
+    def _results(self, value: Any) -> list[Result]:
+        values = value if isinstance(value, (tuple, list)) else [value]
+        return [
+            Result(self.shape(v), dtype_name(v.dtype)) if isinstance(v, Tensor) else Result((), "float32")
+            for v in values
+        ]
+
+    def _item(self, whole: Any, number: Any, node: Node) -> Any:
+        if isinstance(whole, tuple):
+            return whole[number]
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            return self.size(value)
+        return self.terms.term("item", (whole, number), self.shape(value), dtype_name(value.dtype))
+
+    def _without_gradient(self, node: Node, arguments: Sequence[Any]) -> Any:
+        if node.target.__name__ != "wrap_with_set_grad_enabled":
+            raise NotFollowed(node.target.__name__)
+        enabled, part, *operands = arguments
+        inner = getattr(node.graph.owning_module, part.target).graph
+        places = [n for n in inner.nodes if n.op == "placeholder"]
+        outputs = self._run(inner, dict(zip(places, operands, strict=True)))
+        if enabled:
+            return tuple(outputs)
+        return tuple(self.terms.term("detach", (o,), o.shape, o.dtype) if isinstance(o, Term) else o for o in outputs)
+
+    def effect(self, term: Any) -> None:
+        """Note what changes a buffer beside its result, as often as it is computed."""
+        self.effects[term] = self.effects.get(term, 0) + 1
+        self.result.changed["running statistics"] = frozenset(self.effects.items())
+
+    def occurrence(self, key: Any) -> int:
+        """Return how often random numbers were drawn for this before."""
+        self.random[key] = self.random.get(key, -1) + 1
+        return self.random[key]
+
+
+def read(terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> Captured:
+    """Return an exported program as terms.
+
+    Raises:
+        NotFollowed: it can't be brought to terms.
+    """
+    try:
+        return Reader(terms, program, leaves).read()
+    except NotFollowed:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError) as error:
+        raise NotFollowed(f"it can't be brought to terms: {type(error).__name__}: {error}") from error
+
+
+def constant(terms: Algebra, tensor: Tensor) -> Term:
+    """Return the term of known elements: of one number, or by their bytes."""
+    tensor = tensor.detach().cpu()
+    name = dtype_name(tensor.dtype)
+    if tensor.numel() and not tensor.is_complex() and bool((tensor == tensor.reshape(-1)[0]).all()):
+        return terms.constant(tensor.reshape(-1)[0].item(), tuple(tensor.shape), name)
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
+    return terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)
+
+
+def _flat(value: Any) -> Iterator[Term]:
+    if isinstance(value, Term):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _flat(item)

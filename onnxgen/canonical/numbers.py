@@ -1,0 +1,180 @@
+"""Whether two modules compute other numbers, in float64 on drawn inputs, and what tells them apart if they don't."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MODES = ("evaluation", "training")
+APART = 1e-6  # of the largest element: what constants of two spellings of a function, rounded to float32, may make
+APART_SCALED = 1e-5  # the same with small weights
+SCALES = (1e-2, 1e-4, 1e-6)  # of all weights: small ones show what is added to a variance
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Inputs on which two modules differ.
+
+    Attributes:
+        mode: "evaluation" or "training".
+        run: the number of the drawn inputs.
+        output: the number of the output.
+        difference: the largest difference, as a share of the largest element.
+        what: what differs, if it is no output.
+    """
+
+    mode: str
+    run: int
+    output: int
+    difference: float
+    what: str = ""
+
+
+class Unrun(Exception):
+    """A module does not run. Says which, and why."""
+
+
+class Numbers:
+    """Two modules with the same weights."""
+
+    def __init__(self, reference: nn.Module, edited: nn.Module, renamed: Mapping[str, str]) -> None:
+        self.reference, self.edited, self.renamed = reference, edited, renamed
+
+    def has_same_weights(self) -> bool:
+        """Give the edited module the weights of the generated one. Returns False if some have no partner."""
+        state = self.reference.state_dict()
+        wanted = {path: self.renamed.get(path, path) for path in self.edited.state_dict()}
+        if any(old not in state for old in wanted.values()):
+            return False
+        try:
+            self.edited.load_state_dict({new: state[old] for new, old in wanted.items()})
+        except RuntimeError:
+            return False
+        return True
+
+    def differ(self, feed: Sequence[Any], mode: str, run: int, scale: float = 1) -> Counterexample | None:
+        """Return how outputs, or the buffers that training changes, differ."""
+        results = []
+        for module in (self.reference, self.edited):
+            wide = _wide_module(module, mode, scale)
+            with torch.no_grad():
+                out = self._outputs(wide, module, feed, run)
+            state = wide.state_dict()
+            buffers = sorted((self._old(module, n), b) for n, b in wide.named_buffers() if n in state)
+            results.append([*out, *(b for _, b in buffers)] if mode == MODES[1] else out)
+        if len(results[0]) != len(results[1]):
+            return Counterexample(mode, run, min(map(len, results)), math.inf)
+        for number, (a, b) in enumerate(zip(*results, strict=True)):
+            apart = difference(a, b)
+            if apart > (APART if scale == 1 else APART_SCALED):
+                return Counterexample(
+                    mode, run, number, apart, "" if scale == 1 else f"with all weights times {scale:g}"
+                )
+        return None
+
+    def _old(self, module: nn.Module, name: str) -> str:
+        return self.renamed.get(name, name) if module is self.edited else name
+
+    def _outputs(self, wide: nn.Module, module: nn.Module, feed: Sequence[Any], run: int) -> list[Any]:
+        torch.manual_seed(run)
+        try:
+            with NothingDropped():
+                out = wide(*(_wide(a) for a in feed))
+        except Exception as error:
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            which = (
+                "the generated module does not run in float64"
+                if module is self.reference
+                else "it fails on drawn inputs"
+            )
+            raise Unrun(f"{which}: {why}") from error
+        return [*out] if isinstance(out, (tuple, list)) else [out]
+
+    def elsewhere(self, feed: Sequence[Any], modes: Sequence[str], whole: bool) -> Counterexample | None:
+        """Look for a difference in gradients, and with small weights. `whole`: compare gradients themselves, and not
+        only which parameters have some."""
+        for mode in modes:
+            found = self._gradients(feed, mode, whole)
+            if found is not None:
+                return found
+        for scale in SCALES:
+            found = self.differ(feed, MODES[0], 0, scale)
+            if found is not None:
+                return found
+        return None
+
+    def _gradients(self, feed: Sequence[Any], mode: str, whole: bool) -> Counterexample | None:
+        one, other = (self._gradients_of(m, feed, mode) for m in (self.reference, self.edited))
+        if not one or one.keys() != other.keys():
+            return None
+        largest = max(float(g.abs().max()) for g in (*one.values(), *other.values()) if g.numel())
+        for name, mine in one.items():
+            theirs = other[name]
+            if not mine.numel() or not largest:
+                continue
+            sizes = float(mine.abs().max()), float(theirs.abs().max())
+            apart = float((mine - theirs).abs().max()) / largest
+            if (min(sizes) == 0 and max(sizes) > 1e-9 * largest) or (whole and apart > APART):
+                return Counterexample(mode, 0, 0, apart, f"the gradient of {name}")
+        return None
+
+    def _gradients_of(self, module: nn.Module, feed: Sequence[Any], mode: str) -> dict[str, Tensor]:
+        wide = _wide_module(module, mode, 1)
+        outputs = [o for o in self._outputs(wide, module, feed, 0) if isinstance(o, Tensor) and o.is_floating_point()]
+        outputs = [o for o in outputs if o.requires_grad]
+        names = {self._old(module, n): p for n, p in wide.named_parameters() if p.requires_grad}
+        if not outputs or not names:
+            return {name: torch.zeros_like(p) for name, p in names.items()}
+        draw = torch.Generator().manual_seed(1)
+        loss = sum((o.nan_to_num(0, 0, 0) * torch.rand(o.shape, generator=draw, dtype=o.dtype)).sum() for o in outputs)
+        found = torch.autograd.grad(loss, list(names.values()), allow_unused=True)  # type: ignore[arg-type]
+        return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(names.items(), found, strict=True)}
+
+
+class NothingDropped(TorchDispatchMode):
+    """Lets dropout keep everything: it still divides by what it would keep."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "aten::bernoulli_":
+            return args[0].fill_(1)
+        return func(*args, **(kwargs or {}))
+
+
+def _wide_module(module: nn.Module, mode: str, scale: float) -> nn.Module:
+    """Return a copy of a module in float64."""
+    wide = copy.deepcopy(module).double()
+    wide.train(mode == MODES[1])
+    if scale != 1:
+        with torch.no_grad():
+            for tensor in {*wide.parameters(), *(b for b in wide.buffers())}:
+                if tensor.is_floating_point():
+                    tensor.mul_(scale)
+    return wide
+
+
+def difference(one: Any, other: Any) -> float:
+    """Return the largest difference of two outputs, as a share of the largest element; infinite for another shape."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return 0.0 if one == other else math.inf
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return math.inf
+    if not one.is_floating_point():
+        return 0.0 if torch.equal(one, other) else math.inf
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return math.inf
+    finite = one.isfinite()
+    one, other = one[finite], other[finite]
+    if not one.numel():
+        return 0.0
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
+
+
+def _wide(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,0 +1,320 @@
+"""Prove that a module computes what the network in an ONNX file computes, with the same parameters."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.capture import Captured, exported, read, still_free
+from onnxgen.canonical.matching import below, match
+from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
+from onnxgen.canonical.places import Place, Texts, part_ways
+from onnxgen.canonical.purity import objections
+from onnxgen.canonical.renaming import rename as write_renamed
+from onnxgen.canonical.rules import NotFollowed
+from onnxgen.errors import OnnxgenError
+from onnxgen.options import Options
+from onnxgen.record.asked import recorded_options
+from onnxgen.record.sidecar import metadata_of, sidecar_of, space_of
+from onnxgen.record.signature import recorded
+from onnxgen.runtime.checkpoint import SkipInit
+from onnxgen.runtime.load import build_fresh, imported, load, need_torch
+from onnxgen.verify.check import Check
+from onnxgen.verify.convert import to_torch
+from onnxgen.view.page import traced
+
+RUNS = 20  # drawn inputs on which modules are compared
+GUARDS = 3  # of them are enough where the canonical forms are the same
+
+
+@dataclass
+class Proof:
+    """The answer of `prove`.
+
+    Attributes:
+        verdict: "proved", "different" or "not proved".
+        why: what differs, or what can't be followed.
+        places: where they part, if that is known.
+        counterexample: inputs on which they differ.
+        renamed: for each parameter or buffer with another name, that of the generated module.
+        runs: on how many drawn inputs both were compared.
+        written: the files that `rename` wrote.
+    """
+
+    verdict: str
+    why: str = ""
+    places: list[Place] = field(default_factory=list)
+    counterexample: Counterexample | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    runs: int = 0
+    written: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        example = self.counterexample
+        return {
+            "verdict": self.verdict,
+            "why": self.why,
+            "places": [vars(place) for place in self.places],
+            "counterexample": None if example is None else vars(example),
+            "renamed": self.renamed,
+            "runs": self.runs,
+            "written": self.written,
+        }
+
+
+def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int = 0, rename: bool = False) -> Proof:
+    """Prove that an edited module is the same function as the network in an ONNX file.
+
+    The module that onnxgen writes for the file today and the edited one are brought to one canonical form: in
+    evaluation mode, and in training mode if anything depends on it. That holds for all sizes of the inputs, and for all
+    values of inputs and parameters, computed without rounding. Both are also computed in float64 on drawn inputs.
+
+    Args:
+        model: the ONNX file.
+        module: the edited file, with the sidecar from its generation.
+        runs: the number of drawn inputs.
+        seed: for the inputs.
+        rename: if it is proved, write the weights beside the module again, under its names. `export` works from them.
+
+    Returns:
+        the verdict. "proved": the canonical forms are the same. "different": `counterexample` shows it, or the trained
+        parameters are others. "not proved": neither is known.
+
+    Raises:
+        OnnxgenError: a file can't be read, or the module can't be imported.
+    """
+    need_torch("prove", "verify")
+    if runs < 1:
+        raise OnnxgenError("proving needs at least one run")
+    model, module = Path(model), Path(module)
+    with imported(module) as space:
+        options = recorded_options(metadata_of(vars(space)), module.parent) or Options()
+        reference = load(model, options)
+        edited = _built(space, module)
+        feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
+        proof = Pair(reference, edited, feeds, str(module)).prove()
+        weights = sidecar_of(vars(space))
+    if rename and proof.verdict == "proved" and proof.renamed and weights is not None:
+        proof.written = [str(file) for file in write_renamed(module, weights, proof.renamed)]
+    if proof.places:
+        proof.places = with_nodes(proof.places, model, options, module)
+    return proof
+
+
+def _built(space: Any, path: Path) -> nn.Module:
+    """Return the edited module, with whatever weights."""
+    with SkipInit():
+        try:
+            return space.Model.from_pretrained()  # type: ignore[no-any-return]
+        except Exception:
+            return build_fresh(space, path)
+
+
+def _feeds(model: Path, options: Options, space: Mapping[str, Any], runs: int, seed: int) -> Iterator[list[Any]]:
+    """Yield inputs that the oracle accepts."""
+    check = Check(model, options, rtol=1e-3, atol=1e-5)
+    check.prepare(space)
+    for answer in check.answers(runs, seed, None):
+        yield [to_torch(value) for value in answer.feeds.values()]
+
+
+def drawn(
+    model: Path, options: Options, reference: nn.Module, runs: int, seed: int
+) -> tuple[list[str], list[list[Any]]]:
+    """Return the names of a file's inputs, and values of them that the oracle accepts."""
+    check = Check(model, options, rtol=1e-3, atol=1e-5)
+    check.prepare({})
+    answers = list(islice(check.answers(runs, seed, None), runs))
+    return list(answers[0].feeds), [[to_torch(value) for value in answer.feeds.values()] for answer in answers]
+
+
+class Pair:
+    """A generated module, and an edited one."""
+
+    def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str) -> None:
+        self.reference, self.edited, self.feeds, self.file = reference, edited, feeds, file
+        self.arguments = feeds.first()
+        self.free: list[list[int]] = [[] for _ in self.arguments]
+        self.renamed: dict[str, str] = {}
+        self.has_gradients_of_its_own = False
+
+    def prove(self) -> Proof:
+        others = self._other_parameters()
+        for objection in objections(Path(self.file).read_text(encoding="utf-8"), self._generated()):
+            return self._numbers(Proof("not proved", objection))
+        try:
+            places = self._compared()
+        except NotFollowed as stop:
+            return self._numbers(Proof("not proved", str(stop), renamed=self.renamed))
+        if others:
+            return Proof("different", others, places or [], None, self.renamed)
+        if places is None:
+            return self._numbers(Proof("proved", renamed=self.renamed))
+        return self._numbers(Proof("not proved", "their canonical forms differ", places, renamed=self.renamed))
+
+    def _generated(self) -> str:
+        """The text that the reference was made of."""
+        return "".join(linecache.getlines(type(self.reference).forward.__code__.co_filename))
+
+    def _other_parameters(self) -> str:
+        """Say how many numbers are trained, if that differs."""
+        counts = [sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (self.reference, self.edited)]
+        if counts[0] == counts[1]:
+            return ""
+        return f"it trains {counts[1]:,} numbers, and the generated module {counts[0]:,}"
+
+    def _compared(self) -> list[Place] | None:
+        """Return where the canonical forms part, or None if they are the same."""
+        modes = MODES if self._depends_on_mode() else MODES[:1]
+        if any(not isinstance(a, Tensor) for a in self.arguments):
+            raise NotFollowed("an input that is no tensor")
+        self.free = _free(self.reference, self.arguments)
+        for mode in modes:
+            terms = Algebra()
+            one = self._captured(self.reference, mode, terms, self.free)
+            free = still_free(one[1])
+            other = self._captured(self.edited, mode, terms, free, True)
+            if other[0].guards - one[0].guards:  # the reference may ask the same
+                one = self._captured(self.reference, mode, terms, free, True)
+            pairs = match(one[0], other[0]) if mode == MODES[0] else self.renamed
+            self.renamed = self.renamed or pairs
+            again = other[0]
+            if pairs:
+                again = read(terms, other[1], {new: one[0].leaves[old] for new, old in pairs.items()})
+                again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
+            _need_same_inputs(one[0], again)
+            if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
+                self.has_gradients_of_its_own = _cuts(one[0]) != _cuts(again)
+                return part_ways(
+                    one[0], again, self.file, Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
+                )
+        return None
+
+    def _depends_on_mode(self) -> bool:
+        kinds = (
+            nn.modules.dropout._DropoutNd,
+            nn.modules.batchnorm._NormBase,
+            nn.RNNBase,
+            nn.MultiheadAttention,
+            nn.RReLU,
+        )
+        if any(isinstance(m, kinds) for both in (self.reference, self.edited) for m in both.modules()):
+            return True
+        texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())
+        return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train"))
+
+    def _captured(
+        self, module: nn.Module, mode: str, terms: Algebra, free: Sequence[Sequence[int]], asks: bool = False
+    ) -> tuple[Captured, Any]:
+        module.train(mode == MODES[1])
+        with _kept(module):
+            program = exported(module, self.arguments, free, asks=asks)
+        return read(terms, program, {}), program
+
+    def _numbers(self, proof: Proof) -> Proof:
+        """Compare both on drawn inputs, and correct the verdict."""
+        numbers = Numbers(self.reference, self.edited, self.renamed)
+        if not numbers.has_same_weights():
+            return proof
+        modes = MODES if self._depends_on_mode() else MODES[:1]
+        found: Counterexample | str | None = None
+        try:
+            for run, feed in enumerate(self.feeds.all(GUARDS if proof.verdict == "proved" else None)):
+                for mode in modes:
+                    found = found or numbers.differ(feed, mode, run)
+                proof.runs = run + 1
+                if found is not None:
+                    break
+            if found is None and proof.verdict != "proved":
+                found = numbers.elsewhere(self.feeds.first(), modes, self.has_gradients_of_its_own)
+        except Unrun as error:
+            proof.verdict, proof.why = "not proved", str(error)
+            return proof
+        if found is not None:
+            if proof.verdict == "proved":
+                proof.why = "the canonical forms are the same, but not the numbers: please report this file"
+            proof.verdict, proof.counterexample = "different", found
+        return proof
+
+
+def _free(reference: nn.Module, arguments: Sequence[Tensor]) -> list[list[int]]:
+    """Return, for each input, the axes that have any size in the file."""
+    signature = recorded(metadata_of(space_of(reference)))
+    dims = [port.dims for port in signature.inputs] if signature is not None else []
+    found = []
+    for number, argument in enumerate(arguments):
+        known = dims[number] if number < len(dims) else None
+        fixed = [isinstance(dim, int) for dim in known] if known is not None and len(known) == argument.dim() else []
+        fixed = fixed or [False] * argument.dim()
+        found.append([axis for axis, size in enumerate(argument.shape) if size > 1 and not fixed[axis]])
+    return found
+
+
+class Feeds:
+    """Inputs, drawn as they are needed."""
+
+    def __init__(self, drawn: Iterator[list[Any]], runs: int) -> None:
+        self.drawn, self.runs, self.known = drawn, runs, list[list[Any]]()
+
+    def first(self) -> list[Any]:
+        return next(self.all(1))
+
+    def all(self, most: int | None = None) -> Iterator[list[Any]]:
+        for number in range(self.runs if most is None else min(most, self.runs)):
+            if number == len(self.known):
+                try:
+                    self.known.append(next(self.drawn))
+                except StopIteration:
+                    return
+            yield self.known[number]
+
+
+def _cuts(captured: Captured) -> int:
+    """Return how many values are cut off from gradients."""
+    return sum(term.op == "detach" for term in below([*captured.outputs, *captured.changed.values()]))
+
+
+def with_nodes(places: Sequence[Place], model: Path, options: Options, module: Path) -> list[Place]:
+    """Return places with the nodes of the ONNX file that their lines were made of."""
+    generated, lines, nodes = traced(model, options, module)
+    del generated
+    texts = Texts(module.read_text(encoding="utf-8"), "\n".join(lines))
+    found = []
+    for place in places:
+        line = place.line if place.side == "generated" else texts.back(place.line)
+        found.append(replace(place, nodes=tuple(nodes.get(line or 0, ()))))
+    return found
+
+
+@contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Restore the modes of all modules after the block."""
+    modes = {m: m.training for m in module.modules()}
+    with ExitStack() as stack:
+        stack.callback(lambda: [setattr(m, "training", mode) for m, mode in modes.items()])
+        yield
+
+
+def _need_same_inputs(one: Captured, other: Captured) -> None:
+    """Raises `NotFollowed` if the second takes fewer sizes than the first."""
+    if one.inputs != other.inputs:
+        raise NotFollowed(f"it takes inputs of the sizes {other.inputs}, and the generated module {one.inputs}")
+    if one.structure != other.structure:
+        raise NotFollowed("it returns its outputs in another structure of tuples, lists and dicts")
+    for name, (low, high) in one.ranges.items():
+        theirs = other.ranges.get(name, (low, high))
+        if theirs[0] > low or theirs[1] < high:
+            raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
+    for guard in sorted(other.guards - one.guards):
+        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
+
+
+__all__ = ["Counterexample", "OnnxgenError", "Proof", "prove"]

@@ -1,0 +1,393 @@
+"""What each operator of torch is in terms. An operator without a rule is a term of its own, with all its arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.terms import Shape, Term, is_size
+
+
+class NotFollowed(Exception):
+    """A module can't be brought to terms. Says why."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Shape and dtype of a result."""
+
+    shape: Shape
+    dtype: str
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of operators (`add.Tensor`, or `add` for all overloads).
+
+    A rule gets the terms, the result, and the arguments in the order of the schema. It returns None if it can't say.
+    """
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted")  # elements of no known value
+
+
+def apply(terms: Algebra, reader: Any, target: Any, arguments: Sequence[Any], results: Sequence[Result]) -> Any:
+    """Return what an operator makes of its arguments."""
+    package, name = target._schema.name.split("::")
+    overload = target._overloadname
+    if package == "aten":
+        function = RULES.get(f"{name}.{overload}") or RULES.get(name)
+        if function is not None:
+            made = function(terms, results[0], *arguments)
+            if made is not None:
+                return made
+    made = opaque(terms, reader, target, f"{package}::{name}.{overload}", arguments, results)
+    if name in ("batch_norm", "instance_norm") and arguments[3] is not None and arguments[5]:
+        reader.effect(made)  # it also changes the running statistics
+    return made
+
+
+def opaque(
+    terms: Algebra, reader: Any, target: Any, full: str, arguments: Sequence[Any], results: Sequence[Result]
+) -> Any:
+    values = tuple(_argument(terms, a) for a in arguments)
+    if _is_random(target, arguments):
+        key = (full, values)
+        values = (*values, ("drawn", reader.occurrence(key)))
+    result = results[0]
+    if len(results) == 1:
+        return terms.term("call", (full, *values), result.shape, result.dtype)
+    whole = terms.term("call", (full, *values), (), "tuple")
+    return tuple(terms.term("item", (whole, i), r.shape, r.dtype) for i, r in enumerate(results))
+
+
+def _is_random(target: Any, arguments: Sequence[Any]) -> bool:
+    name = target._schema.name.split("::")[1]
+    if name == "scaled_dot_product_attention":
+        return arguments[4] != 0
+    return torch.Tag.nondeterministic_seeded in target.tags or name in EMPTY or "dropout" in name
+
+
+def _argument(terms: Algebra, value: Any) -> Any:
+    if isinstance(value, float):
+        return terms.near(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(_argument(terms, v) for v in value)
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    return value
+
+
+def scalar(t: Algebra, value: Any, dtype: str) -> Term:
+    """Return an operand that may be a number or a size."""
+    if isinstance(value, Term):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return t.constant(value, (), dtype)
+    if is_size(value):
+        monomial, number = t.size(value)
+        return t.sum_of({monomial: number}, (), dtype)
+    raise NotFollowed(f"an operand {value!r}")
+
+
+def positive(axis: int, rank: int) -> int:
+    return axis + rank if axis < 0 else axis
+
+
+def axes_of(axes: Any, rank: int) -> list[int]:
+    if axes is None or (isinstance(axes, tuple) and not axes):
+        return list(range(rank))
+    return [positive(a, rank) for a in (axes if isinstance(axes, (tuple, list)) else (axes,))]
+
+
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+@rule("add")
+def add(t: Algebra, out: Result, one: Any, other: Any, alpha: Any = 1) -> Any:
+    if out.dtype == "bool" or not isinstance(alpha, (int, float)):
+        return None
+    return t.added([(scalar(t, one, out.dtype), 1), (scalar(t, other, out.dtype), alpha)], out.shape, out.dtype)
+
+
+@rule("sub")
+def sub(t: Algebra, out: Result, one: Any, other: Any, alpha: Any = 1) -> Any:
+    return add(t, out, one, other, -alpha) if isinstance(alpha, (int, float)) else None
+
+
+@rule("rsub")
+def rsub(t: Algebra, out: Result, one: Any, other: Any, alpha: Any = 1) -> Any:
+    return sub(t, out, other, one) if alpha == 1 else None
+
+
+@rule("mul")
+def mul(t: Algebra, out: Result, one: Any, other: Any) -> Any:
+    if out.dtype == "bool":
+        return None
+    return t.multiplied(scalar(t, one, out.dtype), scalar(t, other, out.dtype), out.shape, out.dtype)
+
+
+@rule("div.Tensor", "div.Scalar", "true_divide")
+def div(t: Algebra, out: Result, one: Any, other: Any) -> Any:
+    return t.divided(scalar(t, one, out.dtype), scalar(t, other, out.dtype), out.shape, out.dtype)
+
+
+@rule("neg")
+def neg(t: Algebra, out: Result, x: Term) -> Any:
+    return t.added([(x, -1)], out.shape, out.dtype)
+
+
+@rule("pow.Tensor_Scalar")
+def pow_scalar(t: Algebra, out: Result, x: Term, exponent: Any) -> Any:
+    return power(t, out, x, exponent) if isinstance(exponent, (int, float)) else None
+
+
+@rule("pow.Tensor_Tensor")
+def pow_tensor(t: Algebra, out: Result, x: Term, exponent: Term) -> Any:
+    from onnxgen.canonical.terms import number_in
+
+    number = number_in(exponent)
+    return None if number is None else power(t, out, x, number)
+
+
+def power(t: Algebra, out: Result, x: Term, exponent: float) -> Any:
+    if "float" not in out.dtype:
+        return None
+    return t.powered(t.operand(x, out.dtype), exponent, out.shape)
+
+
+for _name, _exponent in (("sqrt", 0.5), ("rsqrt", -0.5), ("reciprocal", -1), ("square", 2)):
+    rule(_name)(lambda t, out, x, exponent=_exponent: power(t, out, x, exponent))
+
+
+@rule("addcmul")
+def addcmul(t: Algebra, out: Result, x: Term, one: Term, other: Term, value: Any = 1) -> Any:
+    return add(t, out, x, mul(t, out, one, other), value)
+
+
+@rule("lerp.Scalar", "lerp.Tensor")
+def lerp(t: Algebra, out: Result, start: Term, end: Term, weight: Any) -> Any:
+    difference = t.added([(end, 1), (start, -1)], out.shape, out.dtype)
+    return add(t, out, start, mul(t, out, difference, weight))
+
+
+# ---- functions of single elements ------------------------------------------------------------------------------------
+
+UNARY = """
+    exp log tanh erf sin cos tan abs sign floor ceil round trunc log1p expm1 log2 log10 logical_not bitwise_not
+    isnan isinf asin acos atan sinh cosh erfc exp2 sigmoid
+""".split()
+
+
+def unary(t: Algebra, out: Result, name: str, x: Term) -> Term:
+    if "float" in out.dtype and x.dtype != out.dtype:
+        x = t.cast(x, out.dtype)
+    return t.each(name, [x], out.shape, out.dtype)
+
+
+for _name in UNARY:
+    rule(f"{_name}.")(lambda t, out, x, name=_name: unary(t, out, name, x))
+    rule(f"{_name}.default")(lambda t, out, x, name=_name: unary(t, out, name, x))
+
+
+def bounded(t: Algebra, out: Result, x: Term, low: Any, high: Any) -> Term:
+    """Return x, at least `low` and at most `high`."""
+    for name, limit in (("maximum", low), ("minimum", high)):
+        if limit is not None:
+            x = t.each(
+                name, [t.operand(x, out.dtype), t.operand(scalar(t, limit, out.dtype), out.dtype)], out.shape, out.dtype
+            )
+    return x
+
+
+@rule("clamp", "clip", "hardtanh")
+def clamp(t: Algebra, out: Result, x: Term, low: Any = None, high: Any = None) -> Any:
+    return bounded(t, out, x, low, high)
+
+
+rule("relu")(lambda t, out, x: bounded(t, out, x, 0, None))
+rule("relu6")(lambda t, out, x: bounded(t, out, x, 0, 6))
+rule("clamp_min")(lambda t, out, x, low: bounded(t, out, x, low, None))
+rule("clamp_max")(lambda t, out, x, high: bounded(t, out, x, None, high))
+rule("maximum", "max.other")(lambda t, out, x, y: bounded(t, out, x, y, None))
+rule("minimum", "min.other")(lambda t, out, x, y: bounded(t, out, x, None, y))
+
+
+@rule("hardsigmoid")
+def hardsigmoid(t: Algebra, out: Result, x: Term) -> Term:
+    bound = bounded(t, out, add(t, out, x, 3), 0, 6)
+    return t.added([(bound, 1 / 6)], out.shape, out.dtype)
+
+
+rule("hardswish")(lambda t, out, x: mul(t, out, x, hardsigmoid(t, out, x)))
+rule("silu")(lambda t, out, x: mul(t, out, x, unary(t, out, "sigmoid", x)))
+
+
+@rule("gelu")
+def gelu(t: Algebra, out: Result, x: Term, approximate: str = "none") -> Any:
+    if approximate == "none":
+        inner = unary(t, out, "erf", t.added([(x, 1 / math.sqrt(2))], out.shape, out.dtype))
+    else:
+        cube = power(t, out, x, 3)
+        argument = t.added(
+            [(x, math.sqrt(2 / math.pi)), (cube, math.sqrt(2 / math.pi) * 0.044715)], out.shape, out.dtype
+        )
+        inner = unary(t, out, "tanh", argument)
+    half = t.added([(x, 0.5)], out.shape, out.dtype)
+    return mul(t, out, half, add(t, out, inner, 1))
+
+
+@rule("mish")
+def mish(t: Algebra, out: Result, x: Term) -> Term:
+    return mul(t, out, x, unary(t, out, "tanh", t.term("call", ("softplus", x), out.shape, out.dtype)))
+
+
+@rule("softplus")
+def softplus(t: Algebra, out: Result, x: Term, beta: Any = 1, threshold: Any = 20) -> Any:
+    return t.term("call", ("softplus", x), out.shape, out.dtype) if (beta, threshold) == (1, 20) else None
+
+
+@rule("leaky_relu")
+def leaky_relu(t: Algebra, out: Result, x: Term, slope: Any = 0.01) -> Any:
+    return where(
+        t, out, compared(t, out, "lt", scalar(t, 0, out.dtype), x), x, t.added([(x, slope)], out.shape, out.dtype)
+    )
+
+
+# ---- choices ---------------------------------------------------------------------------------------------------------
+
+
+def compared(t: Algebra, out: Result, name: str, one: Any, other: Any) -> Term:
+    dtype = next((v.dtype for v in (one, other) if isinstance(v, Term) and v.shape), "float32")
+    dtype = dtype if isinstance(one, Term) and isinstance(other, Term) or dtype != "bool" else dtype
+    operands = [scalar(t, v, dtype) for v in (one, other)]
+    shape = _together(*(o.shape for o in operands))
+    return t.each(name, operands, shape, "bool")
+
+
+def _together(*shapes: Shape) -> Shape:
+    rank = max(map(len, shapes))
+    wide = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*wide, strict=True))
+
+
+for _name in ("lt", "le", "eq", "ne"):
+    rule(_name)(lambda t, out, one, other, name=_name: compared(t, out, name, one, other))
+rule("gt")(lambda t, out, one, other: compared(t, out, "lt", other, one))
+rule("ge")(lambda t, out, one, other: compared(t, out, "le", other, one))
+for _name in ("logical_and", "logical_or", "bitwise_and", "bitwise_or"):
+    rule(_name)(
+        lambda t, out, one, other, name=_name: t.each(
+            name.replace("bitwise", "logical") if out.dtype == "bool" else name,
+            [scalar(t, one, out.dtype), scalar(t, other, out.dtype)],
+            out.shape,
+            out.dtype,
+        )
+    )
+
+
+@rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(t: Algebra, out: Result, condition: Term, one: Any, other: Any) -> Any:
+    if condition.op == "each" and condition.args[0] == "logical_not":
+        return where(t, out, condition.args[2], other, one)
+    operands = [t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other)]
+    return t.each("where", [condition, *operands], out.shape, out.dtype)
+
+
+@rule("masked_fill")
+def masked_fill(t: Algebra, out: Result, x: Term, mask: Term, value: Any) -> Any:
+    return where(t, out, mask, value, x)
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+
+def matrices(t: Algebra, one: Term, other: Term, dtype: str) -> Term:
+    """Return the matrix product, as `torch.matmul` defines it."""
+    counter = iter(range(1000))
+    left, right = list(one.shape), list(other.shape)
+    inner, row, column = next(counter), next(counter), next(counter)
+    sizes: dict[int, Any] = {inner: left[-1]}
+    if left[-1] == 1:
+        sizes[inner] = right[-2] if len(right) > 1 else right[-1]
+    a, b, out = [inner], [inner], []
+    if len(left) > 1:
+        a.insert(0, row)
+        sizes[row] = left[-2]
+    if len(right) > 1:
+        b.append(column)
+        sizes[column] = right[-1]
+    outer = max(len(left), len(right)) - 2
+    batch_a, batch_b = left[:-2], right[:-2]
+    for place in range(outer):
+        label = next(counter)
+        i, j = place - outer + len(batch_a), place - outer + len(batch_b)
+        size_a, size_b = (batch_a[i] if i >= 0 else 1), (batch_b[j] if j >= 0 else 1)
+        sizes[label] = size_b if size_a == 1 else size_a
+        if i >= 0:
+            a.insert(len(a) - (2 if len(left) > 1 else 1), label)
+        if j >= 0:
+            b.insert(len(b) - (2 if len(right) > 1 else 1), label)
+        out.append(label)
+    out += ([row] if len(left) > 1 else []) + ([column] if len(right) > 1 else [])
+    return t.contracted([(one, a), (other, b)], out, sizes, dtype)
+
+
+@rule("matmul", "mm", "bmm", "mv", "dot")
+def matmul(t: Algebra, out: Result, one: Term, other: Term) -> Any:
+    return matrices(t, one, other, out.dtype)
+
+
+@rule("addmm", "baddbmm")
+def addmm(t: Algebra, out: Result, bias: Term, one: Term, other: Term, beta: Any = 1, alpha: Any = 1) -> Any:
+    return t.added([(bias, beta), (matrices(t, one, other, out.dtype), alpha)], out.shape, out.dtype)
+
+
+@rule("linear")
+def linear(t: Algebra, out: Result, x: Term, weight: Term, bias: Term | None = None) -> Any:
+    axes = list(range(len(x.shape)))
+    inner, made = axes[-1], len(axes)
+    sizes = {**dict(enumerate(x.shape)), made: weight.shape[0]}
+    result = t.contracted([(x, axes), (weight, [made, inner])], [*axes[:-1], made], sizes, out.dtype)
+    return result if bias is None else t.added([(result, 1), (bias, 1)], out.shape, out.dtype)
+
+
+@rule("einsum")
+def einsum(t: Algebra, out: Result, equation: str, operands: Sequence[Term], path: Any = None) -> Any:
+    text = equation.replace(" ", "")
+    if "." in text:
+        return None
+    inputs, arrow, result = text.partition("->")
+    labels = inputs.split(",")
+    if not arrow:
+        everything = inputs.replace(",", "")
+        result = "".join(sorted(c for c in set(everything) if everything.count(c) == 1))
+    number = {c: i for i, c in enumerate(dict.fromkeys(inputs.replace(",", "")))}
+    sizes: dict[int, Any] = {}
+    for names, operand in zip(labels, operands, strict=True):
+        if len(set(names)) < len(names):
+            return None
+        for name, size in zip(names, operand.shape, strict=True):
+            if sizes.get(number[name], 1) == 1:
+                sizes[number[name]] = size
+    given = [(o, [number[c] for c in names]) for o, names in zip(operands, labels, strict=True)]
+    return t.contracted(given, [number[c] for c in result], sizes, out.dtype)

@@ -1,0 +1,1 @@
+"""Tests of the canonical form of networks, and of `onnxgen prove`."""
