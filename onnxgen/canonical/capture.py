@@ -33,6 +33,19 @@ RULES = (arranging, layers)  # importing them registers their rules
 HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What `torch.export` made of a module.
+
+    Attributes:
+        program: the `ExportedProgram`.
+        guards: what the module's Python asked of the sizes, with inputs by number.
+    """
+
+    program: Any
+    guards: frozenset[str]
+
+
 @dataclass
 class Captured:
     """What a module computes.
@@ -64,8 +77,8 @@ def exported(
     free: Sequence[Sequence[int]],
     names: Sequence[str] = (),
     asks: bool = False,
-) -> Any:
-    """Return the `ExportedProgram` of a module.
+) -> Followed:
+    """Follow a module with `torch.export`.
 
     Args:
         arguments: an example.
@@ -93,13 +106,12 @@ def exported(
             guards = program._guards_code
             program = program.run_decompositions({})
             program._guards_code = guards
-    program.asked = _guards(module, program)
-    return program
+    return Followed(program, _guards(module, program))
 
 
-def still_free(program: Any) -> list[list[int]]:
+def still_free(followed: Followed) -> list[list[int]]:
     """Return, for each input of a program, the axes that have any size."""
-    found = []
+    found, program = [], followed.program
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
         value = node.meta.get("val")
@@ -150,14 +162,14 @@ def _mutates(node: Node) -> bool:
 class Reader:
     """Reads an exported program as terms."""
 
-    def __init__(self, terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> None:
+    def __init__(self, terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> None:
         """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path)."""
-        self.terms, self.program, self.leaves = terms, program, leaves
+        self.terms, self.program, self.leaves = terms, followed.program, leaves
         self.symbols: dict[Any, Any] = {}
         self.random: dict[Any, int] = {}
         self.effects: dict[Any, int] = {}
         self.tied: dict[Any, str] = {}
-        self.result = Captured()
+        self.result = Captured(guards=followed.guards)
 
     def read(self) -> Captured:
         graph = self.program.graph
@@ -175,7 +187,6 @@ class Reader:
                 raise NotFollowed(f"it changes its {spec.kind.name.lower()}")
         self.result.outputs = tuple(plain_outputs)
         self.result.structure = str(self.program.call_spec.out_spec)
-        self.result.guards = self.program.asked
         self._ranges()
         return self.result
 
@@ -354,14 +365,14 @@ class Reader:
         return self.random[key]
 
 
-def read(terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> Captured:
+def read(terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> Captured:
     """Return an exported program as terms.
 
     Raises:
         NotFollowed: it can't be brought to terms.
     """
     try:
-        return Reader(terms, program, leaves).read()
+        return Reader(terms, followed, leaves).read()
     except NotFollowed:
         raise
     except (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError) as error:

@@ -85,7 +85,7 @@ class Numbers:
     def _outputs(self, wide: nn.Module, module: nn.Module, feed: Sequence[Any], run: int) -> list[Any]:
         torch.manual_seed(run)
         try:
-            with NothingDropped():
+            with NothingDropped():  # type: ignore[no-untyped-call]
                 out = wide(*(_wide(a) for a in feed))
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -138,7 +138,7 @@ class Numbers:
         return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(names.items(), found, strict=True)}
 
 
-class NothingDropped(TorchDispatchMode):
+class NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets dropout keep everything: it still divides by what it would keep."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

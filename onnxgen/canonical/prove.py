@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.capture import Captured, exported, read, still_free
+from onnxgen.canonical.capture import Captured, Followed, exported, read, still_free
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
@@ -213,11 +213,10 @@ class Pair:
 
     def _captured(
         self, module: nn.Module, mode: str, terms: Algebra, free: Sequence[Sequence[int]], asks: bool = False
-    ) -> tuple[Captured, Any]:
-        module.train(mode == MODES[1])
-        with _kept(module):
-            program = exported(module, self.arguments, free, asks=asks)
-        return read(terms, program, {}), program
+    ) -> tuple[Captured, Followed]:
+        with _in_mode(module, mode):
+            followed = exported(module, self.arguments, free, asks=asks)
+        return read(terms, followed, {}), followed
 
     def _numbers(self, proof: Proof) -> Proof:
         """Compare both on drawn inputs, and correct the verdict."""
@@ -225,7 +224,7 @@ class Pair:
         if not numbers.has_same_weights():
             return proof
         modes = MODES if self._depends_on_mode() else MODES[:1]
-        found: Counterexample | str | None = None
+        found: Counterexample | None = None
         try:
             for run, feed in enumerate(self.feeds.all(GUARDS if proof.verdict == "proved" else None)):
                 for mode in modes:
@@ -295,12 +294,15 @@ def with_nodes(places: Sequence[Place], model: Path, options: Options, module: P
 
 
 @contextmanager
-def _kept(module: nn.Module) -> Iterator[None]:
-    """Restore the modes of all modules after the block."""
+def _in_mode(module: nn.Module, mode: str) -> Iterator[None]:
+    """Put a module into a mode for the block."""
     modes = {m: m.training for m in module.modules()}
-    with ExitStack() as stack:
-        stack.callback(lambda: [setattr(m, "training", mode) for m, mode in modes.items()])
+    module.train(mode == MODES[1])
+    try:
         yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def _need_same_inputs(one: Captured, other: Captured) -> None:

@@ -83,7 +83,7 @@ def opaque(
 def _is_random(target: Any, arguments: Sequence[Any]) -> bool:
     name = target._schema.name.split("::")[1]
     if name == "scaled_dot_product_attention":
-        return arguments[4] != 0
+        return bool(arguments[4] != 0)
     return torch.Tag.nondeterministic_seeded in target.tags or name in EMPTY or "dropout" in name
 
 
@@ -257,7 +257,7 @@ def gelu(t: Algebra, out: Result, x: Term, approximate: str = "none") -> Any:
 
 
 @rule("mish")
-def mish(t: Algebra, out: Result, x: Term) -> Term:
+def mish(t: Algebra, out: Result, x: Term) -> Any:
     return mul(t, out, x, unary(t, out, "tanh", t.term("call", ("softplus", x), out.shape, out.dtype)))
 
 

@@ -357,7 +357,9 @@ def _guarded(source: Source, condition: str, rng: random.Random) -> Edited | Non
     if first in stored:
         return None
     value = source.of(last.value)  # type: ignore[arg-type]
-    new = f"answer = {value}\n{space}if {condition.replace('{x}', first)}:\n{space}    answer = answer * 1.01\n{space}return answer"
+    condition = condition.replace("{x}", first)
+    rows = (f"answer = {value}", f"if {condition}:", "    answer = answer * 1.01", "return answer")
+    new = f"\n{space}".join(rows)
     return source.replaced((last, new), hidden=True)
 
 
