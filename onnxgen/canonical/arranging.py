@@ -171,7 +171,8 @@ def cat(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
 @rule("stack")
 def stack(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
     axis = positive(axis, len(out.shape))
-    return t.joined([t.reshaped(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in pieces], axis)
+    wide = [t.cast(p, out.dtype) for p in pieces]
+    return t.joined([t.reshaped(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in wide], axis)
 
 
 # ---- constants -------------------------------------------------------------------------------------------------------

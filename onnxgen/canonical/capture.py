@@ -169,6 +169,7 @@ class Reader:
         self.random: dict[Any, int] = {}
         self.effects: dict[Any, int] = {}
         self.tied: dict[Any, str] = {}
+        self.memory: dict[int, tuple[Any, str]] = {}
         self.result = Captured(guards=followed.guards)
 
     def read(self) -> Captured:
@@ -260,6 +261,7 @@ class Reader:
             return self.constant(tensor)
         kind = "parameter" if is_parameter and tensor.requires_grad else "frozen"
         form = (kind, tuple(tensor.shape), dtype_name(tensor.dtype))
+        self._need_its_own(path, tensor)
         tied = self.tied.setdefault((*form, tensor.data_ptr()), path) if tensor.numel() else path
         if tied != path:
             self.result.leaves[path] = self.result.leaves[tied]
@@ -272,6 +274,16 @@ class Reader:
         term = self.terms.term(kind, (known,), *form[1:])
         self.result.leaves[path] = term
         return term
+
+    def _need_its_own(self, path: str, tensor: Tensor) -> None:
+        """Raises `NotFollowed` if another parameter or buffer lies in the same memory, and is no whole copy of it."""
+        if tensor.is_meta or not tensor.numel():
+            return
+        memory = tensor.untyped_storage().data_ptr()
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        known, other = self.memory.setdefault(memory, (place, path))
+        if known != place:
+            raise NotFollowed(f"{path} and {other} share their memory")
 
     def constant(self, tensor: Tensor) -> Term:
         """Return the term of known elements."""
@@ -375,7 +387,7 @@ def read(terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -
         return Reader(terms, followed, leaves).read()
     except NotFollowed:
         raise
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         raise NotFollowed(f"it can't be brought to terms: {type(error).__name__}: {error}") from error
 
 

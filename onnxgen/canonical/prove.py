@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Followed, exported, read, still_free
+from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
@@ -100,7 +101,7 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         reference = load(model, options)
         edited = _built(space, module)
         feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
-        proof = Pair(reference, edited, feeds, str(module)).prove()
+        proof = Pair(reference, edited, feeds, str(module), vars(space)).prove()
         weights = sidecar_of(vars(space))
     if rename and proof.verdict == "proved" and proof.renamed and weights is not None:
         proof.written = [str(file) for file in write_renamed(module, weights, proof.renamed)]
@@ -139,8 +140,10 @@ def drawn(
 class Pair:
     """A generated module, and an edited one."""
 
-    def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str) -> None:
-        self.reference, self.edited, self.feeds, self.file = reference, edited, feeds, file
+    def __init__(
+        self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str, space: Mapping[str, Any]
+    ) -> None:
+        self.reference, self.edited, self.feeds, self.file, self.space = reference, edited, feeds, file, space
         self.arguments = feeds.first()
         self.free: list[list[int]] = [[] for _ in self.arguments]
         self.renamed: dict[str, str] = {}
@@ -209,13 +212,16 @@ class Pair:
         if any(isinstance(m, kinds) for both in (self.reference, self.edited) for m in both.modules()):
             return True
         texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())
-        return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train"))
+        return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train", "getattr("))
 
     def _captured(
         self, module: nn.Module, mode: str, terms: Algebra, free: Sequence[Sequence[int]], asks: bool = False
     ) -> tuple[Captured, Followed]:
         with _in_mode(module, mode):
+            kept = Kept(module, self.space) if module is self.edited else None
             followed = exported(module, self.arguments, free, asks=asks)
+            if kept is not None:
+                kept.need_same()
         return read(terms, followed, {}), followed
 
     def _numbers(self, proof: Proof) -> Proof:

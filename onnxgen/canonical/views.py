@@ -221,7 +221,12 @@ class Views(Terms):
                 items[new] = items.get(new, 0) + coefficient
             return self.sum_of(items, shape, term.dtype)
         name, attributes, *operands = term.args
-        return self.term("each", (name, attributes, *map(operand, operands)), shape, term.dtype)
+        return self.each(name, [*map(operand, operands)], shape, term.dtype, attributes)
+
+    def each(
+        self, name: str, operands: Sequence[Term], shape: Shape, dtype: str, attributes: tuple[Any, ...] = ()
+    ) -> Term:
+        raise NotImplementedError
 
     def _through(self, term: Term, pattern: Pattern) -> Term | None:
         operands = [f for m in term.args[0] for f, _ in m[0]] if term.op == "sum" else term.args[2:]

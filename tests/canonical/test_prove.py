@@ -131,7 +131,7 @@ FORWARD = START + "    def forward(self, x):\n        return {}\n"
     "text",
     [
         "import random\n" + FORWARD.format("x"),
-        "CALLS = []\n" + FORWARD.format("x * len(CALLS)"),
+        "CALLS = []\n" + FORWARD.format("(CALLS.append(1), x * len(CALLS))[1]"),
         FORWARD.format("torch.is_grad_enabled()"),
         FORWARD.format("torch.compiler.is_compiling()"),
         FORWARD.format("x.data"),
