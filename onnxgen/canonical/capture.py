@@ -12,8 +12,9 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import sympy
@@ -90,7 +91,7 @@ def exported(
     keywords = dict(zip(names, arguments, strict=True)) if names else None
     if names:
         arguments, dynamic = (), dict(zip(names, dynamic, strict=True))
-    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks):
+    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
         try:
             wrapped = (dynamic,) if not names and _takes_star(module) else dynamic

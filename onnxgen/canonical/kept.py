@@ -27,32 +27,35 @@ class Kept:
         self.file = space.get("__file__")
         self.name = space.get("__name__")
         self.roots = {"the module": module, **{k: v for k, v in space.items() if not k.startswith("__")}}
-        self.before = self._found()
+        self.before = list(self._found())
 
     def need_same(self) -> None:
-        """Raises `NotFollowed` if anything has changed."""
-        after = self._found()
-        for path in [*self.before, *after]:
-            if path not in after or path not in self.before or self.before[path] is not after[path]:
-                one, other = self.before.get(path), after.get(path)
-                if type(one) is not type(other) or not isinstance(one, PLAIN) or repr(one) != repr(other):
-                    raise NotFollowed(f"it changes what it keeps from call to call: {path}")
+        """Raises `NotFollowed` if anything has changed.
 
-    def _found(self) -> dict[str, Any]:
-        """Return all that can be reached, by where it is."""
-        found: dict[str, Any] = {}
+        `torch.export` puts back copies of a module's own lists: so the lists that there were are looked into.
+        """
+        for path, holder, before in self.before:
+            after = dict(self._inside(holder))
+            for name in [*before, *after]:
+                one, other = before.get(name, ...), after.get(name, ...)
+                known = isinstance(holder, nn.Module) and not isinstance(one, PLAIN)
+                if one is not other and not known and (type(one) is not type(other) or repr(one) != repr(other)):
+                    raise NotFollowed(f"it changes what it keeps from call to call: {path}{name}")
+
+    def _found(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        """Yield all that can be reached and holds something: where it is, itself, and what it holds."""
         done: set[int] = set()
         todo = list(self.roots.items())
         while todo:
             path, value = todo.pop()
-            found[path] = value
-            if id(value) in done or isinstance(value, (*PLAIN, *WHOLE)) and not self._is_own_class(value):
+            if id(value) in done or (isinstance(value, (*PLAIN, *WHOLE)) and not self._is_own_class(value)):
                 continue
             done.add(id(value))
             if hasattr(value, "__next__"):
                 raise NotFollowed(f"it keeps an iterator: {path}")
-            todo += [(f"{path}{name}", part) for name, part in self._inside(value)]
-        return found
+            inside = dict(self._inside(value))
+            yield path, value, inside
+            todo += [(f"{path}{name}", part) for name, part in inside.items()]
 
     def _is_own_class(self, value: Any) -> bool:
         return isinstance(value, type) and value.__module__ == self.name

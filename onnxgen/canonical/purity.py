@@ -127,6 +127,17 @@ class File:
             todo += [functions[n] for n in names if n in functions]
         return found
 
+    @cached_property
+    def of_construction(self) -> set[str]:
+        """Names of methods that only `__init__` calls."""
+        functions = [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+        makers = [f for f in functions if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+        later = {n for f in functions for n in ast.walk(f) if f not in makers}
+        called = {n.attr for f in makers for n in ast.walk(f) if isinstance(n, ast.Attribute) and n not in later}
+        other = {n.attr for n in ast.walk(self.tree) if isinstance(n, ast.Attribute) and n in later}
+        is_named = any(isinstance(n, ast.Name) and n.id == "getattr" for n in ast.walk(self.tree))
+        return set() if is_named else called - other
+
     def whole(self, node: ast.AST) -> str:
         """Return an expression as text, with what is imported under its whole name."""
         text = ast.unparse(node)
@@ -220,7 +231,7 @@ def _method(node: ast.FunctionDef, file: File) -> Iterator[str]:
         yield _said(node, "overrides a method of nn.Module")
     if node.name in MADE:
         yield _said(node, "loads weights in another way")
-    yield from Code(node, file, initial=node.name == "__init__").objections()
+    yield from Code(node, file, initial=node.name == "__init__" or node.name in file.of_construction).objections()
 
 
 class Code:
