@@ -129,9 +129,9 @@ class File:
 
     @cached_property
     def of_construction(self) -> set[str]:
-        """Names of methods that only `__init__` calls."""
+        """Names of methods that are called only where a module is made."""
         functions = [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
-        makers = [f for f in functions if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+        makers = [f for f in functions if isinstance(f, ast.FunctionDef) and f.name in ("__init__", *MADE)]
         later = {n for f in functions for n in ast.walk(f) if f not in makers}
         called = {n.attr for f in makers for n in ast.walk(f) if isinstance(n, ast.Attribute) and n not in later}
         other = {n.attr for n in ast.walk(self.tree) if isinstance(n, ast.Attribute) and n in later}
