@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnxgen.canonical.contractions import Contractions
-from onnxgen.canonical.terms import INTEGERS, NOTHING, Monomial, Shape, Term, number_in, order, times
+from onnxgen.canonical.terms import INTEGERS, NOTHING, Monomial, Shape, Term, number_in, order, rounded, times
 
 EXPANDED = 6  # products of a product of two sums that is written as one sum
 
@@ -20,12 +20,14 @@ class Algebra(Contractions):
         term = self.bare(term)
         if term.dtype == dtype:
             return term
-        number = number_in(term)
-        return self.cast(term, dtype) if number is None else self.constant(number, term.shape, dtype)
+        return self.cast(term, dtype)
 
     def cast(self, term: Term, dtype: str) -> Term:
         if term.dtype == dtype:
             return term
+        number = number_in(term)
+        if number is not None and math.isfinite(number) and {term.dtype, dtype} <= WIDE:
+            return self.constant(_stored(rounded(number, term.dtype), dtype), term.shape, dtype)
         return self.each("cast", [term], term.shape, dtype, (dtype,))
 
     def added(self, terms: Sequence[tuple[Term, float]], shape: Shape, dtype: str) -> Term:
@@ -208,6 +210,18 @@ class Algebra(Contractions):
         )
 
 
+def _stored(number: float, dtype: str) -> float:
+    """Return a number as a cast to a dtype of integers makes it: cut off, and modulo its range."""
+    if dtype not in INTEGERS:
+        return number
+    if dtype == "bool":
+        return int(number != 0)
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    whole = math.trunc(number) % 2**bits
+    return whole - 2**bits if not dtype.startswith("u") and whole >= 2 ** (bits - 1) else whole
+
+
+WIDE = INTEGERS | {"float32", "float64"}  # between them, casts of numbers are computed
 COMPUTED: dict[str, Callable[[float], float]] = {
     "exp": math.exp,
     "log": math.log,

@@ -171,7 +171,17 @@ def cat(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
 @rule("stack")
 def stack(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
     axis = positive(axis, len(out.shape))
-    return t.joined([t.reshaped(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in pieces], axis)
+    wide = [t.cast(p, out.dtype) for p in pieces]
+    return t.joined([t.reshaped(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in wide], axis)
+
+
+@rule("flip")
+def flip(t: Algebra, out: Result, x: Term, axes: Any) -> Any:
+    turned = {positive(a, len(x.shape)) for a in axes}
+    if x.op == "call" and x.args[0] == "flip":
+        x, turned = x.args[1], turned ^ {*x.args[2]}
+    turned = {a for a in turned if x.shape[a] != 1}
+    return t.term("call", ("flip", x, tuple(sorted(turned))), out.shape, out.dtype) if turned else x
 
 
 # ---- constants -------------------------------------------------------------------------------------------------------

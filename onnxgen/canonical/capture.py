@@ -12,8 +12,9 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import sympy
@@ -31,6 +32,19 @@ from onnxgen.canonical.terms import Shape, Term, plain
 
 RULES = (arranging, layers)  # importing them registers their rules
 HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What `torch.export` made of a module.
+
+    Attributes:
+        program: the `ExportedProgram`.
+        guards: what the module's Python asked of the sizes, with inputs by number.
+    """
+
+    program: Any
+    guards: frozenset[str]
 
 
 @dataclass
@@ -64,8 +78,8 @@ def exported(
     free: Sequence[Sequence[int]],
     names: Sequence[str] = (),
     asks: bool = False,
-) -> Any:
-    """Return the `ExportedProgram` of a module.
+) -> Followed:
+    """Follow a module with `torch.export`.
 
     Args:
         arguments: an example.
@@ -77,7 +91,7 @@ def exported(
     keywords = dict(zip(names, arguments, strict=True)) if names else None
     if names:
         arguments, dynamic = (), dict(zip(names, dynamic, strict=True))
-    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks):
+    with warnings.catch_warnings(), _quiet(), config.patch(backed_size_oblivious=asks), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
         try:
             wrapped = (dynamic,) if not names and _takes_star(module) else dynamic
@@ -93,13 +107,12 @@ def exported(
             guards = program._guards_code
             program = program.run_decompositions({})
             program._guards_code = guards
-    program.asked = _guards(module, program)
-    return program
+    return Followed(program, _guards(module, program))
 
 
-def still_free(program: Any) -> list[list[int]]:
+def still_free(followed: Followed) -> list[list[int]]:
     """Return, for each input of a program, the axes that have any size."""
-    found = []
+    found, program = [], followed.program
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, nodes, strict=True):
         value = node.meta.get("val")
@@ -150,14 +163,15 @@ def _mutates(node: Node) -> bool:
 class Reader:
     """Reads an exported program as terms."""
 
-    def __init__(self, terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> None:
+    def __init__(self, terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> None:
         """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path)."""
-        self.terms, self.program, self.leaves = terms, program, leaves
+        self.terms, self.program, self.leaves = terms, followed.program, leaves
         self.symbols: dict[Any, Any] = {}
         self.random: dict[Any, int] = {}
         self.effects: dict[Any, int] = {}
         self.tied: dict[Any, str] = {}
-        self.result = Captured()
+        self.memory: dict[int, tuple[Any, str]] = {}
+        self.result = Captured(guards=followed.guards)
 
     def read(self) -> Captured:
         graph = self.program.graph
@@ -175,7 +189,6 @@ class Reader:
                 raise NotFollowed(f"it changes its {spec.kind.name.lower()}")
         self.result.outputs = tuple(plain_outputs)
         self.result.structure = str(self.program.call_spec.out_spec)
-        self.result.guards = self.program.asked
         self._ranges()
         return self.result
 
@@ -249,6 +262,7 @@ class Reader:
             return self.constant(tensor)
         kind = "parameter" if is_parameter and tensor.requires_grad else "frozen"
         form = (kind, tuple(tensor.shape), dtype_name(tensor.dtype))
+        self._need_its_own(path, tensor)
         tied = self.tied.setdefault((*form, tensor.data_ptr()), path) if tensor.numel() else path
         if tied != path:
             self.result.leaves[path] = self.result.leaves[tied]
@@ -261,6 +275,16 @@ class Reader:
         term = self.terms.term(kind, (known,), *form[1:])
         self.result.leaves[path] = term
         return term
+
+    def _need_its_own(self, path: str, tensor: Tensor) -> None:
+        """Raises `NotFollowed` if another parameter or buffer lies in the same memory, and is no whole copy of it."""
+        if tensor.is_meta or not tensor.numel():
+            return
+        memory = tensor.untyped_storage().data_ptr()
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        known, other = self.memory.setdefault(memory, (place, path))
+        if known != place:
+            raise NotFollowed(f"{path} and {other} share their memory")
 
     def constant(self, tensor: Tensor) -> Term:
         """Return the term of known elements."""
@@ -354,17 +378,17 @@ class Reader:
         return self.random[key]
 
 
-def read(terms: Algebra, program: Any, leaves: Mapping[str, Term | str]) -> Captured:
+def read(terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> Captured:
     """Return an exported program as terms.
 
     Raises:
         NotFollowed: it can't be brought to terms.
     """
     try:
-        return Reader(terms, program, leaves).read()
+        return Reader(terms, followed, leaves).read()
     except NotFollowed:
         raise
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         raise NotFollowed(f"it can't be brought to terms: {type(error).__name__}: {error}") from error
 
 

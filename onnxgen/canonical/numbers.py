@@ -16,6 +16,7 @@ MODES = ("evaluation", "training")
 APART = 1e-6  # of the largest element: what constants of two spellings of a function, rounded to float32, may make
 APART_SCALED = 1e-5  # the same with small weights
 SCALES = (1e-2, 1e-4, 1e-6)  # of all weights: small ones show what is added to a variance
+SCALES_OF_INPUTS = (1e-3, 1e-6, 1e8)
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,25 @@ class Numbers:
             return False
         return True
 
-    def differ(self, feed: Sequence[Any], mode: str, run: int, scale: float = 1) -> Counterexample | None:
-        """Return how outputs, or the buffers that training changes, differ."""
+    def differ(
+        self, feed: Sequence[Any], mode: str, run: int, scale: float = 1, inputs: float = 1
+    ) -> Counterexample | None:
+        """Return how outputs, or the buffers that training changes, differ.
+
+        Args:
+            feed: inputs.
+            mode: of the modules.
+            run: the number of the inputs.
+            scale: what all weights are multiplied by.
+            inputs: what all inputs of floats are multiplied by. Then only finite elements are compared.
+        """
+        if inputs != 1:
+            feed = [a * inputs if isinstance(a, Tensor) and a.is_floating_point() else a for a in map(_wide, feed)]
+        said = "" if scale == 1 else f"with all weights times {scale:g}"
+        said = f"with all inputs times {inputs:g}" if inputs != 1 else said
         results = []
         for module in (self.reference, self.edited):
-            wide = _wide_module(module, mode, scale)
+            wide = self._wide(module, mode, scale)
             with torch.no_grad():
                 out = self._outputs(wide, module, feed, run)
             state = wide.state_dict()
@@ -72,29 +87,31 @@ class Numbers:
         if len(results[0]) != len(results[1]):
             return Counterexample(mode, run, min(map(len, results)), math.inf)
         for number, (a, b) in enumerate(zip(*results, strict=True)):
-            apart = difference(a, b)
-            if apart > (APART if scale == 1 else APART_SCALED):
-                return Counterexample(
-                    mode, run, number, apart, "" if scale == 1 else f"with all weights times {scale:g}"
-                )
+            apart = difference(a, b, inputs != 1)
+            if apart > (APART if scale == inputs == 1 else APART_SCALED):
+                return Counterexample(mode, run, number, apart, f"output {number} {said}" if said else "")
         return None
 
     def _old(self, module: nn.Module, name: str) -> str:
         return self.renamed.get(name, name) if module is self.edited else name
 
+    def _wide(self, module: nn.Module, mode: str, scale: float) -> nn.Module:
+        try:
+            return _wide_module(module, mode, scale)
+        except (TypeError, RuntimeError) as error:
+            raise Unrun(f"{self._which(module)} can't be copied: {error}") from error
+
+    def _which(self, module: nn.Module) -> str:
+        return "the generated module" if module is self.reference else "the edited module"
+
     def _outputs(self, wide: nn.Module, module: nn.Module, feed: Sequence[Any], run: int) -> list[Any]:
         torch.manual_seed(run)
         try:
-            with NothingDropped():
-                out = wide(*(_wide(a) for a in feed))
+            with NothingDropped():  # type: ignore[no-untyped-call]
+                out = wide(*(a if isinstance(a, Tensor) and a.requires_grad else _wide(a) for a in feed))
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            which = (
-                "the generated module does not run in float64"
-                if module is self.reference
-                else "it fails on drawn inputs"
-            )
-            raise Unrun(f"{which}: {why}") from error
+            raise Unrun(f"{self._which(module)} does not run in float64: {why}") from error
         return [*out] if isinstance(out, (tuple, list)) else [out]
 
     def elsewhere(self, feed: Sequence[Any], modes: Sequence[str], whole: bool) -> Counterexample | None:
@@ -106,6 +123,10 @@ class Numbers:
                 return found
         for scale in SCALES:
             found = self.differ(feed, MODES[0], 0, scale)
+            if found is not None:
+                return found
+        for scale in SCALES_OF_INPUTS:
+            found = self.differ(feed, MODES[0], 0, inputs=scale)
             if found is not None:
                 return found
         return None
@@ -126,10 +147,15 @@ class Numbers:
         return None
 
     def _gradients_of(self, module: nn.Module, feed: Sequence[Any], mode: str) -> dict[str, Tensor]:
-        wide = _wide_module(module, mode, 1)
+        wide = self._wide(module, mode, 1)
+        feed = [
+            a.clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a
+            for a in map(_wide, feed)
+        ]
         outputs = [o for o in self._outputs(wide, module, feed, 0) if isinstance(o, Tensor) and o.is_floating_point()]
         outputs = [o for o in outputs if o.requires_grad]
         names = {self._old(module, n): p for n, p in wide.named_parameters() if p.requires_grad}
+        names |= {f"input {n}": a for n, a in enumerate(feed) if isinstance(a, Tensor) and a.requires_grad}
         if not outputs or not names:
             return {name: torch.zeros_like(p) for name, p in names.items()}
         draw = torch.Generator().manual_seed(1)
@@ -138,7 +164,7 @@ class Numbers:
         return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(names.items(), found, strict=True)}
 
 
-class NothingDropped(TorchDispatchMode):
+class NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets dropout keep everything: it still divides by what it would keep."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -159,7 +185,7 @@ def _wide_module(module: nn.Module, mode: str, scale: float) -> nn.Module:
     return wide
 
 
-def difference(one: Any, other: Any) -> float:
+def difference(one: Any, other: Any, only_finite: bool = False) -> float:
     """Return the largest difference of two outputs, as a share of the largest element; infinite for another shape."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return 0.0 if one == other else math.inf
@@ -167,9 +193,9 @@ def difference(one: Any, other: Any) -> float:
         return math.inf
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else math.inf
-    if not torch.equal(one.isfinite(), other.isfinite()):
+    if not only_finite and not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
-    finite = one.isfinite()
+    finite = one.isfinite() & other.isfinite()
     one, other = one[finite], other[finite]
     if not one.numel():
         return 0.0
@@ -177,4 +203,4 @@ def difference(one: Any, other: Any) -> float:
 
 
 def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value

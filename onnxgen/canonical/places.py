@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,14 @@ class Texts:
 
     def is_edited(self, line: int) -> bool:
         return any(tag != "equal" and start < line <= stop for tag, _, _, start, stop in self.blocks)
+
+    def first(self) -> Place | None:
+        """The first line that was edited."""
+        for tag, _, _, start, stop in self.blocks:
+            lines = [n for n in range(start, max(stop, start + 1)) if n < len(self.edited) and self.edited[n].strip()]
+            if tag != "equal" and lines:
+                return Place("edited", lines[0] + 1, self.edited[lines[0]].strip(), "", "")
+        return None
 
     def moved(self, line: int) -> int | None:
         """Return the line of the edited file that stands where this line of the generated one stood."""
@@ -112,7 +121,14 @@ def first(one: Captured, other: Captured, side: str, file: str, rows: Sequence[s
 
 def place_of(node: Node, side: str, file: str, rows: Sequence[str] = ()) -> Place | None:
     """Return the line that called an operator: in the file, or else the innermost that is not torch's own."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    trace = node.meta.get("stack_trace") or ""
+    for part in node.all_input_nodes if not trace else ():  # the block of torch.no_grad: the last line in it
+        if part.op == "get_attr":
+            inner = getattr(node.graph.owning_module, str(part.target)).graph.nodes
+            trace = next((n.meta["stack_trace"] for n in reversed(inner) if n.meta.get("stack_trace")), "")
+    frames = FRAME.findall(trace)
     ours = [f for f in frames if (f[0].startswith("<onnxgen ") if side == "generated" else f[0] == file)]
     ours = ours or [f for f in frames if "/torch/" not in f[0]] or frames
     if not ours:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import linecache
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.capture import Captured, exported, read, still_free
+from onnxgen.canonical.capture import Captured, Followed, exported, read, still_free
+from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
@@ -32,6 +36,7 @@ from onnxgen.verify.convert import to_torch
 from onnxgen.view.page import traced
 
 RUNS = 20  # drawn inputs on which modules are compared
+LARGEST = 1025  # size that inputs are drawn with
 GUARDS = 3  # of them are enough where the canonical forms are the same
 
 
@@ -100,7 +105,11 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         reference = load(model, options)
         edited = _built(space, module)
         feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
-        proof = Pair(reference, edited, feeds, str(module)).prove()
+        pair = Pair(reference, edited, feeds, str(module), vars(space))
+        proof = pair.prove()
+        if proof.verdict == "different" and not any(place.side == "edited" for place in proof.places):
+            first = pair.texts().first()  # what can't be followed is in what was edited
+            proof.places = [*proof.places, *([] if first is None else [first])]
         weights = sidecar_of(vars(space))
     if rename and proof.verdict == "proved" and proof.renamed and weights is not None:
         proof.written = [str(file) for file in write_renamed(module, weights, proof.renamed)]
@@ -139,12 +148,15 @@ def drawn(
 class Pair:
     """A generated module, and an edited one."""
 
-    def __init__(self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str) -> None:
-        self.reference, self.edited, self.feeds, self.file = reference, edited, feeds, file
+    def __init__(
+        self, reference: nn.Module, edited: nn.Module, feeds: Feeds, file: str, space: Mapping[str, Any]
+    ) -> None:
+        self.reference, self.edited, self.feeds, self.file, self.space = reference, edited, feeds, file, space
         self.arguments = feeds.first()
         self.free: list[list[int]] = [[] for _ in self.arguments]
         self.renamed: dict[str, str] = {}
         self.has_gradients_of_its_own = False
+        self.sizes: set[int] = set()  # that the edited module asks for, and the generated one doesn't
 
     def prove(self) -> Proof:
         others = self._other_parameters()
@@ -190,13 +202,15 @@ class Pair:
             if pairs:
                 again = read(terms, other[1], {new: one[0].leaves[old] for new, old in pairs.items()})
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
+            self.sizes = _sizes_asked(one[0], again)
             _need_same_inputs(one[0], again)
             if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
                 self.has_gradients_of_its_own = _cuts(one[0]) != _cuts(again)
-                return part_ways(
-                    one[0], again, self.file, Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
-                )
+                return part_ways(one[0], again, self.file, self.texts())
         return None
+
+    def texts(self) -> Texts:
+        return Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
 
     def _depends_on_mode(self) -> bool:
         kinds = (
@@ -209,15 +223,17 @@ class Pair:
         if any(isinstance(m, kinds) for both in (self.reference, self.edited) for m in both.modules()):
             return True
         texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())
-        return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train"))
+        return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train", "getattr("))
 
     def _captured(
         self, module: nn.Module, mode: str, terms: Algebra, free: Sequence[Sequence[int]], asks: bool = False
-    ) -> tuple[Captured, Any]:
-        module.train(mode == MODES[1])
-        with _kept(module):
-            program = exported(module, self.arguments, free, asks=asks)
-        return read(terms, program, {}), program
+    ) -> tuple[Captured, Followed]:
+        with _in_mode(module, mode):
+            kept = Kept(module, self.space) if module is self.edited else None
+            followed = exported(module, self.arguments, free, asks=asks)
+            if kept is not None:
+                kept.need_same()
+        return read(terms, followed, {}), followed
 
     def _numbers(self, proof: Proof) -> Proof:
         """Compare both on drawn inputs, and correct the verdict."""
@@ -225,7 +241,7 @@ class Pair:
         if not numbers.has_same_weights():
             return proof
         modes = MODES if self._depends_on_mode() else MODES[:1]
-        found: Counterexample | str | None = None
+        found: Counterexample | None = None
         try:
             for run, feed in enumerate(self.feeds.all(GUARDS if proof.verdict == "proved" else None)):
                 for mode in modes:
@@ -233,6 +249,8 @@ class Pair:
                 proof.runs = run + 1
                 if found is not None:
                     break
+            if found is None and self.sizes:
+                found = self._at_other_sizes(numbers)
             if found is None and proof.verdict != "proved":
                 found = numbers.elsewhere(self.feeds.first(), modes, self.has_gradients_of_its_own)
         except Unrun as error:
@@ -244,6 +262,40 @@ class Pair:
             proof.verdict, proof.counterexample = "different", found
         return proof
 
+    def _at_other_sizes(self, numbers: Numbers) -> Counterexample | None:
+        """Compare on inputs of the sizes that the edited module asks for, where the generated module takes them."""
+        free = {axis for axes in self.free for axis in axes}
+        for size in sorted(self.sizes):
+            for axis in sorted(free):
+                feed = [
+                    _resized(a, axis, size) if axis in axes else a
+                    for a, axes in zip(self.arguments, self.free, strict=True)
+                ]
+                try:
+                    found = numbers.differ(feed, MODES[0], 0)
+                except Unrun as error:
+                    if "the edited module" not in str(error):
+                        continue
+                    found = Counterexample(MODES[0], 0, 0, math.inf, f"it fails on inputs of size {size}: output 0")
+                if found is not None:
+                    said = f"{found.what or f'output {found.output}'} with size {size} of axis {axis}"
+                    return replace(found, what=said)
+        return None
+
+
+def _resized(value: Tensor, axis: int, size: int) -> Tensor:
+    """Return inputs of another size, made of the same elements."""
+    return value.index_select(axis, torch.arange(size) % value.shape[axis])
+
+
+def _sizes_asked(one: Captured, other: Captured) -> set[int]:
+    """Return the sizes at which the second may be another function than the first: its bounds, and a step beyond."""
+    numbers = {int(n) for guard in other.guards - one.guards for n in re.findall(r"(?<![\w\[.])\d+", guard)}
+    for name, bounds in other.ranges.items():
+        known = one.ranges.get(name, bounds)
+        numbers |= {int(n) for n, k in zip(bounds, known, strict=True) if n != k and abs(n) < LARGEST}
+    return {n + step for n in numbers for step in (-1, 0, 1) if 0 < n + step <= LARGEST}
+
 
 def _free(reference: nn.Module, arguments: Sequence[Tensor]) -> list[list[int]]:
     """Return, for each input, the axes that have any size in the file."""
@@ -254,7 +306,10 @@ def _free(reference: nn.Module, arguments: Sequence[Tensor]) -> list[list[int]]:
         known = dims[number] if number < len(dims) else None
         fixed = [isinstance(dim, int) for dim in known] if known is not None and len(known) == argument.dim() else []
         fixed = fixed or [False] * argument.dim()
-        found.append([axis for axis, size in enumerate(argument.shape) if size > 1 and not fixed[axis]])
+        free = [axis for axis in range(argument.dim()) if not fixed[axis]]
+        if known is not None and any(argument.shape[axis] < 2 for axis in free):
+            raise NotFollowed(f"input {number} was drawn with size {min(argument.shape)} where the file takes any size")
+        found.append([axis for axis in free if argument.shape[axis] > 1])
     return found
 
 
@@ -295,12 +350,15 @@ def with_nodes(places: Sequence[Place], model: Path, options: Options, module: P
 
 
 @contextmanager
-def _kept(module: nn.Module) -> Iterator[None]:
-    """Restore the modes of all modules after the block."""
+def _in_mode(module: nn.Module, mode: str) -> Iterator[None]:
+    """Put a module into a mode for the block."""
     modes = {m: m.training for m in module.modules()}
-    with ExitStack() as stack:
-        stack.callback(lambda: [setattr(m, "training", mode) for m, mode in modes.items()])
+    module.train(mode == MODES[1])
+    try:
         yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def _need_same_inputs(one: Captured, other: Captured) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 MODULES = frozenset(
     """
@@ -20,17 +22,20 @@ MODULES = frozenset(
     pathlib safetensors
     """.split()
 )
+FOR_WEIGHTS = frozenset({"pathlib", "safetensors", "warnings"})  # of these, only what onnxgen wrote may use anything
 BUILTINS = frozenset(
     """
     abs all any bool dict enumerate float int isinstance len list map max min object range reversed round slice
     sorted sum super tuple zip ValueError TypeError RuntimeError AssertionError NotImplementedError property
-    staticmethod classmethod None True False print pow NotImplemented Exception filter set frozenset complex
+    staticmethod classmethod None True False print pow NotImplemented Exception filter complex
     divmod str repr format iter next getattr
     """.split()
 )
 IN_INIT = frozenset(
     {"str", "repr", "format", "print", "iter", "next"}
 )  # elsewhere, they could tell a capture from a call
+CALLED = frozenset({"getattr", "isinstance"})  # and never handed on
+KINDS = re.compile(r"(torch\.)?Tensor|tuple|list|dict|nn\.\w+")  # that `isinstance` may ask for
 # of torch: what depends on more than arguments, or lies about gradients
 STATEFUL = frozenset(
     """
@@ -38,9 +43,13 @@ STATEFUL = frozenset(
     classes random initial_seed seed manual_seed set_default_dtype get_default_dtype get_default_device
     set_default_device is_grad_enabled set_grad_enabled is_inference_mode_enabled is_autocast_enabled autocast
     get_num_threads set_num_threads load save from_file hub multiprocessing get_rng_state set_rng_state utils func
-    is_inference inference_mode enable_grad amp
+    is_inference inference_mode enable_grad amp version set_printoptions set_float32_matmul_precision device
+    use_deterministic_algorithms modules
     """.split()
 )
+PURE = ("torch.onnx.ops", "torch.nn.utils.parametrizations", "torch.nn.utils.rnn")  # in spite of a name above
+RANDOM = re.compile(r"torch\.(rand\w*|normal|bernoulli|multinomial|poisson|empty\w*)$")
+OF_FUNCTOOLS = frozenset({"partial", "reduce", "wraps"})
 # of a tensor or a module: what a capture answers in another way than a call, or what changes one under another name
 ATTRIBUTES = frozenset(
     """
@@ -49,11 +58,13 @@ ATTRIBUTES = frozenset(
     register_full_backward_hook register_parameter register_buffer register_module add_module load_state_dict
     train eval apply share_memory_ resize_ numpy tolist item setattr backward is_shared names is_cuda is_cpu
     is_xpu as_strided storage_offset layout zero_grad grad_dtype _modules _parameters _buffers f_locals gi_frame
+    format cuda cpu share_memory get_device
     """.split()
 )
+HOOK = re.compile(r"_?register_\w*hook\w*")
 NOT_FOLLOWED = (
     *(ast.Global, ast.Nonlocal, ast.Try, ast.ClassDef, ast.Await, ast.Yield, ast.YieldFrom, ast.Import, ast.ImportFrom),
-    *(ast.AsyncFunctionDef, ast.Delete, ast.Match),
+    *(ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Delete, ast.Match),
 )
 GROWING = frozenset(
     {"append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "popitem", "discard"}
@@ -64,33 +75,84 @@ MADE = ("from_pretrained",)  # of the file's own functions: what loads weights
 
 def objections(text: str, known: str) -> Iterator[str]:
     """Yield what is not followed in a file, apart from what is written in the same way in another one."""
-    tree, others = ast.parse(text), _written(ast.parse(known))
-    names = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))} | _constants(tree)
-    used = _used(tree)
-    for node in tree.body:
+    file, others = File(ast.parse(text)), _written(ast.parse(known))
+    for node in file.tree.body:
         if ast.dump(node) in others:
             continue
         if isinstance(node, ast.ClassDef):
-            yield from _class(node, others, names)
+            yield from _class(node, others, file)
         elif isinstance(node, ast.FunctionDef):
             if node.name in MADE:
                 yield _said(node, "loads weights in another way")
-            elif node.name in used:
-                yield from Function(node, names, initial=False).objections()
+            elif node.name in file.used:
+                yield from Code(node, file).objections()
         else:
-            yield from _statement(node)
+            yield from _statement(node, file)
 
 
-def _used(tree: ast.Module) -> set[str]:
-    """Names that classes mention, and what the functions of these names mention."""
-    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
-    todo: list[ast.AST] = [n for n in tree.body if isinstance(n, ast.ClassDef)]
-    found: set[str] = set()
-    while todo:
-        names = {n.id for n in ast.walk(todo.pop()) if isinstance(n, ast.Name)} - found
-        found |= names
-        todo += [functions[n] for n in names if n in functions]
-    return found
+class File:
+    """The names of a file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.imported = dict(_imported(tree))
+
+    @cached_property
+    def classes(self) -> set[str]:
+        return {n.name for n in self.tree.body if isinstance(n, ast.ClassDef)}
+
+    @cached_property
+    def known(self) -> set[str]:
+        """Classes, functions, what is imported for computing, and names that are set once, outside of functions."""
+        counts: dict[str, int] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                counts[node.id] = counts.get(node.id, 0) + 1
+        found = self.classes | {n.name for n in self.tree.body if isinstance(n, ast.FunctionDef)}
+        found |= {name for name, whole in self.imported.items() if whole.partition(".")[0] not in FOR_WEIGHTS}
+        for node in self.tree.body:
+            for name, _ in _assigned(node):
+                found |= {name} if counts[name] == 1 else set()
+        return found
+
+    @cached_property
+    def used(self) -> set[str]:
+        """Names that classes mention, and what the functions of these names mention."""
+        functions = {n.name: n for n in self.tree.body if isinstance(n, ast.FunctionDef)}
+        todo: list[ast.AST] = [n for n in self.tree.body if not isinstance(n, ast.FunctionDef)]
+        found: set[str] = set()
+        while todo:
+            names = {n.id for n in ast.walk(todo.pop()) if isinstance(n, ast.Name)} - found
+            found |= names
+            todo += [functions[n] for n in names if n in functions]
+        return found
+
+    @cached_property
+    def of_construction(self) -> set[str]:
+        """Names of methods that are called only where a module is made."""
+        functions = [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+        makers = [f for f in functions if isinstance(f, ast.FunctionDef) and f.name in ("__init__", *MADE)]
+        later = {n for f in functions for n in ast.walk(f) if f not in makers}
+        called = {n.attr for f in makers for n in ast.walk(f) if isinstance(n, ast.Attribute) and n not in later}
+        other = {n.attr for n in ast.walk(self.tree) if isinstance(n, ast.Attribute) and n in later}
+        is_named = any(isinstance(n, ast.Name) and n.id == "getattr" for n in ast.walk(self.tree))
+        return set() if is_named else called - other
+
+    def whole(self, node: ast.AST) -> str:
+        """Return an expression as text, with what is imported under its whole name."""
+        text = ast.unparse(node)
+        root, dot, rest = text.partition(".")
+        return f"{self.imported.get(root, root)}{dot}{rest}"
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names that are imported, each with its whole name."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                yield (a.asname, a.name) if a.asname else (a.name.partition(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
 
 
 def _written(tree: ast.Module) -> set[str]:
@@ -103,151 +165,232 @@ def _said(node: ast.AST, why: str) -> str:
     return f"line {getattr(node, 'lineno', 1)} {why}: {text[:80]}"
 
 
-def _constants(tree: ast.Module) -> set[str]:
-    """Names of plain numbers, texts and tuples of them, each set once; and of what is imported."""
-    counts: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            counts[node.id] = counts.get(node.id, 0) + 1
-    found = {
-        a.asname or a.name.partition(".")[0]
-        for n in ast.walk(tree)
-        if isinstance(n, (ast.Import, ast.ImportFrom))
-        for a in n.names
-    }
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_plain(node.value):
-            found |= {node.targets[0].id} if counts[node.targets[0].id] == 1 else set()
-    return found
+def _is_of_torch(whole: str) -> bool:
+    """Whether a name of torch depends on its arguments alone."""
+    first, *parts = whole.split(".")
+    if first != "torch" or whole.startswith(PURE):
+        return True
+    return not any(part in STATEFUL or (part.startswith("_") and not part.endswith("__")) for part in parts)
 
 
-def _is_plain(node: ast.AST) -> bool:
-    inside = (
-        ast.Constant,
-        ast.Tuple,
-        ast.UnaryOp,
-        ast.BinOp,
-        ast.operator,
-        ast.unaryop,
-        ast.expr_context,
-        ast.Attribute,
-        ast.Name,
-    )
-    return all(isinstance(n, inside) for n in ast.walk(node))
+def _is_hidden(name: str) -> bool:
+    """Whether an attribute is torch's or Python's own, or a hook."""
+    own = name.startswith("_") and (hasattr(Tensor, name) or name in vars(nn.Module()))
+    return name.startswith("__") or own or HOOK.fullmatch(name) is not None
 
 
-def _statement(node: ast.stmt) -> Iterator[str]:
+def _statement(node: ast.stmt, file: File) -> Iterator[str]:
     """Yield what is wrong with a statement outside of functions and classes."""
-    if isinstance(node, ast.Import):
-        wrong = [a.name for a in node.names if a.name.split(".")[0] not in MODULES]
-    elif isinstance(node, ast.ImportFrom):
-        wrong = [node.module or "."] if (node.module or ".").split(".")[0] not in MODULES or node.level else []
-        wrong += [a.name for a in node.names if a.name in STATEFUL] if (node.module or "").startswith("torch") else []
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        wrong = []
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        level = node.level if isinstance(node, ast.ImportFrom) else 0
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        for name in [f"{module}.{a.name}" for a in node.names] if module else [a.name for a in node.names]:
+            if level or name.partition(".")[0] not in MODULES or name.endswith(".*") or not _is_of_torch(name):
+                yield _said(node, f"is not followed ({name})")
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        wrong = [] if all(isinstance(t, ast.Name) for t in targets) else ["an attribute"]
-    elif isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
-        wrong = []
-    else:
-        wrong = ["it"]
-    for what in wrong:
-        yield _said(node, f"is not followed ({what})")
+        if not all(isinstance(t, ast.Name) for t in targets):
+            yield _said(node, "is not followed (an attribute)")
+        elif node.value is not None:
+            yield from Code(node.value, file).objections()
+    elif not _is_main(node) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+        yield _said(node, "is not followed (it)")
 
 
-def _class(node: ast.ClassDef, others: set[str], names: set[str]) -> Iterator[str]:
+def _is_main(node: ast.stmt) -> bool:
+    """Whether a statement runs only where the file is a script."""
+    return (
+        isinstance(node, ast.If)
+        and not node.orelse
+        and ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+    )
+
+
+def _class(node: ast.ClassDef, others: set[str], file: File) -> Iterator[str]:
     if node.decorator_list or node.keywords:
         yield _said(node, "is a class with a decorator or a metaclass")
+    for base in node.bases:
+        if ast.unparse(base) not in file.classes and not file.whole(base).startswith("torch.nn."):
+            yield _said(node, "is a class of another kind")
     for part in node.body:
         if ast.dump(part) in others:
             continue
         if isinstance(part, ast.FunctionDef):
-            if part.name not in OVERRIDDEN and hasattr(nn.Module, part.name):
-                yield _said(part, "overrides a method of nn.Module")
-            yield from Function(part, names, initial=part.name == "__init__").objections()
+            yield from _method(part, file)
         elif isinstance(part, (ast.Assign, ast.AnnAssign)):
-            if part.value is not None and not _is_plain(part.value):
-                yield _said(part, "is state of a class")
+            if part.value is not None:
+                yield from Code(part.value, file).objections()
         elif not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)) and not isinstance(
             part, ast.Pass
         ):
             yield _said(part, "is not followed")
 
 
-class Function:
-    """One function, with the names that are its own."""
+def _method(node: ast.FunctionDef, file: File) -> Iterator[str]:
+    if node.name not in OVERRIDDEN and (hasattr(nn.Module, node.name) or node.name.startswith("__")):
+        yield _said(node, "overrides a method of nn.Module")
+    if node.name in MADE:
+        yield _said(node, "loads weights in another way")
+    yield from Code(node, file, initial=node.name == "__init__" or node.name in file.of_construction).objections()
 
-    def __init__(self, node: ast.FunctionDef, known: set[str], initial: bool) -> None:
-        self.node, self.initial = node, initial
-        self.parameters = {
-            a.arg for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) for a in _arguments(n.args)
-        }
-        self.local = {
-            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        } | self.parameters
-        self.local |= {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
-        self.known = known
+
+class Code:
+    """One function or expression, with the names that are its own."""
+
+    def __init__(self, node: ast.AST, file: File, initial: bool = False) -> None:
+        self.node, self.file = node, file
+        self.parents = {child: parent for parent in ast.walk(node) for child in ast.iter_child_nodes(parent)}
+        inner = (ast.FunctionDef, ast.Lambda)
+        functions = [n for n in ast.walk(node) if isinstance(n, inner)]
+        self.parameters = {a.arg for n in functions for a in _arguments(n.args)}
+        self.local = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        self.local |= self.parameters | {n.name for n in functions if isinstance(n, ast.FunctionDef) and n is not node}
+        later = {n for f in functions if f is not node for n in ast.walk(f)}  # what runs in `forward`
+        self.initial = {n for n in ast.walk(node) if n not in later} if initial else set[ast.AST]()
 
     def objections(self) -> Iterator[str]:
-        for decorator in self.node.decorator_list:
-            if ast.unparse(decorator) not in ("staticmethod", "classmethod", "property", "torch.no_grad()"):
-                yield _said(decorator, "is a decorator that is not followed")
         for node in ast.walk(self.node):
-            yield from self._objections(node)
+            for kind, look in LOOKS.items():
+                if isinstance(node, kind):
+                    yield from look(self, node)
+            if isinstance(node, NOT_FOLLOWED):
+                yield _said(node, "is not followed")
 
-    def _objections(self, node: ast.AST) -> Iterator[str]:
-        if isinstance(node, ast.Name):
-            yield from self._name(node)
-        elif isinstance(node, ast.Attribute):
-            yield from self._attribute(node)
-        elif isinstance(node, ast.Call):
-            yield from self._call(node)
-        elif isinstance(node, NOT_FOLLOWED):
-            yield _said(node, "is not followed")
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and not self.initial:
-            if not isinstance(node.value, ast.Name) or node.value.id not in self.local:
-                yield _said(node, "changes what is kept")
+    def _is_global(self, node: ast.AST) -> bool:
+        """Whether an expression starts at a name that is not the function's own."""
+        while isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        return not isinstance(node, ast.Name) or node.id not in self.local
+
+    def _around(self, node: ast.AST) -> Iterator[ast.AST]:
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def _function(self, node: ast.FunctionDef | ast.Lambda) -> Iterator[str]:
+        for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+            if any(isinstance(n, (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp)) for n in ast.walk(default)):
+                yield _said(default, "is kept from call to call")
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if self.file.whole(decorator) not in ("staticmethod", "classmethod", "property", "torch.no_grad()"):
+                yield _said(decorator, "is a decorator that is not followed")
+
+    def _with(self, node: ast.With) -> Iterator[str]:
+        for item in node.items:
+            if self.file.whole(item.context_expr) != "torch.no_grad()":
+                yield _said(item.context_expr, "is not followed")
 
     def _name(self, node: ast.Name) -> Iterator[str]:
-        if node.id in self.local or node.id in self.known:
-            return
-        if node.id in IN_INIT and not self.initial and not self._is_said(node):
+        parent = self.parents.get(node)
+        if node.id in CALLED and not (isinstance(parent, ast.Call) and parent.func is node):
+            yield _said(node, "is handed on")
+        if node.id in self.local or node.id in self.file.known:
+            whole = self.file.imported.get(node.id, "")
+            if node.id not in self.local and not _is_of_torch(whole):
+                yield _said(node, "depends on more than its arguments")
+        elif node.id in IN_INIT and node not in self.initial and not self._is_said(node):
             yield _said(node, "is not followed")
         elif node.id not in BUILTINS and (hasattr(builtins, node.id) or not isinstance(node.ctx, ast.Store)):
             yield _said(node, "is a name that is not followed")
 
     def _is_said(self, node: ast.AST) -> bool:
         """Whether it stands in what is raised or asserted."""
-        return any(node in ast.walk(n) for n in ast.walk(self.node) if isinstance(n, ast.Raise))
+        return any(
+            isinstance(n, ast.Raise) or (isinstance(n, ast.Assert) and n.msg is not None and node in ast.walk(n.msg))
+            for n in self._around(node)
+        )
+
+    def _text(self, node: ast.AST) -> Iterator[str]:
+        """A text that is made of values: a capture makes another one of a size."""
+        named = any(isinstance(n, ast.Call) and ast.unparse(n.func) == "getattr" for n in self._around(node))
+        if node not in self.initial and not self._is_said(node) and not named:
+            yield _said(node, "is a text that is made of values")
+
+    def _operation(self, node: ast.BinOp) -> Iterator[str]:
+        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
+            yield from self._text(node)
+
+    def _comparison(self, node: ast.Compare) -> Iterator[str]:
+        for sign, one, other in zip(node.ops, (node.left, *node.comparators), node.comparators, strict=False):
+            if isinstance(sign, (ast.Is, ast.IsNot)) and not any(
+                isinstance(side, ast.Constant) and (side.value is None or isinstance(side.value, bool))
+                for side in (one, other)
+            ):
+                yield _said(node, "asks if two objects are the same")
+
+    def _set(self, node: ast.AST) -> Iterator[str]:
+        if not isinstance(self.parents.get(node), ast.Compare):
+            yield _said(node, "has no order")
+
+    def _subscript(self, node: ast.Subscript) -> Iterator[str]:
+        if isinstance(node.ctx, ast.Store):
+            kept = self._is_global(node) if node in self.initial else not isinstance(node.value, ast.Name)
+            if kept or self._is_global(node):
+                yield _said(node, "changes what is kept")
 
     def _attribute(self, node: ast.Attribute) -> Iterator[str]:
-        name, whole = node.attr, ast.unparse(node)
-        if name.startswith("__") and whole != "super().__init__":
+        name, whole = node.attr, self.file.whole(node)
+        if _is_hidden(name) and whole != "super().__init__":
             yield _said(node, "is not followed")
-        elif whole.startswith("torch.") and whole.split(".")[1] in STATEFUL | {"_C", "_dynamo", "_inductor"}:
-            if not whole.startswith(("torch.onnx.ops", "torch.no_grad")):
-                yield _said(node, "depends on more than its arguments")
-        elif whole.startswith("torch._"):
+        elif not _is_of_torch(whole) or (whole.startswith("functools.") and name not in OF_FUNCTOOLS):
             yield _said(node, "depends on more than its arguments")
-        elif self.initial:
-            return
         elif isinstance(node.ctx, ast.Store):
-            yield _said(node, "keeps something for the next call")
+            yield from self._stored(node)
+        elif node in self.initial:
+            return
+        elif name == "device":
+            yield from self._device(node)
         elif name in ATTRIBUTES and not re.fullmatch(r"self\.[\w.\[\]]+\.stride", whole):  # of a layer
             yield _said(node, "is not followed")
 
-    def _call(self, node: ast.Call) -> Iterator[str]:
-        if (
-            isinstance(node.func, ast.Name)
-            and node.func.id == "getattr"
-            and not re.match(r"self\b", ast.unparse(node.args[0]))
-        ):
-            yield _said(node, "is not followed")
-        if self.initial or not isinstance(node.func, ast.Attribute) or node.func.attr not in GROWING:
+    def _stored(self, node: ast.Attribute) -> Iterator[str]:
+        if node not in self.initial:
+            yield _said(node, "keeps something for the next call")
+        elif not re.match(r"self\b", ast.unparse(node)) or hasattr(nn.Module, node.attr):
+            yield _said(node, "changes what is not the module's own")
+
+    def _device(self, node: ast.Attribute) -> Iterator[str]:
+        """A device may only say where something is made."""
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.keyword) and parent.arg == "device":
             return
-        if not isinstance(node.func.value, ast.Name) or node.func.value.id not in self._lists():
-            if node.func.attr != "add" or isinstance(node.func.value, ast.Call):  # `x.add(y)` of a tensor
+        if not (isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and parent.func.attr == "to"):
+            yield _said(node, "is not followed")
+
+    def _call(self, node: ast.Call) -> Iterator[str]:
+        function = ast.unparse(node.func)
+        if function == "getattr":
+            yield from self._getattr(node)
+        elif function == "isinstance":
+            kinds = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
+            if not all(KINDS.fullmatch(ast.unparse(kind)) for kind in kinds):
+                yield _said(node, "is not followed")
+        elif RANDOM.match(self.file.whole(node.func)) and (node in self.initial or not self._has_self()):
+            made = [self.file.whole(n.func).split(".")[-1] for n in self._around(node) if isinstance(n, ast.Call)]
+            if not {"Parameter", "register_buffer", "register_parameter"} & {*made}:
+                yield _said(node, "is another one in each process")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in GROWING:
+            yield from self._growing(node, node.func)
+
+    def _has_self(self) -> bool:
+        return isinstance(self.node, ast.FunctionDef)
+
+    def _getattr(self, node: ast.Call) -> Iterator[str]:
+        owner, name = ast.unparse(node.args[0]), node.args[1]
+        if isinstance(name, ast.Constant):
+            text = str(name.value)
+            wrong = text in ATTRIBUTES or _is_hidden(text) or not re.match(r"self\b", owner)
+        else:
+            wrong = owner != "self"
+        if wrong:
+            yield _said(node, "is not followed")
+
+    def _growing(self, node: ast.Call, function: ast.Attribute) -> Iterator[str]:
+        if node in self.initial:
+            if self._is_global(function.value) and not isinstance(function.value, ast.Call):
+                yield _said(node, "changes what is not the module's own")
+        elif not isinstance(function.value, ast.Name) or function.value.id not in self._lists():
+            if function.attr != "add" or isinstance(function.value, ast.Call):  # `x.add(y)` of a tensor
                 yield _said(node, "changes what is kept")
 
     def _lists(self) -> set[str]:
@@ -258,6 +401,20 @@ class Function:
                 new = isinstance(value, (ast.List, ast.Dict, ast.ListComp, ast.DictComp, ast.Set))
                 fresh[name] = fresh.get(name, True) and new
         return {name for name, new in fresh.items() if new}
+
+
+LOOKS: dict[Any, Callable[[Code, Any], Iterator[str]]] = {
+    ast.Name: Code._name,
+    ast.Attribute: Code._attribute,
+    ast.Call: Code._call,
+    ast.Subscript: Code._subscript,
+    ast.JoinedStr: Code._text,
+    ast.BinOp: Code._operation,
+    ast.Compare: Code._comparison,
+    (ast.Set, ast.SetComp): Code._set,
+    ast.With: Code._with,
+    (ast.FunctionDef, ast.Lambda): Code._function,
+}
 
 
 def _arguments(arguments: ast.arguments) -> Iterator[ast.arg]:

@@ -33,15 +33,8 @@ def rename(module: Path, weights: Path, renamed: Mapping[str, str]) -> list[Path
         raise OnnxgenError(
             f"{weights} has no tensor that was renamed", help=f"generate it again: onnxgen MODEL -o {module}"
         )
-    changed = {key: np_copy(value) for key, value in tensors.items()}
-    return write_pair(
-        module, None, weights, {new.get(k, k): v for k, v in changed.items()}, renamed_record(metadata, new), force=True
-    )
-
-
-def np_copy(array: Any) -> Any:
-    """Return an array apart from the file that is written."""
-    return array.copy()
+    tensors = {new.get(key, key): value.copy() for key, value in tensors.items()}  # the file itself is written
+    return write_pair(module, None, weights, tensors, renamed_record(metadata, new), force=True)
 
 
 def renamed_record(metadata: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:

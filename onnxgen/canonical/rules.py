@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.terms import Shape, Term, is_size
+from onnxgen.canonical.terms import INTEGERS, Shape, Term, is_size, number_in
 
 
 class NotFollowed(Exception):
@@ -47,6 +47,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+LAID_OUT = ("as_strided", "as_strided_copy", "as_strided_scatter", "resize", "resize_as", "set")  # not by values alone
 EMPTY = ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted")  # elements of no known value
 
 
@@ -69,7 +71,10 @@ def apply(terms: Algebra, reader: Any, target: Any, arguments: Sequence[Any], re
 def opaque(
     terms: Algebra, reader: Any, target: Any, full: str, arguments: Sequence[Any], results: Sequence[Result]
 ) -> Any:
-    values = tuple(_argument(terms, a) for a in arguments)
+    if target._schema.name.split("::")[1] in LAID_OUT:
+        raise NotFollowed(f"{full} depends on how elements are stored")
+    wide = any(dtype == "float64" for dtype in (*(r.dtype for r in results), *_dtypes(arguments)))
+    values = tuple(_argument(terms, a, "float64" if wide else "float32") for a in arguments)
     if _is_random(target, arguments):
         key = (full, values)
         values = (*values, ("drawn", reader.occurrence(key)))
@@ -83,15 +88,26 @@ def opaque(
 def _is_random(target: Any, arguments: Sequence[Any]) -> bool:
     name = target._schema.name.split("::")[1]
     if name == "scaled_dot_product_attention":
-        return arguments[4] != 0
+        return bool(arguments[4] != 0)
+    if name in RECURRENT:
+        names = [argument.name for argument in target._schema.arguments]
+        return bool(arguments[names.index("dropout")] and arguments[names.index("train")])
     return torch.Tag.nondeterministic_seeded in target.tags or name in EMPTY or "dropout" in name
 
 
-def _argument(terms: Algebra, value: Any) -> Any:
+def _dtypes(arguments: Any) -> Iterator[str]:
+    for argument in arguments:
+        if isinstance(argument, Term):
+            yield argument.dtype
+        elif isinstance(argument, tuple):
+            yield from _dtypes(argument)
+
+
+def _argument(terms: Algebra, value: Any, dtype: str) -> Any:
     if isinstance(value, float):
-        return terms.near(value)
+        return terms.near(value, dtype)
     if isinstance(value, (tuple, list)):
-        return tuple(_argument(terms, v) for v in value)
+        return tuple(_argument(terms, v, dtype) for v in value)
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     return value
@@ -102,7 +118,7 @@ def scalar(t: Algebra, value: Any, dtype: str) -> Term:
     if isinstance(value, Term):
         return value
     if isinstance(value, (bool, int, float)):
-        return t.constant(value, (), dtype)
+        return t.constant(value, (), "float32" if isinstance(value, float) and dtype in INTEGERS else dtype)
     if is_size(value):
         monomial, number = t.size(value)
         return t.sum_of({monomial: number}, (), dtype)
@@ -163,8 +179,6 @@ def pow_scalar(t: Algebra, out: Result, x: Term, exponent: Any) -> Any:
 
 @rule("pow.Tensor_Tensor")
 def pow_tensor(t: Algebra, out: Result, x: Term, exponent: Term) -> Any:
-    from onnxgen.canonical.terms import number_in
-
     number = number_in(exponent)
     return None if number is None else power(t, out, x, number)
 
@@ -257,7 +271,7 @@ def gelu(t: Algebra, out: Result, x: Term, approximate: str = "none") -> Any:
 
 
 @rule("mish")
-def mish(t: Algebra, out: Result, x: Term) -> Term:
+def mish(t: Algebra, out: Result, x: Term) -> Any:
     return mul(t, out, x, unary(t, out, "tanh", t.term("call", ("softplus", x), out.shape, out.dtype)))
 
 
@@ -277,8 +291,7 @@ def leaky_relu(t: Algebra, out: Result, x: Term, slope: Any = 0.01) -> Any:
 
 
 def compared(t: Algebra, out: Result, name: str, one: Any, other: Any) -> Term:
-    dtype = next((v.dtype for v in (one, other) if isinstance(v, Term) and v.shape), "float32")
-    dtype = dtype if isinstance(one, Term) and isinstance(other, Term) or dtype != "bool" else dtype
+    dtype = next((v.dtype for v in (one, other) if isinstance(v, Term)), "float32")
     operands = [scalar(t, v, dtype) for v in (one, other)]
     shape = _together(*(o.shape for o in operands))
     return t.each(name, operands, shape, "bool")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from bisect import bisect_left, insort
+import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,7 +18,6 @@ import sympy
 
 Size: TypeAlias = Any  # int | sympy.Expr
 Shape: TypeAlias = tuple[Size, ...]
-CLOSE = 3e-7  # numbers nearer than this share are one number: the width of float32
 
 
 class Term:
@@ -93,6 +92,8 @@ def order(value: Any) -> Any:
 Monomial: TypeAlias = frozenset[tuple[Term, int]]
 Sum: TypeAlias = Mapping[Monomial, Any]
 NOTHING: Monomial = frozenset()
+SMALLEST, LARGEST = 2.0**-126, 2.0**127  # of normal numbers of float32
+FOLDED = 2.0**46  # what is left of the 53 bits of float64: the rest may be rounded where numbers were folded
 INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"})
 
 
@@ -118,7 +119,7 @@ class Terms:
     def __init__(self) -> None:
         self._known: dict[Hashable, Term] = {}
         self.results: dict[Hashable, Any] = {}
-        self._numbers: list[float] = []  # sorted
+        self._numbers: dict[Hashable, float] = {}
 
     def term(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str) -> Term:
         """Return the term of an operation."""
@@ -128,23 +129,23 @@ class Terms:
             found = self._known[key] = Term(op, args, shape, dtype, len(self._known))
         return found
 
-    def near(self, number: float) -> float:
-        """Return the number that stands for all numbers about as large."""
-        if not math.isfinite(number) or number == 0 or number == int(number):
+    def near(self, number: float, dtype: str = "float32") -> float:
+        """Return the number that stands for all numbers that are the same in a dtype.
+
+        So what was rounded while numbers were folded in float64 makes no difference, but the next number of the dtype
+        is another one.
+        """
+        if not math.isfinite(number) or number == int(number):
             return float(number)
-        reach = abs(number) * CLOSE
-        at = bisect_left(self._numbers, number - reach)
-        if at < len(self._numbers) and self._numbers[at] <= number + reach:
-            return self._numbers[at]
-        insort(self._numbers, number)
-        return number
+        key = rounded(number, dtype)
+        return self._numbers.setdefault((dtype == "float64", key), float(key) if key == int(key) else number)
 
     # ---- sums of products --------------------------------------------------------------------------------------------
 
     def sum_of(self, items: Sum, shape: Shape, dtype: str) -> Term:
         """Return the term of a sum of products. A product of one factor alone is that factor."""
         exact = dtype in INTEGERS
-        kept = {m: (c if exact else self.near(c)) for m, c in items.items() if c != 0}
+        kept = {m: (c if exact else self.near(c, dtype)) for m, c in items.items() if c != 0}
         if len(kept) == 1:
             ((monomial, coefficient),) = kept.items()
             if coefficient == 1 and len(monomial) == 1:
@@ -154,7 +155,11 @@ class Terms:
         return self.term("sum", (frozenset(kept.items()),), shape, dtype)
 
     def constant(self, number: float, shape: Shape, dtype: str) -> Term:
-        """Return a tensor of one number."""
+        """Return a tensor of one number, as the dtype stores it."""
+        if dtype in INTEGERS and isinstance(number, float):
+            if not math.isfinite(number):
+                return self.term("call", ("full", str(number)), shape, dtype)
+            number = int(number != 0) if dtype == "bool" else math.trunc(number)
         return self.sum_of({NOTHING: number}, shape, dtype)
 
     def items_of(self, term: Term) -> Sum:
@@ -166,6 +171,18 @@ class Terms:
         if isinstance(size, int) or size.is_Integer:
             return NOTHING, int(size)
         return frozenset({(self.term("size", (size,), (), "float32"), 1)}), 1
+
+
+def rounded(number: float, dtype: str) -> float:
+    """Return a number as float32 stores it; in float64, without its last bits. Very large and small ones are kept."""
+    if dtype in INTEGERS or number == int(number):
+        return number
+    if dtype == "float64":
+        fraction, exponent = math.frexp(number)
+        return math.ldexp(round(fraction * FOLDED), exponent) / FOLDED
+    if not SMALLEST < abs(number) < LARGEST:
+        return number
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def number_in(term: Term) -> float | None:

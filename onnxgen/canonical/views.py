@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgen.canonical.terms import Shape, Size, Term, Terms, number_in, once, plain, product, quotient
+from onnxgen.canonical.terms import (
+    NOTHING,
+    Monomial,
+    Shape,
+    Size,
+    Term,
+    Terms,
+    number_in,
+    once,
+    plain,
+    product,
+    quotient,
+    times,
+)
 
 Group = tuple[int, ...]
 
@@ -202,17 +215,27 @@ class Views(Terms):
         if term.op == "sum":
             items: dict[Any, Any] = {}
             for monomial, coefficient in self.items_of(term).items():
-                new = frozenset((operand(factor), exponent) for factor, exponent in monomial)
+                new: Monomial = NOTHING
+                for factor, exponent in monomial:  # several factors may become one
+                    new = times(new, frozenset({(operand(factor), exponent)}))
                 items[new] = items.get(new, 0) + coefficient
             return self.sum_of(items, shape, term.dtype)
         name, attributes, *operands = term.args
-        return self.term("each", (name, attributes, *map(operand, operands)), shape, term.dtype)
+        return self.each(name, [*map(operand, operands)], shape, term.dtype, attributes)
+
+    def each(
+        self, name: str, operands: Sequence[Term], shape: Shape, dtype: str, attributes: tuple[Any, ...] = ()
+    ) -> Term:
+        raise NotImplementedError
 
     def _through(self, term: Term, pattern: Pattern) -> Term | None:
         operands = [f for m in term.args[0] for f, _ in m[0]] if term.op == "sum" else term.args[2:]
-        views = {operand: _restricted(operand, term.shape, pattern) for operand in operands}
-        if any(view is None for view in views.values()):
-            return None
+        views: dict[Term, Pattern] = {}
+        for operand in operands:
+            view = _restricted(operand, term.shape, pattern)
+            if view is None:
+                return None
+            views[operand] = view
         return self.mapped(term, lambda part: self.bare(self.rearranged(part, views[part])), pattern.shape)
 
     @once

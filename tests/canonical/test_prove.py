@@ -121,9 +121,25 @@ def test_the_command_tells_by_its_exit_code(net: Path) -> None:
     assert "x = F.relu(self.fc1(x))" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("self.seen = [1]", "seen = self.seen; k = seen[0]; seen[0] = 2; x = x * k"),
+        ("self.scales = (2.0 if i else 1.0 for i in range(9))", "x = [x * k for k, _ in zip(self.scales, [1])][0]"),
+        ("self.turned = nn.Parameter(self.fc1.weight.data.T)", "x = x + self.turned.sum() * 0"),
+    ],
+    ids=["list", "iterator", "memory"],
+)
+def test_what_is_kept_from_call_to_call_is_not_proved(net: Path, lines: tuple[str, str]) -> None:
+    start = "        self.fc2 ="
+    new = (start, f"        {lines[0]}\n{start}"), (RESIDUAL, f"{RESIDUAL}        {lines[1]}\n")
+    assert onnxgen.prove(net, edited(net, *new), runs=1).verdict != "proved"
+
+
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 START = "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
+INIT = START + "    def __init__(self):\n        super().__init__()\n        {}\n"
 FORWARD = START + "    def forward(self, x):\n        return {}\n"
 
 
@@ -131,7 +147,7 @@ FORWARD = START + "    def forward(self, x):\n        return {}\n"
     "text",
     [
         "import random\n" + FORWARD.format("x"),
-        "CALLS = []\n" + FORWARD.format("x * len(CALLS)"),
+        "CALLS = []\n" + FORWARD.format("(CALLS.append(1), x * len(CALLS))[1]"),
         FORWARD.format("torch.is_grad_enabled()"),
         FORWARD.format("torch.compiler.is_compiling()"),
         FORWARD.format("x.data"),
@@ -144,6 +160,41 @@ FORWARD = START + "    def forward(self, x):\n        return {}\n"
         START + "    def forward(self, x):\n        global CALLS\n        return x\n",
         START + "    def forward(self, x):\n        try:\n            return x\n        finally:\n            pass\n",
         "def from_pretrained(cls):\n    return cls()\n",
+        "import torch as t\n" + FORWARD.format("x if t.is_grad_enabled() else x * 2"),
+        "from torch.utils import checkpoint\n" + FORWARD.format("checkpoint.checkpoint(abs, x)"),
+        "import torch._dynamo as d\n" + FORWARD.format("x if d.is_compiling() else x * 2"),
+        "from torch import *\n" + FORWARD.format("x"),
+        "from pathlib import Path\n" + FORWARD.format("x * float(Path('scale').read_text())"),
+        "X = setattr(nn, 'Linear', nn.Bilinear)\n" + FORWARD.format("x"),
+        "X = torch.randn(3)\n" + FORWARD.format("x * X"),
+        "if '__name__':\n    F.relu = F.gelu\n" + FORWARD.format("x"),
+        FORWARD.format("x * len(f'{x.shape[0]}')"),
+        FORWARD.format("x * len('%s' % x.shape[0])"),
+        FORWARD.format("x * len('{}'.format(x.shape[0]))"),
+        FORWARD.format("x * 2 if isinstance(x.shape[0], int) else x"),
+        FORWARD.format("x * 2 if x.shape[0] is x.shape[1] else x"),
+        FORWARD.format("x * 2 if x.device.type == 'cuda' else x"),
+        FORWARD.format("x * 2 if x.device == torch.device('cpu') else x"),
+        FORWARD.format("getattr(x, 'data')"),
+        FORWARD.format("getattr(self.w, 'da' + 'ta')"),
+        FORWARD.format("list(map(getattr, [x], ['data']))[0]"),
+        FORWARD.format("x * (x._version + 1)"),
+        FORWARD.format("[x * k for k in {1.0, 2.0}][0]"),
+        FORWARD.replace("self, x", "self, x, seen={{}}").format("x"),
+        FORWARD.replace("self, x", "self, x, seen=[1]").format("x"),
+        START + "    def __torch_function__(self, *a):\n        return 1\n",
+        START.replace("nn.Module", "torch.Tensor") + "    pass\n",
+        START + "    def from_pretrained(cls):\n        return cls()\n",
+        INIT.format("self.fc.weight.register_hook(lambda g: g * 0)"),
+        INIT.format("self._register_load_state_dict_pre_hook(print)"),
+        INIT.format("nn.Module.forward = abs"),
+        INIT.format("nn.functional.relu = abs"),
+        INIT.format("self.forward = abs"),
+        INIT.format("torch.set_default_dtype(torch.float64)"),
+        INIT.format("nn.modules.module.register_module_forward_hook(print)"),
+        INIT.format("self.scale = torch.rand(1).item()"),
+        INIT.format("self.calls = []\n        self.f = lambda x: self.calls.append(1)"),
+        INIT.format("self.f = functools.lru_cache(abs)"),
     ],
 )
 def test_what_a_capture_would_not_show_is_objected_to(text: str) -> None:
@@ -158,7 +209,13 @@ def test_what_a_capture_would_not_show_is_objected_to(text: str) -> None:
         START
         + "    def forward(self, x):\n        parts = []\n        parts.append(x)\n        return torch.cat(parts)\n",
         "def twice(x):\n    return x * 2\n\n\n" + FORWARD.format("twice(x)"),
-        START + "    def __init__(self):\n        super().__init__()\n        self.fc = nn.Linear(2, 2)\n",
+        INIT.format("self.fc = nn.Linear(2, 2)"),
+        INIT.format("self.w = nn.Parameter(torch.randn(2))"),
+        INIT.format("self.names = [f'layer{i}' for i in range(3)]"),
+        FORWARD.format("getattr(self, f'layer{1}')(x)"),
+        FORWARD.format("x + torch.arange(3, device=x.device)"),
+        FORWARD.format("x if x.shape[0] in {1, 2} else x * 2"),
+        "WIDTHS = [1, 2]\n" + FORWARD.format("x * WIDTHS[0]"),
     ],
 )
 def test_plain_code_is_followed(text: str) -> None:

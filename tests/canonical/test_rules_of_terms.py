@@ -78,6 +78,8 @@ EQUAL: dict[str, Pair] = {
     ),
     "embedding": (lambda m, x, i, n: F.embedding(n, m.w), lambda m, x, i, n: m.w[n]),
     "where": (lambda m, x, i, n: F.leaky_relu(x, 0.1), lambda m, x, i, n: torch.where(x > 0, x, 0.1 * x)),
+    "folded": (lambda m, x, i, n: x * 0.1 * 3, lambda m, x, i, n: x * 0.3),
+    "as_stored": (lambda m, x, i, n: x * 0.17677669, lambda m, x, i, n: x / math.sqrt(32)),
     "in_place": (lambda m, x, i, n: (x + 1) * 2, lambda m, x, i, n: (x + 1).mul_(2)),
 }
 
@@ -114,6 +116,25 @@ OTHER: dict[str, Pair] = {
     "cat_order": (
         lambda m, x, i, n: torch.cat([x[:, :1], x[:, 1:]], 1),
         lambda m, x, i, n: torch.cat([x[:, 1:], x[:, :1]], 1),
+    ),
+    "next_number": (lambda m, x, i, n: x * 0.1, lambda m, x, i, n: x * 0.10000001),
+    "next_argument": (lambda m, x, i, n: F.elu(x, 0.1), lambda m, x, i, n: F.elu(x, 0.10000001)),
+    "large": (lambda m, x, i, n: x + 1e39, lambda m, x, i, n: x + 1e40),
+    "cut_off": (lambda m, x, i, n: torch.full((6,), 2.7, dtype=torch.int64) * x, lambda m, x, i, n: x * 2.7),
+    "compared_integers": (lambda m, x, i, n: n < 2.5, lambda m, x, i, n: n < 2),
+    "rounded_first": (
+        lambda m, x, i, n: x.double() * torch.full((6,), 0.1).double(),
+        lambda m, x, i, n: x.double() * 0.1,
+    ),
+    "next_in_float64": (lambda m, x, i, n: x.double() * 0.1, lambda m, x, i, n: x.double() * 0.1000000000001),
+    "square_of_a_part": (
+        lambda m, x, i, n: (torch.cat([x[:, :2], x[:, 2:] * 3], 1) * torch.cat([x[:, :2], x[:, 2:].abs()], 1))[:, :2],
+        lambda m, x, i, n: x[:, :2],
+    ),
+    "stacked_integers": (lambda m, x, i, n: torch.stack([n, n / 2])[1] * 2, lambda m, x, i, n: (n / 2).int() * 2.0),
+    "detached_in_place": (
+        lambda m, x, i, n: F.linear(x, m.w).detach().add_(1),
+        lambda m, x, i, n: F.linear(x, m.w) + 1,
     ),
     "clamped": (lambda m, x, i, n: x.clamp(max=1e6), lambda m, x, i, n: x),
     "padding": (

@@ -10,11 +10,11 @@ from tests.hunts.hunting import hunt
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.hunts")
-    parser.add_argument("hunt", choices=("scopes", "modules", "names", "composite", "edits"))
+    parser.add_argument("hunt", choices=("scopes", "modules", "names", "composite", "edits", "untouched"))
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--only", help="of edits: one kind")
+    parser.add_argument("--only", help="of edits: one kind; of untouched: a folder")
     parser.add_argument(
         "--what", choices=("keep", "change"), help="of edits: those that keep the function, or that change it"
     )
@@ -22,6 +22,10 @@ if __name__ == "__main__":
     # torch's exporter writes each graph that it refuses to the process's own output
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if given.hunt == "untouched":
+        from tests.hunts.untouched import hunt as hunt_untouched
+
+        sys.exit(1 if hunt_untouched(given.seed, given.cases, given.only)["different"] else 0)
     if given.hunt == "edits":
         from tests.hunts.edits import hunt as hunt_edits
 

@@ -352,12 +352,16 @@ def _guarded(source: Source, condition: str, rng: random.Random) -> Edited | Non
         or isinstance(last.value, ast.Tuple)
     ):
         return None
+    if "shape" in condition and re.search(r"Inputs +\S+ +\S+ +\[\d", source.text):  # the file takes one size only
+        return None
     first, space = forward.args.args[1].arg, indent(last)
     stored = {n.id for n in ast.walk(forward) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     if first in stored:
         return None
     value = source.of(last.value)  # type: ignore[arg-type]
-    new = f"answer = {value}\n{space}if {condition.replace('{x}', first)}:\n{space}    answer = answer * 1.01\n{space}return answer"
+    condition = condition.replace("{x}", first)
+    rows = (f"answer = {value}", f"if {condition}:", "    answer = answer * 1.01", "return answer")
+    new = f"\n{space}".join(rows)
     return source.replaced((last, new), hidden=True)
 
 

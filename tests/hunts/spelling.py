@@ -216,7 +216,8 @@ def _softmax(s: Source, n: ast.Call, rng: random.Random) -> str | None:
         x, axis = s.of(n.args[0]), axis or s.of(n.args[1])
     return rng.choice(
         [
-            f"(lambda v: (v - v.amax({axis}, keepdim=True)).exp() / (v - v.amax({axis}, keepdim=True)).exp().sum({axis}, keepdim=True))({x})",
+            f"(lambda v: (v - v.amax({axis}, keepdim=True)).exp()"
+            f" / (v - v.amax({axis}, keepdim=True)).exp().sum({axis}, keepdim=True))({x})",
             f"torch.softmax({x}, {axis})",
             f"F.log_softmax({x}, {axis}).exp()" if rng.random() < 0.3 else f"nn.Softmax({axis})({x})",
         ]
@@ -258,7 +259,8 @@ def _attention(s: Source, n: ast.Call, rng: random.Random) -> str | None:
             f"q @ (k * ({scale})).mT",
         ]
     )
-    return f"(lambda q, k, v, m: F.softmax({order}{mask}, dim=-1) @ v)({', '.join(args_of(s, n))}, {words.get('attn_mask')})"
+    given = ", ".join([*args_of(s, n), str(words.get("attn_mask"))])
+    return f"(lambda q, k, v, m: F.softmax({order}{mask}, dim=-1) @ v)({given})"
 
 
 @spelled("slice_select", ast.Subscript)
@@ -286,11 +288,14 @@ def _cat(s: Source, n: ast.Call, rng: random.Random) -> str | None:
 
 # ---- layers as functions ---------------------------------------------------------------------------------------------
 
+CONVOLVED = ", ".join(
+    ["{x}", *(f"self.{{n}}.{name}" for name in ("weight", "bias", "stride", "padding", "dilation", "groups"))]
+)
 CALLS = {
     "nn.Linear": "F.linear({x}, self.{n}.weight, self.{n}.bias)",
     "nn.LayerNorm": "F.layer_norm({x}, self.{n}.normalized_shape, self.{n}.weight, self.{n}.bias, self.{n}.eps)",
-    "nn.Conv2d": "F.conv2d({x}, self.{n}.weight, self.{n}.bias, self.{n}.stride, self.{n}.padding, self.{n}.dilation, self.{n}.groups)",
-    "nn.Conv1d": "F.conv1d({x}, self.{n}.weight, self.{n}.bias, self.{n}.stride, self.{n}.padding, self.{n}.dilation, self.{n}.groups)",
+    "nn.Conv2d": f"F.conv2d({CONVOLVED})",
+    "nn.Conv1d": f"F.conv1d({CONVOLVED})",
     "nn.Embedding": "F.embedding({x}, self.{n}.weight)",
     "nn.Dropout": "F.dropout({x}, self.{n}.p, self.training)",
     "nn.ReLU": "F.relu({x})",
@@ -307,17 +312,22 @@ BY_HAND = {
     "nn.Linear": [
         "((lambda v, l: v @ l.weight.T if l.bias is None else v @ l.weight.T + l.bias)({x}, self.{n}))",
         "((lambda v, l: F.linear(v, l.weight) if l.bias is None else l.bias + F.linear(v, l.weight))({x}, self.{n}))",
-        "((lambda v, l: torch.einsum('...i,oi->...o', v, l.weight) + (0 if l.bias is None else l.bias))({x}, self.{n}))",
+        "((lambda v, l: torch.einsum('...i,oi->...o', v, l.weight)"
+        " + (0 if l.bias is None else l.bias))({x}, self.{n}))",
     ],
     "nn.LayerNorm": [
-        "((lambda v, l: (v - v.mean(-1, keepdim=True)) / (v.var(-1, keepdim=True, unbiased=False) + l.eps).sqrt() * l.weight"
+        "((lambda v, l: (v - v.mean(-1, keepdim=True))"
+        " / (v.var(-1, keepdim=True, unbiased=False) + l.eps).sqrt() * l.weight"
         " + (0 if l.bias is None else l.bias))({x}, self.{n}))",
-        "((lambda v, l: F.layer_norm(v, l.normalized_shape, eps=l.eps) * l.weight + (0 if l.bias is None else l.bias))({x}, self.{n}))",
-        "((lambda v, l: (v - v.mean(-1, True)) * torch.rsqrt((v - v.mean(-1, True)).pow(2).mean(-1, True) + l.eps) * l.weight"
+        "((lambda v, l: F.layer_norm(v, l.normalized_shape, eps=l.eps) * l.weight"
+        " + (0 if l.bias is None else l.bias))({x}, self.{n}))",
+        "((lambda v, l: (v - v.mean(-1, True))"
+        " * torch.rsqrt((v - v.mean(-1, True)).pow(2).mean(-1, True) + l.eps) * l.weight"
         " + (0 if l.bias is None else l.bias))({x}, self.{n}))",
     ],
     "nn.Conv2d": [
-        "((lambda v, l: F.conv2d(v, l.weight, None, l.stride, l.padding, l.dilation, l.groups) + (0 if l.bias is None else l.bias[:, None, None]))({x}, self.{n}))"
+        "((lambda v, l: F.conv2d(v, l.weight, None, l.stride, l.padding, l.dilation, l.groups)"
+        " + (0 if l.bias is None else l.bias[:, None, None]))({x}, self.{n}))"
     ],
     "nn.BatchNorm2d": [],
 }
@@ -356,8 +366,11 @@ def layer_by_hand(source: Source, rng: random.Random) -> Edited | None:
 @keeps
 def split_linear(source: Source, rng: random.Random) -> Edited | None:
     """Compute a linear layer by halves of its outputs."""
-    table = {"nn.Linear": "((lambda v, l: torch.cat([F.linear(v, w, b) for w, b in zip(l.weight.split([1, l.weight.shape[0] - 1]),"
-             " (None, None) if l.bias is None else l.bias.split([1, l.weight.shape[0] - 1]))], -1))({x}, self.{n}))"}  # fmt: skip
+    halves = (
+        "((lambda v, l: torch.cat([F.linear(v, w, b) for w, b in zip(l.weight.split([1, l.weight.shape[0] - 1]),"
+        " (None, None) if l.bias is None else l.bias.split([1, l.weight.shape[0] - 1]))], -1))({x}, self.{n}))"
+    )
+    table = {"nn.Linear": halves}
     return _as_calls(source, rng, table)
 
 
