@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.terms import Shape, Term, is_size
+from onnxgen.canonical.terms import Shape, Term, is_size, number_in
 
 
 class NotFollowed(Exception):
@@ -163,8 +163,6 @@ def pow_scalar(t: Algebra, out: Result, x: Term, exponent: Any) -> Any:
 
 @rule("pow.Tensor_Tensor")
 def pow_tensor(t: Algebra, out: Result, x: Term, exponent: Term) -> Any:
-    from onnxgen.canonical.terms import number_in
-
     number = number_in(exponent)
     return None if number is None else power(t, out, x, number)
 
@@ -201,6 +199,10 @@ UNARY = """
 def unary(t: Algebra, out: Result, name: str, x: Term) -> Term:
     if "float" in out.dtype and x.dtype != out.dtype:
         x = t.cast(x, out.dtype)
+    if name == "bitwise_not" and out.dtype == "bool":
+        name = "logical_not"
+    if name == "logical_not" and x.op == "each" and x.args[0] in ("eq", "ne"):
+        return t.each("ne" if x.args[0] == "eq" else "eq", x.args[2:], out.shape, out.dtype)
     return t.each(name, [x], out.shape, out.dtype)
 
 
@@ -307,6 +309,8 @@ for _name in ("logical_and", "logical_or", "bitwise_and", "bitwise_or"):
 
 @rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(t: Algebra, out: Result, condition: Term, one: Any, other: Any) -> Any:
+    if (number := number_in(condition)) is not None:
+        return t.expanded(t.operand(scalar(t, one if number else other, out.dtype), out.dtype), out.shape)
     if condition.op == "each" and condition.args[0] == "logical_not":
         return where(t, out, condition.args[2], other, one)
     operands = [t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other)]

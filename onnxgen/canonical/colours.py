@@ -1,0 +1,124 @@
+"""Colours of the values of a network, by what they are made of and by what is made of them.
+
+They leave out whatever weights can make up for: parameters, constants, and what a value is multiplied by or added to.
+So two networks whose norms are folded in one of them, or whose matrices are stored in another layout, have the same
+colours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from onnxgen.canonical.algebra import SYMMETRIC
+from onnxgen.canonical.matching import below
+from onnxgen.canonical.terms import INTEGERS, VIEWS, Term, terms_in
+
+STILL = "still"
+KINDS = frozenset({None, "float16", "bfloat16", "float32", "float64", *INTEGERS})  # types, as arguments of an operator
+
+
+class Colours:
+    """Colours of terms."""
+
+    def __init__(self, roots: Sequence[Any]) -> None:
+        self.still: dict[Term, bool] = {}
+        self.made: dict[Term, str] = {}
+        self.terms = below(roots)
+        for term in self.terms:
+            self.inside(term)
+        self.uses = self._above(roots)
+
+    def is_still(self, term: Term) -> bool:
+        """Return True if a term depends on no input."""
+        known = self.still.get(term)
+        if known is None:
+            known = term.op not in ("input", "size") and all(self.is_still(part) for part in term.parts())
+            self.still[term] = known
+        return known
+
+    def inside(self, term: Term) -> str:
+        """Return the colour of a term by what it is made of."""
+        if term not in self.made:
+            self.made[term] = self._inside(term)
+        return self.made[term]
+
+    def both(self, term: Term) -> str:
+        """Return the colour of a term by what it is made of, and by what is made of it."""
+        while (base := self.through(term)) is not None:
+            term = base
+        return f"{self.inside(term)} {self.uses.get(term, '')}"
+
+    def through(self, term: Term) -> Term | None:
+        """Return the value that a term is a view of, or that it multiplies or adds something still to."""
+        if self.is_still(term):
+            return None
+        if term.op in VIEWS or term.op == "detach" or (term.op == "each" and term.args[0] == "cast"):
+            return next(iter(term.parts()))
+        if term.op != "sum":
+            return None
+        moving = {frozenset((f, e) for f, e in monomial if not self.is_still(f)) for monomial, _ in term.args[0]}
+        moving -= {frozenset()}
+        if len(moving) != 1:
+            return None
+        (((factor, exponent), *others),) = moving
+        return factor if exponent == 1 and not others else None
+
+    def _inside(self, term: Term) -> str:
+        if self.is_still(term):
+            return STILL
+        if (base := self.through(term)) is not None:
+            return self.inside(base)
+        if term.op == "sum":
+            return self._sum(term)
+        if term.op in ("contract", "amax", "amin"):
+            moving = sorted(self.inside(part) for part, _ in term.args[0] if not self.is_still(part))
+            return digest(f"{term.op} {moving} {sizes_of(term)}")
+        if term.op == "each" and term.args[0] in SYMMETRIC:
+            return digest(f"{term.args[0]} {sorted(map(self.inside, term.args[2:]))}")
+        return digest(f"{term.op} {self._text(term.args, term.op == 'call')} {sizes_of(term)}")
+
+    def _sum(self, term: Term) -> str:
+        return digest(f"sum {sorted({str(self.product(monomial)) for monomial, _ in term.args[0]} - {'[]'})}")
+
+    def product(self, monomial: Iterable[tuple[Term, int]]) -> list[tuple[str, int]]:
+        """Return the colours of the factors of a product that depend on inputs."""
+        found: dict[str, int] = defaultdict(int)
+        for factor, exponent in monomial:
+            if not self.is_still(factor):
+                found[self.inside(factor)] += exponent
+        return sorted(found.items())
+
+    def _text(self, value: Any, sizes: bool) -> str:
+        if isinstance(value, Term):
+            return f"{self.inside(value)} {sizes_of(value) if sizes and self.is_still(value) else ''}"
+        if isinstance(value, tuple):
+            return f"({','.join(self._text(v, sizes) for v in value)})"
+        return "" if value in KINDS else str(value)
+
+    def _above(self, roots: Sequence[Any]) -> Mapping[Term, str]:
+        uses: dict[Term, list[str]] = defaultdict(list)
+        for number, root in enumerate(roots):
+            for term in terms_in(root):
+                uses[term].append(f"output {number}")
+        result: dict[Term, str] = {}
+        for term in reversed(self.terms):
+            if (base := self.through(term)) is not None:
+                uses[base] += uses[term]
+                continue
+            result[term] = digest(f"{self.inside(term)} {sorted(uses[term])}")
+            ordered = term.op in ("call", "cat", "item") or (term.op == "each" and term.args[0] not in SYMMETRIC)
+            for place, part in enumerate(term.parts()):
+                if not self.is_still(part):
+                    uses[part].append(f"{place if ordered else ''} {result[term]}")
+        return result
+
+
+def sizes_of(term: Term) -> str:
+    return str(sorted(str(size) for size in term.shape if size != 1))
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=9).hexdigest()
