@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from onnxgen.canonical.algebra import SYMMETRIC, Algebra
 from onnxgen.canonical.colours import KINDS, Colours
@@ -56,7 +59,11 @@ class Laid:
 class Walk:
     """Walks two networks, whose terms were made by the same `Algebra`."""
 
-    def __init__(self, terms: Algebra, one: Colours, other: Colours) -> None:
+    def __init__(
+        self, terms: Algebra, one: Colours, other: Colours, same: Callable[[Tensor, Tensor], bool] = torch.equal
+    ) -> None:
+        """`same` compares values that depend on no parameter."""
+        self.same = same
         self.terms, self.colours, self.laid = terms, (one, other), Laid()
         self.seen: set[tuple[Term, Term]] = set()
         self.partner: dict[Term, Term] = {}
@@ -89,8 +96,17 @@ class Walk:
             return []
         if self.is_still(one) or self.is_still(other):
             return self._apart(one, other, inside)
+        if self._are_drawn_alike(one, other):
+            return []
         self.partner.setdefault(self._base(other), self._base(one))
         return self._moving(*self._without_views(one, other), inside)
+
+    def _are_drawn_alike(self, one: Term, other: Term) -> bool:
+        """Return True if both depend on no parameter, and are the same for the drawn inputs."""
+        if not (self.colours[0].is_free(one) and self.colours[1].is_free(other)) or "tuple" in (one.dtype, other.dtype):
+            return False
+        pairs = list(zip(self.colours[0].drawn(one), self.colours[1].drawn(other), strict=False))
+        return bool(pairs) and all(self.same(a, b) for a, b in pairs)
 
     def _base(self, term: Term) -> Term:
         while (base := self.colours[0].through(term)) is not None:

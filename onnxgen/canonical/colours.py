@@ -12,9 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from onnxgen.canonical.algebra import SYMMETRIC
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.terms import INTEGERS, VIEWS, Term, terms_in
+from onnxgen.canonical.values import LEAVES, Unknown, Values
 
 STILL = "still"
 KINDS = frozenset({None, "float16", "bfloat16", "float32", "float64", *INTEGERS})  # types, as arguments of an operator
@@ -23,7 +27,10 @@ KINDS = frozenset({None, "float16", "bfloat16", "float32", "float64", *INTEGERS}
 class Colours:
     """Colours of terms."""
 
-    def __init__(self, roots: Sequence[Any]) -> None:
+    def __init__(self, roots: Sequence[Any], draws: Sequence[Values] = ()) -> None:
+        """`draws`: values of the inputs. What depends on no parameter is compared by what it is for these."""
+        self.draws = draws
+        self.free: dict[Term, bool] = {}
         self.still: dict[Term, bool] = {}
         self.made: dict[Term, str] = {}
         self.terms = below(roots)
@@ -38,6 +45,23 @@ class Colours:
             known = term.op not in ("input", "size") and all(self.is_still(part) for part in term.parts())
             self.still[term] = known
         return known
+
+    def is_free(self, term: Term) -> bool:
+        """Return True if a term depends on inputs, and on no parameter."""
+        return not self.is_still(term) and self._has_no_leaves(term)
+
+    def _has_no_leaves(self, term: Term) -> bool:
+        known = self.free.get(term)
+        if known is None:
+            known = self.free[term] = term.op not in LEAVES and all(map(self._has_no_leaves, term.parts()))
+        return known
+
+    def drawn(self, term: Term) -> list[Tensor]:
+        """Return what a term is for the drawn inputs; nothing if that can't be computed."""
+        try:
+            return [values.of(term) for values in self.draws]
+        except Unknown:
+            return []
 
     def inside(self, term: Term) -> str:
         """Return the colour of a term by what it is made of."""
@@ -69,6 +93,9 @@ class Colours:
     def _inside(self, term: Term) -> str:
         if self.is_still(term):
             return STILL
+        if "float" not in term.dtype and term.dtype != "tuple" and term.op != "input" and self.is_free(term):
+            if drawn := self.drawn(term):
+                return digest(str([_varying(value).to(torch.int64).tolist() for value in drawn]))
         if (base := self.through(term)) is not None:
             return self.inside(base)
         if term.op == "sum":
@@ -114,6 +141,14 @@ class Colours:
                 if not self.is_still(part):
                     uses[part].append(f"{place if ordered else ''} {result[term]}")
         return result
+
+
+def _varying(value: Tensor) -> Tensor:
+    """Return a value without the axes along which it is the same."""
+    for axis in reversed(range(value.dim())):
+        if value.shape[axis] and bool((value == value.narrow(axis, 0, 1)).all()):
+            value = value.select(axis, 0)
+    return value
 
 
 def sizes_of(term: Term) -> str:

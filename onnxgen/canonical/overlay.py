@@ -14,6 +14,7 @@ class Side:
 
     def __init__(self, term: Term, pattern: Pattern | None) -> None:
         operands, out, sizes = term.args
+        self.splits = 0
         self.sizes: dict[int, Size] = dict(enumerate(sizes))
         self.operands = [[n for group in axes for n in group] for _, axes in operands]
         self.out = list(out)
@@ -31,6 +32,7 @@ class Side:
         """Replace a label by several."""
         if len(sizes) < 2:
             return [label]
+        self.splits += 1
         new = list(range(max(self.sizes) + 1, max(self.sizes) + 1 + len(sizes)))
         self.sizes.update(zip(new, sizes, strict=True))
         for labels in (self.out, *self.operands):
@@ -50,6 +52,15 @@ def overlaid(
     Returns:
         the pairs, with the axes of the first as the second has them; or None if the labels don't fit.
     """
+    found = [_overlaid(terms, one, pattern, other, each) for each in (order[::-1], order)]
+    fitting = [each for each in found if each is not None]
+    return min(fitting, key=lambda each: each[0])[1] if fitting else None
+
+
+def _overlaid(
+    terms: Algebra, one: Term, pattern: Pattern | None, other: Term, order: Sequence[tuple[int, int]]
+) -> tuple[int, list[tuple[Term, Term]]] | None:
+    """Do so by aligning labels in the order of the operands. Returns how many labels were split, too."""
     mine, theirs = Side(one, pattern), Side(other, None)
     known: dict[int, int] = {}  # labels of the other: those of the one
     if not _aligned(mine, mine.out, theirs, theirs.out, known):
@@ -67,7 +78,7 @@ def overlaid(
         apart = terms.reshaped(term, sizes)
         turned = terms.permuted(apart, [labels.index(n) for n in wanted])
         pairs.append((terms.reshaped(turned, goal.shape), goal))
-    return pairs
+    return mine.splits + theirs.splits, pairs
 
 
 def _aligned(mine: Side, one: list[int], theirs: Side, other: list[int], known: dict[int, int]) -> bool:

@@ -160,15 +160,17 @@ class Transplant:
         except NotFollowed as stop:
             raise OnnxgenError(f"the module can't be followed: {stop}") from stop
         numbers = self._outputs(one, other)
-        colours = Colours(one.outputs), Colours([other.outputs[n] for n in numbers])
-        laid = Walk(self.terms, *colours).walk(one.outputs, [other.outputs[n] for n in numbers])
+        theirs = [other.outputs[n] for n in numbers]
+        draws = self._draws([*one.outputs, *theirs])
+        colours = Colours(one.outputs, draws), Colours(theirs, draws)
         known = {t: self._tensor(self.reference, one, t) for t in _leaves(one.outputs)}
-        unknown = _leaves(other.outputs[n] for n in numbers)
+        unknown = _leaves(theirs)
         known |= {t: self._tensor(self.filled, other, t) for t in unknown if "float" not in t.dtype}
         unknown = [t for t in unknown if t not in known]
         choices = Norms(self.filled, other, unknown)
         near = NEAR_HALF if self.is_half else NEAR
         solver = Solver(self.terms, Values(self.terms, known), unknown, choices.of, near)
+        laid = Walk(self.terms, *colours, solver.same).walk(one.outputs, theirs)
         solution = solver.solve(laid.equations)
         parting = Parting((one, other), colours, self.terms, solver)
         missing = [_path(other, t) for t, v in solution.values.items() if bool(v.isnan().all()) and v.numel()]
@@ -192,6 +194,12 @@ class Transplant:
         state = tensors_of(module)
         leaves: dict[str, Term | str] = {path: f"{prefix}{path}" for path in state}
         return FoldingReader(self.terms, program, leaves).read()
+
+    def _draws(self, roots: Sequence[Any]) -> list[Values]:
+        """Return values of the inputs, of those drawn that have the sizes of the first."""
+        inputs = {t.args[0]: t for t in below(roots) if t.op == "input"}
+        alike = [f for f in self.feeds if [a.shape for a in f] == [a.shape for a in self.feeds[0]]]
+        return [Values(self.terms, {t: feed[n] for n, t in inputs.items()}) for feed in alike]
 
     def _tensor(self, module: nn.Module, captured: Captured, leaf: Term) -> Tensor:
         return tensors_of(module)[_path(captured, leaf)]

@@ -45,7 +45,7 @@ class Values:
     def _computed(self, term: Term) -> Any:
         of = self.known.__getitem__
         match term.op:
-            case "parameter" | "frozen":
+            case "parameter" | "frozen" | "input":
                 return self._leaf(term)
             case "constant":
                 return _wide(self.terms.elements[term])
@@ -75,7 +75,7 @@ class Values:
 
     def _leaf(self, term: Term) -> Tensor:
         if term not in self.leaves:
-            raise Unknown(term.args[0])
+            raise Unknown(str(term.args[0]))
         return _wide(self.leaves[term])
 
 
