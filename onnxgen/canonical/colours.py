@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from onnxgen.canonical.terms import INTEGERS, VIEWS, Term, terms_in
 from onnxgen.canonical.values import LEAVES, Unknown, Values
 
 STILL = "still"
+ROUNDS = 3  # of looking from the outputs and from the inputs
 KINDS = frozenset({None, "float16", "bfloat16", "float32", "float64", *INTEGERS})  # types, as arguments of an operator
 
 
@@ -36,7 +37,10 @@ class Colours:
         self.terms = below(roots)
         for term in self.terms:
             self.inside(term)
-        self.uses = self._above(roots)
+        self.shared = self._shared()
+        self.refined: dict[Term, str] = {}
+        for _ in range(ROUNDS):
+            self.refined = self._above(roots, self._mixed())
 
     def is_still(self, term: Term) -> bool:
         """Return True if a term depends on no input."""
@@ -73,7 +77,7 @@ class Colours:
         """Return the colour of a term by what it is made of, and by what is made of it."""
         while (base := self.through(term)) is not None:
             term = base
-        return f"{self.inside(term)} {self.uses.get(term, '')}"
+        return self.refined.get(term) or self.inside(term)
 
     def through(self, term: Term) -> Term | None:
         """Return the value that a term is a view of, or that it multiplies or adds something still to."""
@@ -125,7 +129,35 @@ class Colours:
             return f"({','.join(self._text(v, sizes) for v in value)})"
         return "" if value in KINDS else str(value)
 
-    def _above(self, roots: Sequence[Any]) -> Mapping[Term, str]:
+    def _shared(self) -> dict[Term, list[Term]]:
+        """Return, for each value, the parameters that it takes and that others take, too."""
+        takes = {t: [] if self.is_still(t) else _leaves_of(t, self.is_still) for t in self.terms}
+        count: dict[Term, int] = defaultdict(int)
+        for leaves in takes.values():
+            for leaf in leaves:
+                count[leaf] += 1
+        return {term: [leaf for leaf in leaves if count[leaf] > 1] for term, leaves in takes.items()}
+
+    def _mixed(self) -> dict[Term, str]:
+        """Return colours by what values are made of, in colours of the last round, and by whom parameters are shared."""
+        users: dict[Term, list[str]] = defaultdict(list)
+        for term, leaves in self.shared.items():
+            for leaf in leaves:
+                users[leaf].append(self.refined.get(term, self.inside(term)))
+        result: dict[Term, str] = {}
+        for term in self.terms:
+            if self.is_still(term):
+                continue
+            if (base := self.through(term)) is not None:
+                result[term] = result[base]
+                continue
+            parts = sorted(result[part] for part in term.parts() if not self.is_still(part))
+            shared = sorted(str(sorted(users[leaf])) for leaf in self.shared[term])
+            result[term] = digest(f"{self.refined.get(term, self.inside(term))} {parts} {shared}")
+        return result
+
+    def _above(self, roots: Sequence[Any], colours: Mapping[Term, str]) -> dict[Term, str]:
+        """Return colours by what is made of values, too."""
         uses: dict[Term, list[str]] = defaultdict(list)
         for number, root in enumerate(roots):
             for term in terms_in(root):
@@ -135,12 +167,19 @@ class Colours:
             if (base := self.through(term)) is not None:
                 uses[base] += uses[term]
                 continue
-            result[term] = digest(f"{self.inside(term)} {sorted(uses[term])}")
+            if self.is_still(term):
+                continue
+            result[term] = digest(f"{colours[term]} {sorted(uses[term])}")
             ordered = term.op in ("call", "cat", "item") or (term.op == "each" and term.args[0] not in SYMMETRIC)
             for place, part in enumerate(term.parts()):
                 if not self.is_still(part):
                     uses[part].append(f"{place if ordered else ''} {result[term]}")
         return result
+
+
+def _leaves_of(term: Term, is_still: Callable[[Term], bool]) -> list[Term]:
+    """Return the parameters that a value takes itself, in values that depend on no input."""
+    return [t for t in below([p for p in term.parts() if is_still(p)]) if t.op in LEAVES]
 
 
 def _varying(value: Tensor) -> Tensor:

@@ -33,28 +33,31 @@ class Parting:
         return [place for place in found if place is not None]
 
     def _first(self, side: int, other: int) -> Node | None:
-        """Return the first operator of a network that makes a value whose colour the other has not."""
-        colours = self.colours[side]
-        there = {self.colours[other].inside(t) for t in self.colours[other].terms}
-        used = {*colours.terms}
-        for term, node in self.both[side].places:
-            if term in used and colours.inside(term) not in there:
-                return node
-        return None
+        """Return the first operator of a network that makes a value whose colour the other has not.
+
+        That is the first of those that lead, one by one, to a value of the canonical form that the other has not.
+        """
+        mine, theirs = self.colours[side], self.colours[other]
+        there = {theirs.inside(t) for t in theirs.terms}
+        made = {theirs.inside(t) for t, _ in self.both[other].places if not theirs.is_still(t)}
+        used = {t for t in mine.terms if mine.inside(t) not in there}
+        strange = {n for t, n in self.both[side].places if not mine.is_still(t) and mine.inside(t) not in made | there}
+        reached = {n for t, n in self.both[side].places if t in used}
+        todo = list(reached)
+        while todo:
+            new = [n for n in todo.pop().all_input_nodes if n in strange and n not in reached]
+            reached |= {*new}
+            todo += new
+        return next((n for _, n in self.both[side].places if n in reached), None)
 
     def _noted(self, laid: Laid, failed: Sequence[Equation]) -> Node | None:
-        """Return the first operator of the module of those in which something is not as in the file."""
-        order: dict[Term, tuple[int, Node]] = {}
-        for number, (term, node) in enumerate(self.both[1].places):
-            order.setdefault(term, (number, node))
-        terms = [inside for *_, inside in laid.apart] + [equation.inside for equation in failed]
-        found = [self._made(t, order) for t in terms if isinstance(t, Term)]
-        return min((f for f in found if f is not None), key=lambda f: f[0], default=(0, None))[1]
-
-    def _made(self, term: Term, order: dict[Term, tuple[int, Node]]) -> tuple[int, Node] | None:
-        if term in order:
-            return order[term]
-        return max((order[part] for part in below([term]) if part in order), key=lambda f: f[0], default=None)
+        """Return the first operator of the module that makes something of what is not as in the file."""
+        wrong = {inside for *_, inside in laid.apart} | {equation.inside for equation in failed}
+        places = self.both[1].places
+        for term in below(term for term, _ in places):
+            if term not in wrong and any(part in wrong for part in term.parts()):
+                wrong.add(term)
+        return next((node for term, node in places if term in wrong), None)
 
     def numbers(self, failed: Sequence[Equation]) -> str:
         """Say which number of the file is another one in the module."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.binding import Equation
 from onnxgen.canonical.matching import below
-from onnxgen.canonical.terms import VIEWS, Monomial, Term
+from onnxgen.canonical.terms import NOTHING, VIEWS, Monomial, Term
 from onnxgen.canonical.values import LEAVES, Unknown, Values, region, viewed
 
 NEAR = 1e-4  # numbers of two spellings of a function, as a share of the largest: tables are computed in float32
@@ -91,7 +91,7 @@ class Solver:
     def solve(self, equations: Sequence[Equation]) -> Solution:
         open_ = list(equations)
         while open_:
-            for step in (self._direct, self._taken_apart, self._chosen):
+            for step in (self._direct, self._taken_apart, self._loosely, self._chosen):
                 rest = step(open_)
                 if len(rest) < len(open_) or step is self._chosen:
                     break
@@ -102,6 +102,7 @@ class Solver:
         return self.solution
 
     _progress = False
+    _is_loose = False
 
     # ---- three ways --------------------------------------------------------------------------------------------------
 
@@ -149,6 +150,19 @@ class Solver:
             self.whole -= before.keys()
             del self.solution.apart[failed:]
         return list(equations)
+
+    def _loosely(self, equations: Sequence[Equation]) -> list[Equation]:
+        """Solve what can be solved if numbers may be subtracted, such as an epsilon that the file has added already.
+
+        Where the file shows such a number, it has to be the same: so no variance makes up for another epsilon.
+        """
+        possible = [e for e in equations if not _adds_a_number(e.one)]
+        self._is_loose = True
+        try:
+            rest = self._direct(possible)
+        finally:
+            self._is_loose = False
+        return [e for e in equations if e not in possible or e in rest]
 
     def _chosen(self, equations: Sequence[Equation]) -> list[Equation]:
         """Choose one parameter."""
@@ -335,6 +349,8 @@ class Solver:
             raise Stuck
 
     def _addend(self, term: Term, value: Tensor) -> None:
+        if not self._is_loose and _adds_a_number(term):
+            raise Stuck
         values = self._values()
         open_: list[tuple[Monomial, Any, Term]] = []
         rest = value.double()
@@ -375,12 +391,13 @@ class Solver:
         if not isinstance(index, Term) or self.unknown(index):
             raise Stuck
         numbers = self._values().of(index).reshape(-1) % table.shape[0]
-        rows = value.reshape(len(numbers), *table.shape[1:])
-        whole = torch.full(table.shape, math.nan, dtype=torch.float64)
-        whole[numbers] = rows.double()
+        rows = value.reshape(len(numbers), -1).double()
+        whole = torch.full((table.shape[0], rows.shape[1]), math.nan, dtype=torch.float64)
+        row, column = (~rows.isnan()).nonzero(as_tuple=True)
+        whole[numbers[row], column] = rows[row, column]
         if not self.same(whole[numbers], rows):
             raise Conflict
-        self._assign(table, whole)
+        self._assign(table, whole.reshape(table.shape))
 
     # ---- taking equations apart --------------------------------------------------------------------------------------
 
@@ -462,6 +479,11 @@ INVERSE: Mapping[str, Any] = {
     "tanh": torch.atanh,
     "sigmoid": torch.logit,
 }
+
+
+def _adds_a_number(term: Term) -> bool:
+    """Return True if a number is added to something in a term."""
+    return any(t.op == "sum" and len(t.args[0]) > 1 and NOTHING in dict(t.args[0]) for t in below([term]))
 
 
 def _times(values: Values, monomial: Iterable[tuple[Term, int]], coefficient: Any) -> Tensor:

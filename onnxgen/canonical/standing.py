@@ -18,7 +18,8 @@ def plain_copy(module: nn.Module) -> nn.Module:
     That is so where the module can say what the others are for a given weight: weight norms, and parametrisations with
     an inverse.
     """
-    result = copy.deepcopy(module).eval()
+    computed = [getattr(part, hook.name) for part in module.modules() for hook in _weight_norms(part)]
+    result = copy.deepcopy(module, {id(t): t.detach().clone() for t in computed}).eval()
     for part in list(result.modules()):
         names = _invertible(part)
         if names:  # removing changes the class, which the copy shares with the module

@@ -32,7 +32,7 @@ from onnxgen.canonical.terms import Term
 from onnxgen.canonical.values import Values
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
-from onnxgen.runtime.load import load
+from onnxgen.runtime.load import load, need_torch
 
 APART, APART_HALF = 1e-5, 1e-2  # of the largest element, in float64: what rounded constants of the file make
 NEAR, NEAR_HALF = (1e-4, 0.0), (2e-3, 1e-7)  # how far constants may be apart: of the largest, and at least
@@ -124,6 +124,7 @@ def transplant(
         NotTheSame: the networks differ; the module is as it was. The message and `places` say where.
         OnnxgenError: the file can't be read, or the module can't be followed.
     """
+    need_torch("transplant", "verify")
     options = options or Options()
     reference, read_as = load(model, options), options
     is_half = any(_is_half(t) for t in reference.state_dict().values())

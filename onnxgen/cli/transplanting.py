@@ -26,8 +26,7 @@ def transplant_command(
     Returns:
         the exit code.
     """
-    from onnxgen.canonical import transplant  # PyTorch takes seconds
-    from onnxgen.canonical.transplant import NotTheSame
+    from onnxgen.canonical.transplant import NotTheSame, transplant  # PyTorch takes seconds
 
     quiet, as_json = say["quiet"], say["as_json"]
     refuse_overwriting([out], [model, *([back] if back else [])], say["force"])
