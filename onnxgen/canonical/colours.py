@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onnxgen.canonical.algebra import SYMMETRIC
 from onnxgen.canonical.matching import below
-from onnxgen.canonical.terms import INTEGERS, VIEWS, Term, terms_in
+from onnxgen.canonical.terms import INTEGERS, VIEWS, Term, product, terms_in
 from onnxgen.canonical.values import LEAVES, Unknown, Values
 
 STILL = "still"
@@ -106,10 +106,10 @@ class Colours:
             return self._sum(term)
         if term.op in ("contract", "amax", "amin"):
             moving = sorted(self.inside(part) for part, _ in term.args[0] if not self.is_still(part))
-            return digest(f"{term.op} {moving} {sizes_of(term)}")
+            return digest(f"{term.op} {moving} {product(term.shape)}")
         if term.op == "each" and term.args[0] in SYMMETRIC:
             return digest(f"{term.args[0]} {sorted(map(self.inside, term.args[2:]))}")
-        return digest(f"{term.op} {self._text(term.args, term.op == 'call')} {sizes_of(term)}")
+        return digest(f"{term.op} {self._text(term.args, term.op == 'call')} {product(term.shape)}")
 
     def _sum(self, term: Term) -> str:
         return digest(f"sum {sorted({str(self.product(monomial)) for monomial, _ in term.args[0]} - {'[]'})}")

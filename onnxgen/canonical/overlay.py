@@ -81,6 +81,19 @@ def _overlaid(
     return mine.splits + theirs.splits, pairs
 
 
+def _sorted_like(sizes: list[Size], labels: list[int], wanted: list[Size]) -> list[int]:
+    """Return labels in the order of the sizes that are wanted, if these are the sizes; else as they were."""
+    rest = list(zip(sizes, labels, strict=True))
+    found = []
+    for size in wanted:
+        label = next((pair for pair in rest if pair[0] == size), None)
+        if label is None:
+            return labels
+        rest.remove(label)
+        found.append(label[1])
+    return labels if rest else found
+
+
 def _aligned(mine: Side, one: list[int], theirs: Side, other: list[int], known: dict[int, int]) -> bool:
     """Give each label of `other` its label of `one`: those that are known, and then the others in order."""
     ours = set(known.values())
@@ -89,6 +102,7 @@ def _aligned(mine: Side, one: list[int], theirs: Side, other: list[int], known: 
         right = [n for n in other if n not in known]
         if {known[n] for n in other if n in known} != {n for n in one if n in ours}:
             return False
+        left = _sorted_like([mine.sizes[n] for n in left], left, [theirs.sizes[n] for n in right])
         split = refined([mine.sizes[n] for n in left], [theirs.sizes[n] for n in right])
         if split is None:
             return False

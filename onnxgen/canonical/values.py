@@ -64,7 +64,7 @@ class Values:
             case "contract" | "amax" | "amin":
                 return _contraction(term, of)
             case "each" if term.args[0] in EACH:
-                return EACH[term.args[0]](*(of(part) for part in term.args[2:]), *term.args[1])
+                return EACH[term.args[0]](*(of(part) for part in term.args[2:]), *term.args[1]).expand(term.shape)
             case "call":
                 return _called(term, of)
             case "item":
