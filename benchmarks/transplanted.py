@@ -162,9 +162,7 @@ NETWORKS: dict[str, Network] = {
     "hf.t5": Network(face("T5EncoderModel", "T5Config", T5), _tokens),
     "hf.vit": Network(face("ViTModel", "ViTConfig", VIT), _image(32)),
     "hf.segformer": Network(face("SegformerModel", "SegformerConfig", SEGFORMER), _image(64)),
-    "hf.wav2vec2": Network(
-        face("Wav2Vec2Model", "Wav2Vec2Config", WAV2VEC2), lambda: (torch.randn(2, 2000),)
-    ),
+    "hf.wav2vec2": Network(face("Wav2Vec2Model", "Wav2Vec2Config", WAV2VEC2), lambda: (torch.randn(2, 2000),)),
 }
 
 # ---- other networks --------------------------------------------------------------------------------------------------
@@ -332,7 +330,11 @@ def _transformers() -> dict[str, list[Wrong]]:
             rope_parameters=({"rope_type": "default", "rope_theta": 100.0}, "rotary|attn"),
         ),
         "hf.albert": _others(
-            attention, albert, num_hidden_layers=(3, "albert_layer"), num_attention_heads=2, hidden_act=("relu", "albert")
+            attention,
+            albert,
+            num_hidden_layers=(3, "albert_layer"),
+            num_attention_heads=2,
+            hidden_act=("relu", "albert"),
         ),
         "hf.electra": _others(attention, electra, num_attention_heads=2, embedding_size=(24, "embeddings")),
         "tm.vit": _others(

@@ -204,7 +204,9 @@ def filled(name: str, form: str, folder: Path) -> dict[str, Any]:
     else:
         apart = _apart(original, other, inputs)
         row["result"] = "equal" if apart <= (ENOUGH_HALF if form == "float16" else ENOUGH) else "WRONG"
-        row["why"] = f"{apart:.1g}, {len(report.folded)} folded, {len(report.chosen)} chosen, {len(report.partly)} partly"
+        row["why"] = (
+            f"{apart:.1g}, {len(report.folded)} folded, {len(report.chosen)} chosen, {len(report.partly)} partly"
+        )
     row["times"] = f"{(time.perf_counter() - started - capturing) / generating:.1f}"
     return row
 

@@ -9,7 +9,7 @@
     onnxgen.export("model.py", weights="best.safetensors", out="tuned.onnx")   # what training made of it, as ONNX
 
 Importing this package imports nothing else: each name is looked up when it is first used (PEP 562), and only `load`,
-`verify`, `prove` and `export` import torch.
+`verify`, `prove`, `transplant` and `export` import torch.
 """
 
 from __future__ import annotations

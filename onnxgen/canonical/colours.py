@@ -139,7 +139,7 @@ class Colours:
         return {term: [leaf for leaf in leaves if count[leaf] > 1] for term, leaves in takes.items()}
 
     def _mixed(self) -> dict[Term, str]:
-        """Return colours by what values are made of, in colours of the last round, and by whom parameters are shared."""
+        """Return colours by what values are made of, and by who shares parameters, in colours of the last round."""
         users: dict[Term, list[str]] = defaultdict(list)
         for term, leaves in self.shared.items():
             for leaf in leaves:

@@ -13,7 +13,6 @@ from onnxgen.canonical.colours import Colours
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.places import Place, place_of
 from onnxgen.canonical.solving import Solver
-from onnxgen.canonical.terms import Term
 from onnxgen.canonical.values import Unknown
 
 

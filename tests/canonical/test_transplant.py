@@ -73,6 +73,13 @@ class Packed(nn.Module):
 class Split(nn.Module):
     """The same with three matrices, stored the other way round, and with its softmax written out."""
 
+    q: nn.Parameter
+    k: nn.Parameter
+    v: nn.Parameter
+    q_bias: nn.Parameter
+    k_bias: nn.Parameter
+    v_bias: nn.Parameter
+
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -123,6 +130,11 @@ class Words(nn.Module):
 
 class Branches(nn.Module):
     """Branches that are alike, some of which share a layer; `order` says in which they are registered."""
+
+    a: nn.Linear
+    b: nn.Linear
+    c: nn.Linear
+    d: nn.Linear
 
     def __init__(self, order: str = "abcd") -> None:
         super().__init__()
@@ -208,9 +220,7 @@ def test_norms_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize("one, other", [(Packed, Packed), (Packed, Split), (Split, Packed)])
 def test_transformer(tmp_path: Path, one: Any, other: Any) -> None:
     original = drawn(Words(one), 1)
-    report = assert_filled(
-        written(original, TOKENS, tmp_path / "net.onnx"), drawn(Words(other), 2), original, TOKENS
-    )
+    report = assert_filled(written(original, TOKENS, tmp_path / "net.onnx"), drawn(Words(other), 2), original, TOKENS)
     assert report.partly == ["places.weight"]
 
 
@@ -281,7 +291,7 @@ def test_another_network(words: Path, kind: str) -> None:
 def test_a_wrong_layer_is_named(tmp_path: Path) -> None:
     file = written(drawn(Images(), 1), IMAGES, tmp_path / "net.onnx")
     module = Images()
-    module.blocks[1].act = F.silu
+    setattr(module.blocks[1], "act", F.silu)  # noqa: B010
     with pytest.raises(NotTheSame, match=r"silu|self\.act\(.*blocks\.1") as caught:
         transplant(file, module)
     assert "blocks.1" in str(caught.value)
