@@ -29,7 +29,7 @@ WHOLE = INTEGERS - {"bool"}
 PERMUTED = 5  # operands that are paired in every order, if need be
 
 
-@dataclass
+@dataclass(eq=False)
 class Equation:
     """Two values that must be the same, neither of which depends on inputs.
 

@@ -87,6 +87,9 @@ class Solver:
         self.solution = Solution({leaf: torch.full(leaf.shape, math.nan, dtype=torch.float64) for leaf in unknown})
         self.leaves: dict[Term, frozenset[Term]] = {}
         self.whole: set[Term] = set()  # parameters that are known
+        self.changes: dict[Term, int] = {}  # how often a parameter was changed
+        self.tried: dict[tuple[Equation, str], tuple[int, ...]] = {}
+        self.adding: dict[Term, bool] = {}
 
     def solve(self, equations: Sequence[Equation]) -> Solution:
         open_ = list(equations)
@@ -110,6 +113,9 @@ class Solver:
         """Solve what can be solved for one parameter. Returns what is left."""
         rest = []
         for equation in equations:
+            if not self._is_new(equation, f"direct {self._is_loose}"):
+                rest.append(equation)
+                continue
             try:
                 value = self.given.of(equation.one)
             except Unknown:
@@ -129,7 +135,7 @@ class Solver:
     def _taken_apart(self, equations: Sequence[Equation]) -> list[Equation]:
         """Solve one of the equations whose sides are made alike, that with the fewest unknown parameters."""
         for equation in sorted(equations, key=lambda e: len(self.unknown(e.other))):
-            parts = self._parts(equation)
+            parts = self._parts(equation) if self._is_new(equation, "parts") else None
             if parts is None:
                 continue
             before = {
@@ -148,6 +154,9 @@ class Solver:
                 return [e for e in equations if e is not equation]
             self.solution.values.update(before)
             self.whole -= before.keys()
+            for leaf in before:
+                self.changes[leaf] = self.changes.get(leaf, 0) + 1
+            self._is_new(equation, "parts")
             del self.solution.apart[failed:]
         return list(equations)
 
@@ -156,13 +165,22 @@ class Solver:
 
         Where the file shows such a number, it has to be the same: so no variance makes up for another epsilon.
         """
-        possible = [e for e in equations if not _adds_a_number(e.one)]
+        possible = [e for e in equations if not self._adds_a_number(e.one)]
         self._is_loose = True
         try:
             rest = self._direct(possible)
         finally:
             self._is_loose = False
-        return [e for e in equations if e not in possible or e in rest]
+        solved = {*possible} - {*rest}
+        return [e for e in equations if e not in solved]
+
+    def _is_new(self, equation: Equation, how: str) -> bool:
+        """Return False if an equation was tried in this way before, and nothing in it has changed since."""
+        state = tuple(self.changes.get(leaf, 0) for leaf in self._leaves_in(equation.other))
+        if self.tried.get((equation, how)) == state:
+            return False
+        self.tried[equation, how] = state
+        return True
 
     def _chosen(self, equations: Sequence[Equation]) -> list[Equation]:
         """Choose one parameter."""
@@ -170,17 +188,19 @@ class Solver:
         for equation in sorted(equations, key=lambda e: len(self.unknown(e.other))):
             leaves = sorted(self.unknown(equation.other), key=lambda t: t.number)
             for choice in self.choices(leaves) or self._by_size(equation.other):
-                value = self.solution.values[choice.leaf]
-                if bool(value.isnan().any()):
-                    if choice.at is None:
-                        value[value.isnan()] = choice.number
-                    else:
-                        self._assign(choice.at, torch.full(choice.at.shape, choice.number, dtype=torch.float64))
+                if self._is_open(choice.leaf):
+                    at = choice.leaf if choice.at is None else choice.at
+                    self._choose(at, torch.full(at.shape, choice.number, dtype=torch.float64))
                     self.solution.chosen.append(choice)
                     self._progress = True
             if self._progress:
                 break
         return list(equations)
+
+    def _choose(self, term: Term, value: Tensor) -> None:
+        """Let a part of a parameter have a value where it is open."""
+        known = self._values().of(term)
+        self._assign(term, torch.where(known.isnan(), value, torch.nan))
 
     def _by_size(self, term: Term) -> list[Choice]:
         """Choose the smallest of the unknown parameters: 0 for what is added, 1 for what is multiplied."""
@@ -190,12 +210,12 @@ class Solver:
             return []
         products = [(m, self._unknown_factors(m)) for m, _ in term.args[0]]
         products = [(m, factors) for m, factors in products if factors]
-        number = 0.0 if len(products) > 1 else 1.0
+        number = 0.0 if len(products) > 1 and any(len(factors) == 1 for _, factors in products) else 1.0
         possible = []
         for monomial, factors in products:
             for factor in factors:
                 leaf = self._alone(factor)
-                if leaf is not None and (number == 0.0 or len(factors) > 1):
+                if leaf is not None and (number == 0.0) == (len(factors) == 1):
                     key = (-len(monomial), len(leaf.shape), math.prod(leaf.shape), -leaf.number)
                     possible.append((key, Choice(leaf, number, factor)))
         return [min(possible, key=lambda p: p[0])[1]] if possible else []
@@ -209,9 +229,19 @@ class Solver:
 
     def unknown(self, term: Term) -> frozenset[Term]:
         """Return the parameters in a term that have unknown elements."""
+        return frozenset(leaf for leaf in self._leaves_in(term) if self._is_open(leaf))
+
+    def _leaves_in(self, term: Term) -> frozenset[Term]:
         if term not in self.leaves:
             self.leaves[term] = frozenset(t for t in below([term]) if t.op in LEAVES)
-        return frozenset(leaf for leaf in self.leaves[term] if self._is_open(leaf))
+        return self.leaves[term]
+
+    def _adds_a_number(self, term: Term) -> bool:
+        """Return True if a number is added to something in a term."""
+        if term not in self.adding:
+            sums = (t.args[0] for t in below([term]) if t.op == "sum")
+            self.adding[term] = any(len(items) > 1 and NOTHING in dict(items) for items in sums)
+        return self.adding[term]
 
     def _is_open(self, leaf: Term) -> bool:
         value = self.solution.values.get(leaf)
@@ -330,7 +360,9 @@ class Solver:
         both = stated & known
         if bool(both.any()) and not self.same(value[both], mine[both]):
             raise Conflict
-        mine[stated & ~known] = value[stated & ~known]
+        if bool((new := stated & ~known).any()):
+            mine[new] = value[new]
+            self.changes[leaf] = self.changes.get(leaf, 0) + 1
 
     def _pieces(self, term: Term, value: Tensor) -> None:
         pieces, axis = term.args
@@ -349,7 +381,7 @@ class Solver:
             raise Stuck
 
     def _addend(self, term: Term, value: Tensor) -> None:
-        if not self._is_loose and _adds_a_number(term):
+        if not self._is_loose and self._adds_a_number(term):
             raise Stuck
         values = self._values()
         open_: list[tuple[Monomial, Any, Term]] = []
@@ -479,11 +511,6 @@ INVERSE: Mapping[str, Any] = {
     "tanh": torch.atanh,
     "sigmoid": torch.logit,
 }
-
-
-def _adds_a_number(term: Term) -> bool:
-    """Return True if a number is added to something in a term."""
-    return any(t.op == "sum" and len(t.args[0]) > 1 and NOTHING in dict(t.args[0]) for t in below([term]))
 
 
 def _times(values: Values, monomial: Iterable[tuple[Term, int]], coefficient: Any) -> Tensor:
