@@ -9,7 +9,7 @@
     onnxgen.export("model.py", weights="best.safetensors", out="tuned.onnx")   # what training made of it, as ONNX
 
 Importing this package imports nothing else: each name is looked up when it is first used (PEP 562), and only `load`,
-`verify`, `prove` and `export` import torch.
+`verify`, `prove`, `transplant` and `export` import torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from onnxgen.build_hooks import ModelGen as ModelGen
     from onnxgen.canonical.prove import Proof as Proof
     from onnxgen.canonical.prove import prove as prove
+    from onnxgen.canonical.transplant import NotTheSame as NotTheSame
+    from onnxgen.canonical.transplant import transplant as transplant
     from onnxgen.common.limits import Limits as Limits
     from onnxgen.errors import EditedError as EditedError
     from onnxgen.errors import OnnxgenError as OnnxgenError
@@ -53,6 +55,7 @@ if not os.path.isdir(os.path.join(__path__[0], "build_hooks")):
 _NAMES = {
     "build_hooks.model_gen": "ModelGen",
     "canonical.prove": "Proof prove",
+    "canonical.transplant": "NotTheSame transplant",
     "common.limits": "Limits",
     "errors": "EditedError OnnxgenError Problem",
     "export": "ExportReport export",

@@ -65,7 +65,10 @@ class Algebra(Contractions):
         return rest if whole == 1 else rest | {(self.term("size", (whole,), (), "float32"), 1)}
 
     def primitive(self, term: Term) -> tuple[tuple[Monomial, float], Term]:
-        """Return a sum as (what all its products have in common, a number) and the rest, whose first number is 1."""
+        """Return a sum as (what all its products have in common, a number) and the rest, whose largest number is 1.
+
+        So the number does not depend on the names of parameters, unless the largest occurs with both signs.
+        """
         items = self.items_of(term)
         if len(items) < 2:
             return (NOTHING, 1), term
@@ -74,7 +77,8 @@ class Algebra(Contractions):
         common = {f: e for f, e in common.items() if e}
         shared = frozenset(common.items())
         rest = {frozenset((f, e - common.get(f, 0)) for f, e in m if e > common.get(f, 0)): c for m, c in items.items()}
-        first = min(rest, key=order)
+        largest = max(abs(c) for c in rest.values())
+        first = min((m for m, c in rest.items() if abs(c) == largest), key=order)
         lead = rest[first] if term.dtype not in INTEGERS else 1
         return (shared, lead), self.sum_of(
             {m: c / lead for m, c in rest.items()} if lead != 1 else rest, term.shape, term.dtype

@@ -74,6 +74,15 @@ def expand(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
     return t.expanded(x, out.shape)
 
 
+@rule("repeat_interleave.self_int")
+def repeat_interleave(t: Algebra, out: Result, x: Term, count: Any, axis: Any = None, size: Any = None) -> Any:
+    if axis is None or not isinstance(count, int):
+        return None
+    axis = positive(axis, len(x.shape))
+    before, after = x.shape[: axis + 1], x.shape[axis + 1 :]
+    return t.reshaped(t.expanded(t.reshaped(x, (*before, 1, *after)), (*before, count, *after)), out.shape)
+
+
 @rule("contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh", "resolve_conj", "resolve_neg")
 def same(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
     return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,101 +12,67 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from onnxgen.canonical.binding import Piece
-from onnxgen.canonical.terms import Term
-from onnxgen.canonical.values import Unknown, viewed
+from onnxgen.canonical.binding import Equation
+from onnxgen.canonical.matching import below
+from onnxgen.canonical.solving import Solver
+from onnxgen.canonical.standing import plain_copy, put, tensors_of
+from onnxgen.canonical.values import Values
 from onnxgen.errors import OnnxgenError
 
 
-def returned(
-    state: Mapping[str, Tensor], pieces: Mapping[str, Sequence[Piece]], reference: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the generated module's tensors.
+def returned(matched: Any, state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the generated module's tensors, from those of the trained module: the same equations, solved backwards.
 
     Args:
+        matched: what the module was filled with.
         state: the trained module's tensors; folded norms are folded again.
-        pieces: for each of its leaves, what its parts were made of.
         reference: the generated module's tensors before the training. What the module has no part of stays.
 
     Raises:
-        OnnxgenError: two parts of the module stand for one tensor, and were trained apart.
+        OnnxgenError: the file has no tensor for something that was trained.
     """
-    result = {key: tensor.detach().clone() for key, tensor in reference.items()}
-    written: dict[str, Tensor] = {key: torch.zeros_like(tensor, dtype=torch.bool) for key, tensor in result.items()}
-    for path, parts in pieces.items():
-        for piece in parts:
-            tensor = state[path].detach().cpu()
-            if piece.axis is not None:
-                tensor = tensor.narrow(piece.axis, piece.start, piece.stop - piece.start)
-            _put(piece.value, tensor.reshape(piece.value.shape), result, written, path)
+    known = Values(matched.terms, {leaf: state[path] for leaf, path in matched.other.items()})
+    equations = [Equation(e.other, e.one, e.other) for e in matched.equations]
+    solution = Solver(matched.terms, known, matched.one, lambda leaves: []).solve(equations)
+    for equation in [*solution.apart, *solution.open]:
+        used = {*below([equation.one])}
+        paths = sorted(path for leaf, path in matched.other.items() if leaf in used)
+        trained = f"{paths[0]} was trained" if paths else "it was trained"
+        what = f"{trained}, and the ONNX file has no tensor of its own for it"
+        raise OnnxgenError(what, help="freeze it, or export the module with torch.onnx.export")
+    result = {}
+    for leaf, value in solution.values.items():
+        path = matched.one[leaf]
+        old = reference[path].detach().cpu().double()
+        result[path] = torch.where(value.isnan(), old, value).to(reference[path].dtype)
     return result
-
-
-def _put(term: Term, tensor: Tensor, result: dict[str, Tensor], written: dict[str, Tensor], path: str) -> None:
-    """Write the elements that a term stands for."""
-    if term.op == "cat":
-        at = 0
-        for part in term.args[0]:
-            size = part.shape[term.args[1]]
-            _put(part, tensor.narrow(term.args[1], at, size), result, written, path)
-            at += size
-        return
-    if term.op == "sum" and len(term.args[0]) == 1:
-        ((monomial, number),) = term.args[0]
-        if len(monomial) == 1 and number:
-            ((factor, exponent),) = monomial
-            if exponent == 1 and factor.shape == term.shape:
-                _put(factor, tensor / number, result, written, path)
-                return
-    place, done = _place(term, result), _place(term, written)
-    known = done.expand(place.shape)
-    if bool(known.any()) and not torch.allclose(place[known], tensor.to(place.dtype)[known]):
-        what = f"{path} was trained apart from another tensor that the ONNX file has only once"
-        raise OnnxgenError(what, help="train them as one parameter")
-    place.copy_(tensor.to(place.dtype))
-    done.fill_(True)
-
-
-def _place(term: Term, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return where a term's elements are stored: a view of the stored tensor. Raises `Unknown`."""
-    match term.op:
-        case "parameter" | "frozen":
-            return tensors[term.args[0]]
-        case "view":
-            base = _place(term.args[0], tensors)
-            place = viewed(base, term.args[1])
-        case "reshape":
-            base = _place(term.args[0], tensors)
-            place = base.reshape(term.shape)
-        case "slice":
-            base, axis, start, stop, step = _place(term.args[0], tensors), *term.args[1:]
-            index: list[Any] = [slice(None)] * base.dim()
-            index[axis] = slice(start, stop, step)
-            place = base[tuple(index)]
-        case _:
-            raise Unknown(term.op)
-    if place.untyped_storage().data_ptr() != base.untyped_storage().data_ptr():
-        raise Unknown(term.op)
-    return place
 
 
 def folded_again(module: nn.Module, norms: Mapping[str, str]) -> dict[str, Tensor]:
     """Return a module's tensors with its norms folded into the layers before them. `norms`: the layer of each norm."""
-    state = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
     parts = dict(module.named_modules())
+    every = {path: tensor.detach().cpu() for path, tensor in tensors_of(module).items()}
+    state = {path: tensor.double() if tensor.is_floating_point() else tensor for path, tensor in every.items()}
     for path, layer in norms.items():
         norm: Any = parts[path]
-        scale = (norm.running_var + norm.eps).rsqrt()
-        scale = scale if norm.weight is None else scale * norm.weight
-        before = state.get(f"{layer}.bias", torch.zeros_like(norm.running_mean))
-        shift = (before - norm.running_mean) * scale
+        scale = (state[f"{path}.running_var"] + norm.eps).rsqrt()
+        scale = scale if norm.weight is None else scale * state[f"{path}.weight"]
+        mean = state[f"{path}.running_mean"]
+        has_bias = f"{layer}.bias" in state
+        shift = ((state[f"{layer}.bias"] if has_bias else 0) - mean) * scale
+        shift = shift if norm.bias is None else shift + state[f"{path}.bias"]
         transposed = isinstance(parts[layer], nn.modules.conv._ConvTransposeNd)
         weight = state[f"{layer}.weight"]
         shape = [1] * weight.dim()
         shape[1 if transposed else 0] = -1
-        state[f"{layer}.weight"] = (weight * scale.detach().view(shape)).detach()
-        own = f"{path}.bias" if norm.bias is not None else f"{layer}.bias"
-        state[own] = (shift + norm.bias if norm.bias is not None else shift).detach()
+        state[f"{layer}.weight"] = weight * scale.view(shape)
+        state[f"{path}.running_mean"], state[f"{path}.running_var"] = 0 * mean, 0 * mean + 1 - norm.eps
+        if norm.weight is not None:
+            state[f"{path}.weight"] = torch.ones_like(mean)
+        own, empty = (f"{path}.bias", f"{layer}.bias") if norm.bias is not None else (f"{layer}.bias", "")
+        state[own] = shift
+        if empty in state:
+            state[empty] = torch.zeros_like(mean)
     return state
 
 
@@ -116,15 +82,18 @@ def export_back(report: Any, module: nn.Module, out: Path, *, force: bool = Fals
     from onnxgen.pipeline import generate
     from onnxgen.runtime.load import load
 
-    loose = [path for path in report.folded if path not in report.behind]
+    loose = [path for path in report.folded if path not in report.matched.behind]
     if loose:
         what = f"{loose[0]} has no layer before it that it can be folded into"
         raise OnnxgenError(what, help="freeze it, or export the module with torch.onnx.export")
-    reference = load(report.source, report.options).state_dict()
-    state = returned(folded_again(module, report.behind), report.pieces, reference)
+    reference = load(report.source, report.options)
+    state = folded_again(plain_copy(module), report.matched.behind)
+    put(reference, returned(report.matched, state, tensors_of(plain_copy(reference))))
     with tempfile.TemporaryDirectory(prefix="onnxgen-", ignore_cleanup_errors=True) as folder:
         text = Path(folder) / "model.py"
         generate(report.source, text, replace(report.options, weights=None))
         weights = Path(folder) / "trained.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in state.items()}, weights)
+        save_file(
+            {key: tensor.detach().clone().contiguous() for key, tensor in reference.state_dict().items()}, weights
+        )
         return export(text, report.source, weights, out, force=force)

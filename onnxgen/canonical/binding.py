@@ -1,273 +1,373 @@
-"""Bind the leaves of one network to what another one has in their places.
+"""Lay one network over another: which parameters have to be equal to which values.
 
-Both networks are walked from their outputs to their inputs at once. Where the second has a parameter, or a part or a view of
-one, it is bound to what the first has there: any value that depends on parameters alone. Where the two differ, the walk
-goes on, so that one difference hides no others. What is bound is a proposal: numbers decide.
+Both networks are walked from their outputs to their inputs at once. Where the second has a value that depends on
+parameters alone, the first must have one, too: that is an equation. Where the two differ, that is noted, and the walk
+goes on, so that one difference hides no others. Operands whose order says nothing are paired by the pairs that are
+known, then by their colours (`colours.py`), then by their order.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.terms import NOTHING, Monomial, Term, number_in
-from onnxgen.canonical.views import Pattern, permutation
+import torch
+from torch import Tensor
 
-LEAVES = ("parameter", "frozen")
-Pairs = list[tuple[Any, Any]]
+from onnxgen.canonical.algebra import SYMMETRIC, Algebra
+from onnxgen.canonical.colours import KINDS, Colours
+from onnxgen.canonical.overlay import overlaid
+from onnxgen.canonical.terms import INTEGERS, NOTHING, Monomial, Shape, Term, number_in, times
+
+Pairs = list[tuple[Any, Any, Any]]  # of the first network, of the second, and the term of the second that they are in
+HIDING = -1e4  # numbers as low as this hide what is in their place from a softmax
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+WHOLE = INTEGERS - {"bool"}
+PERMUTED = 5  # operands that are paired in every order, if need be
+
+
+@dataclass(eq=False)
+class Equation:
+    """Two values that must be the same, neither of which depends on inputs.
+
+    Attributes:
+        one, other: of the first network, and of the second.
+        inside: the term of the second network that they are in.
+    """
+
+    one: Term
+    other: Term
+    inside: Term | None = None
 
 
 @dataclass
-class Piece:
-    """A part of a leaf: the elements start to stop of an axis (None: all of it), and what they are."""
+class Laid:
+    """What follows if one network lies over another.
 
-    axis: int | None
-    start: int
-    stop: int
-    value: Term
+    Attributes:
+        equations: what parameters have to be.
+        apart: pairs of terms that can't be the same, each with the term that they are in.
+    """
 
-
-@dataclass
-class Binding:
-    """What each leaf of the second network is, by the leaf; and pairs of terms that can't be the same."""
-
-    pieces: dict[Term, list[Piece]] = field(default_factory=lambda: defaultdict(list))
+    equations: list[Equation] = field(default_factory=list)
     apart: Pairs = field(default_factory=list)
 
 
 class Walk:
     """Walks two networks, whose terms were made by the same `Algebra`."""
 
-    def __init__(self, terms: Algebra) -> None:
-        self.terms, self.binding = terms, Binding()
+    def __init__(
+        self, terms: Algebra, one: Colours, other: Colours, same: Callable[[Tensor, Tensor], bool] = torch.equal
+    ) -> None:
+        """`same` compares values that depend on no parameter."""
+        self.same = same
+        self.terms, self.colours, self.laid = terms, (one, other), Laid()
         self.seen: set[tuple[Term, Term]] = set()
-        self.still: dict[Term, bool] = {}
+        self.partner: dict[Term, Term] = {}
 
-    def walk(self, one: Iterable[Any], other: Iterable[Any]) -> Binding:
-        todo: Pairs = list(zip(one, other))
+    def walk(self, one: Iterable[Any], other: Iterable[Any]) -> Laid:
+        todo: Pairs = [(a, b, None) for a, b in zip(one, other, strict=True)][::-1]
         while todo:
             todo += reversed(self._pair(*todo.pop()))
-        return self.binding
+        return self.laid
 
     def is_still(self, term: Term) -> bool:
-        """Return True if a term depends on no input."""
-        known = self.still.get(term)
-        if known is None:
-            known = term.op not in ("input", "size") and all(self.is_still(part) for part in term.parts())
-            self.still[term] = known
-        return known
+        return self.colours[0].is_still(term)
 
-    def _pair(self, one: Any, other: Any) -> Pairs:
+    def _apart(self, one: Any, other: Any, inside: Any = None) -> Pairs:
+        self.laid.apart.append((one, other, other if isinstance(other, Term) and not self.is_still(other) else inside))
+        return []
+
+    def _pair(self, one: Any, other: Any, inside: Any) -> Pairs:
         """Compare two values, and return what is to be compared next."""
         if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-            return list(zip(one, other))
+            return [(a, b, inside) for a, b in zip(one, other, strict=True)]
         if not isinstance(one, Term) or not isinstance(other, Term):
-            if one != other:
-                self.binding.apart.append((one, other))
-            return []
-        if one is other or (one, other) in self.seen:
+            is_same = one == other or {one, other} <= KINDS
+            return [] if is_same else self._apart(one, other, inside)
+        if (one, other) in self.seen or one is other:
             return []
         self.seen.add((one, other))
-        if self.is_still(other):
-            return self._bound(one, other)
-        if other.op in ("sum", "view") and one.op != other.op:
-            return self._sums(one, other) if "sum" in (one.op, other.op) else self._apart(one, other)
-        if one.op != other.op:
-            return self._apart(one, other)
-        if one.op == "sum":
-            return self._sums(one, other)
-        if one.op in ("contract", "amax", "amin"):
-            return self._contractions(one, other)
-        if one.op == "each":
-            return self._each(one, other)
-        return list(zip(one.args, other.args)) if len(one.args) == len(other.args) else self._apart(one, other)
+        if self.is_still(one) and self.is_still(other):
+            self.laid.equations.append(Equation(one, other, inside))
+            return []
+        if self.is_still(one) or self.is_still(other):
+            return self._apart(one, other, inside)
+        if self._are_drawn_alike(one, other):
+            return []
+        self.partner.setdefault(self._base(other), self._base(one))
+        return self._moving(*self._without_views(one, other), inside)
 
-    def _apart(self, one: Any, other: Any) -> Pairs:
-        self.binding.apart.append((one, other))
-        return []
+    def _are_drawn_alike(self, one: Term, other: Term) -> bool:
+        """Return True if both depend on no parameter, and are the same for the drawn inputs."""
+        if not (self.colours[0].is_free(one) and self.colours[1].is_free(other)) or "tuple" in (one.dtype, other.dtype):
+            return False
+        pairs = list(zip(self.colours[0].drawn(one), self.colours[1].drawn(other), strict=False))
+        return bool(pairs) and all(self.same(a, b) for a, b in pairs)
 
-    # ---- leaves ------------------------------------------------------------------------------------------------------
+    def _base(self, term: Term) -> Term:
+        while (base := self.colours[0].through(term)) is not None:
+            term = base
+        return term
 
-    def _bound(self, one: Term, other: Term) -> Pairs:
-        if not self.is_still(one):
-            return self._apart(one, other)
-        value, term, region = one, other, None
-        while term.op not in LEAVES:
-            if term.op == "view":
-                pattern: Pattern = term.args[1]
-                if value.shape != pattern.shape:
-                    if sorted(map(str, value.shape)) != sorted(map(str, pattern.shape)):
-                        return self._apart(one, other)
-                    value = self.terms.reshaped(value, pattern.shape)
-                value, term = self.terms.rearranged(value, pattern.inverse()), term.args[0]
-            elif term.op == "slice" and term.args[4] == 1 and region is None:
-                region = term.args[1:4]
-                term = term.args[0]
-            elif term.op == one.op and value is one and region is None:
-                return self._still_sums(one, other) if one.op == "sum" else self._alike(one, other)
+    def _without_views(self, one: Term, other: Term) -> tuple[Term, Term]:
+        """Return both without the views around the second."""
+        while True:
+            if other.op == "expand" or one.op == "expand":
+                one, other = self.terms.bare(one), self.terms.bare(other)
+            if other.op == "view" and (fitting := self._reshaped(one, other.args[1].shape)) is not None:
+                one, other = self.terms.rearranged(fitting, other.args[1].inverse()), other.args[0]
+            elif other.op == one.op == "reshape":
+                one, other = one.args[0], other.args[0]
+            elif _is_wider(other):
+                other = other.args[2]
+            elif _is_wider(one):
+                one = one.args[2]
             else:
-                return self._apart(one, other)
-        wanted = term.shape
-        if region is not None:
-            wanted = tuple(region[2] - region[1] if i == region[0] else size for i, size in enumerate(term.shape))
-        if value.shape != wanted:
-            if [s for s in value.shape if s != 1] != [s for s in wanted if s != 1]:
-                return self._apart(one, other)
-            value = self.terms.reshaped(value, wanted)
-        axis, start, stop = region or (None, 0, 0)
-        pieces = self.binding.pieces[term]
-        piece = Piece(axis, start, stop, value)
-        if any((p.axis, p.start, p.stop) == (axis, start, stop) and p.value is not value for p in pieces):
-            return self._apart(one, other)
-        if piece not in pieces:
-            pieces.append(piece)
-        return []
+                break
+        return one, other
 
-    def _still_sums(self, one: Term, other: Term) -> Pairs:
-        """Pair the products of sums of parameters: by what they are products of, and then by their order."""
-        pairs: Pairs = []
-        mine, theirs = (list(self.terms.items_of(term).items()) for term in (one, other))
-        products = _paired(mine, theirs, lambda p: (p[1], *sorted((f.colour, e) for f, e in p[0])))
-        if len(products) < max(len(mine), len(theirs)):
+    def _reshaped(self, term: Term, shape: Shape) -> Term | None:
+        """Return a term with other axes of size 1."""
+        if term.shape == shape:
+            return term
+        if [s for s in term.shape if s != 1] != [s for s in shape if s != 1]:
+            return None
+        return self.terms.reshaped(term, shape)
+
+    def _moving(self, one: Term, other: Term, inside: Any) -> Pairs:
+        one, other = self._masked(one), self._masked(other)
+        if "sum" in (one.op, other.op):
+            return self._sums(one, other)
+        if other.op in ("contract", "amax", "amin"):
+            return self._contractions(one, other)
+        if one.op == "view" and other.op == "cat":
+            return self._turned_cat(one, other)
+        fitting = self._reshaped(one, other.shape)
+        if fitting is None or one.op != other.op:
+            return self._apart(one, other, inside)
+        if other.op == "each":
+            return self._each(one, other)
+        if other.op == "input" and one is not other:
+            return self._apart(one, other, inside)
+        if len(one.args) != len(other.args):
+            return self._apart(one, other, inside)
+        return [(a, b, other) for a, b in zip(one.args, other.args, strict=True)]
+
+    def _masked(self, term: Term) -> Term:
+        """Return a term as a sum, if it is one that is hidden at known places: as if -inf was added there."""
+        if term.op != "each" or term.args[0] != "where" or not self.is_still(term.args[2]):
+            return term
+        _, _, condition, one, other = term.args
+        shown, hidden = (other, one) if self.is_still(one) else (one, other)
+        number = number_in(hidden)
+        if number is None or number > HIDING or self.is_still(shown):
+            return term
+        zero = self.terms.constant(0, (), term.dtype)
+        sides = (zero, hidden) if shown is one else (hidden, zero)
+        mask = self.terms.each("where", [condition, *sides], condition.shape, term.dtype)
+        return self.terms.added([(shown, 1), (mask, 1)], term.shape, term.dtype)
+
+    def _turned_cat(self, one: Term, other: Term) -> Pairs:
+        """Compare a permutation of joined pieces with joined pieces."""
+        base, pattern = one.args
+        if base.op != "cat" or any(len(axis) > 1 for axis in (*pattern.atoms, *pattern.groups)):
             return self._apart(one, other)
-        for (a, _), (b, _) in products:
-            pairs += [(f[0], g[0]) for f, g in _paired(list(a), list(b), lambda pair: (pair[0].colour, pair[1]))]
+        numbers = iter(range(len(pattern.sizes)))
+        atoms = [next(numbers) if axis else None for axis in pattern.atoms]
+        number = atoms[base.args[1]]
+        if number is None or pattern.groups.index((number,)) != other.args[1]:
+            return self._apart(one, other)
+        if len(base.args[0]) != len(other.args[0]):
+            return self._apart(one, other)
+        pairs: Pairs = []
+        for a, b in zip(base.args[0], other.args[0], strict=True):
+            size = a.shape[base.args[1]]
+            sizes = tuple((size,) if i == base.args[1] else axis for i, axis in enumerate(pattern.atoms))
+            pairs.append((self.terms.rearranged(a, type(pattern)(sizes, pattern.groups)), b, other))
         return pairs
 
-    def _alike(self, one: Term, other: Term) -> Pairs:
-        return list(zip(one.args, other.args)) if len(one.args) == len(other.args) else self._apart(one, other)
-
-    # ---- operations --------------------------------------------------------------------------------------------------
+    # ---- operands without an order -----------------------------------------------------------------------------------
 
     def _each(self, one: Term, other: Term) -> Pairs:
-        if one.args[:2] != other.args[:2] or len(one.args) != len(other.args):
+        name = other.args[0]
+        if one.args[:2] != other.args[:2]:
             return self._apart(one, other)
-        if one.args[0] in ("where", "power", "cast", "lt", "le"):
-            return list(zip(one.args[2:], other.args[2:]))
-        return self._by_colour(one.args[2:], other.args[2:], (one, other))
-
-    def _by_colour(self, ones: Sequence[Term], others: Sequence[Term], both: tuple[Term, Term]) -> Pairs:
-        """Pair operands whose order says nothing: still ones with still ones, by colour, and then by their order."""
+        if len(one.args) != len(other.args):
+            return self._apart(one, other)
+        if name not in SYMMETRIC:
+            return [(a, b, other) for a, b in zip(one.args[2:], other.args[2:], strict=True)]
         pairs: Pairs = []
         for is_still in (False, True):
-            mine, theirs = ([t for t in side if self.is_still(t) == is_still] for side in (ones, others))
+            mine, theirs = (
+                [t for t in side if self.is_still(t) == is_still] for side in (one.args[2:], other.args[2:])
+            )
             if len(mine) != len(theirs):
-                return self._apart(*both)
-            pairs += _paired(mine, theirs, lambda t: t.colour)
+                return self._apart(one, other)
+            pairs += [(a, b, other) for a, b in self._paired(mine, theirs)]
         return pairs
+
+    def _paired(self, ones: Sequence[Term], others: Sequence[Term]) -> list[tuple[Term, Term]]:
+        """Pair terms: those of one colour, and then what is left, in order."""
+        left, pairs = sorted(ones, key=_made), []
+        for level in range(4):
+            rest = []
+            for item in sorted(others, key=_made):
+                found = next((a for a in left if self._is_like(a, item, level)), None)
+                if found is None:
+                    rest.append(item)
+                else:
+                    left.remove(found)
+                    pairs.append((found, item))
+            others = rest
+        return pairs
+
+    def _is_like(self, one: Term, other: Term, level: int) -> bool:
+        mine, theirs = self.colours
+        if level == 0:
+            return self.partner.get(self._base(other)) is self._base(one) and mine.inside(one) == theirs.inside(other)
+        if level == 1:
+            return mine.both(one) == theirs.both(other)
+        return level == 3 or mine.inside(one) == theirs.inside(other)
+
+    # ---- sums --------------------------------------------------------------------------------------------------------
 
     def _sums(self, one: Term, other: Term) -> Pairs:
         """Compare sums: products of values that depend on inputs, each with what it is multiplied by."""
-        mine, theirs = self._grouped(one), self._grouped(other)
-        pairs: Pairs = []
-        keys = _paired(list(mine), list(theirs), lambda m: tuple(sorted((f.colour, e) for f, e in m)))
-        if len(keys) < max(len(mine), len(theirs)):
-            self._apart(one, other)
-        for a, b in keys:
-            factors = _paired(list(a), list(b), lambda pair: (pair[0].colour, pair[1]))
-            if len(factors) < max(len(a), len(b)):
-                self._apart(one, other)
-            pairs += [(f[0], g[0]) for f, g in factors]
-            pairs.append((mine[a], theirs[b]))
-        return [(a, b) for a, b in pairs if not self._are_numbers(a, b)]
+        mine, theirs = self.grouped(one), self.grouped(other)
+        zero = self.terms.constant(0, (), other.dtype)
+        pairs: Pairs = [(mine.pop(NOTHING, zero), theirs.pop(NOTHING, zero), other)]
+        if len(mine) != len(theirs):
+            return [*pairs, *self._apart(one, other)]
+        for a, b in self._products(list(mine), list(theirs)):
+            factors = self._factors(a, b)
+            if factors is None:
+                pairs += self._apart(one, other)
+                continue
+            pairs += [(f, g, other) for f, g in factors]
+            pairs.append((mine[a], theirs[b], other))
+        return pairs
 
-    def _are_numbers(self, one: Term, other: Term) -> bool:
-        """Return True if both are numbers; other numbers are noted."""
-        a, b = number_in(one), number_in(other)
-        if a is None or b is None:
+    def _products(self, ones: list[Monomial], others: list[Monomial]) -> list[tuple[Monomial, Monomial]]:
+        pairs: list[tuple[Monomial, Monomial]] = []
+        ones, others = sorted(ones, key=_first), sorted(others, key=_first)
+        for level in range(4):
+            for b in list(others):
+                found = next((a for a in ones if self._are_like(a, b, level)), None)
+                if found is not None:
+                    ones.remove(found)
+                    others.remove(b)
+                    pairs.append((found, b))
+        return pairs
+
+    def _are_like(self, one: Monomial, other: Monomial, level: int) -> bool:
+        if level == 3:
+            return True
+        if sorted(e for _, e in one) != sorted(e for _, e in other):
             return False
-        if a != b:
-            self.binding.apart.append((one, other))
-        return True
+        if level == 0:
+            partners = {(self.partner.get(self._base(f)), e) for f, e in other}
+            return partners == {(self._base(f), e) for f, e in one}
+        mine, theirs = self.colours
+        if level == 1:
+            return sorted((mine.both(f), e) for f, e in one) == sorted((theirs.both(f), e) for f, e in other)
+        return sorted((mine.inside(f), e) for f, e in one) == sorted((theirs.inside(f), e) for f, e in other)
 
-    def _grouped(self, term: Term) -> dict[Monomial, Term]:
+    def _factors(self, one: Monomial, other: Monomial) -> list[tuple[Term, Term]] | None:
+        pairs: list[tuple[Term, Term]] = []
+        for exponent in {e for _, e in (*one, *other)}:
+            mine, theirs = ([f for f, e in side if e == exponent] for side in (one, other))
+            if len(mine) != len(theirs):
+                return None
+            pairs += self._paired(mine, theirs)
+        return pairs
+
+    def grouped(self, term: Term) -> dict[Monomial, Term]:
         """Return a sum's products of values that depend on inputs, each with its factor that does not."""
         groups: dict[Monomial, dict[Monomial, Any]] = defaultdict(dict)
-        for monomial, coefficient in self.terms.items_of(term).items():
+        for monomial, coefficient in self._spread(term):
             moving = frozenset((f, e) for f, e in monomial if not self.is_still(f))
-            groups[moving][monomial - moving] = coefficient
+            items = groups[moving]
+            items[monomial - moving] = items.get(monomial - moving, 0) + coefficient
         result = {}
         for moving, items in groups.items():
-            shapes = [f.shape for m in items for f, _ in m]
-            shape: tuple[Any, ...] = ()
-            for each in shapes:
-                rank = max(len(shape), len(each))
-                wide = [(1,) * (rank - len(s)) + s for s in (shape, each)]
-                shape = tuple(b if a == 1 else a for a, b in zip(*wide, strict=True))
+            shape = together(f.shape for m in items for f, _ in m)
             result[moving] = self.terms.sum_of(items, shape, term.dtype)
         return result
 
+    def _spread(self, term: Term) -> list[tuple[Monomial, Any]]:
+        """Return the products of a sum; a sum that is multiplied by still values alone is spread out."""
+        found: list[tuple[Monomial, Any]] = []
+        todo = list(self.terms.items_of(term).items())
+        while todo:
+            monomial, coefficient = todo.pop(0)
+            moving = [(f, e) for f, e in monomial if not self.is_still(f)]
+            if len(moving) == 1 and moving[0][1] == 1 and moving[0][0].op == "sum":
+                rest = monomial - {moving[0]}
+                todo += [(times(rest, m), coefficient * c) for m, c in self.terms.items_of(moving[0][0]).items()]
+            else:
+                found.append((monomial, coefficient))
+        return found
+
+    # ---- contractions ------------------------------------------------------------------------------------------------
+
     def _contractions(self, one: Term, other: Term) -> Pairs:
-        """Compare contractions: operands by colour, then the axes of parameters by the labels of the others."""
-        (mine, out, sizes), (theirs, out_, sizes_) = one.args, other.args
-        if len(mine) != len(theirs):
+        base, pattern = one.args if one.op == "view" else (one, None)
+        if base.op != other.op or len(base.args[0]) != len(other.args[0]):
             return self._apart(one, other)
-        moving = [[o for o in side if not self.is_still(o[0])] for side in (mine, theirs)]
-        still = [[o for o in side if self.is_still(o[0])] for side in (mine, theirs)]
-        if len(moving[0]) != len(moving[1]):
+        if pattern is None and (one := self._reshaped(one, other.shape)) is None:  # type: ignore[assignment]
+            return self._apart(base, other)
+        mine, theirs = ([self.is_still(t) for t, _ in side.args[0]] for side in (base, other))
+        if sum(mine) != sum(theirs):
             return self._apart(one, other)
-        pairs: Pairs = []
-        labels: dict[int, int] = dict(zip(out_, out)) if len(out) == len(out_) else {}
-        for (a, axes), (b, axes_) in _paired(moving[0], moving[1], lambda o: o[0].colour):
-            pairs.append((a, b))
-            flat, flat_ = ([n for group in g for n in group] for g in (axes, axes_))
-            labels.update(zip(flat_, flat))
-        for (a, axes), (b, axes_) in list(zip(*still)):
-            wanted = [tuple(labels.get(n, -1) for n in group) for group in axes_]
-            if sorted(wanted) == sorted(axes) and len(set(axes)) == len(axes):
-                order = [axes.index(group) for group in wanted]
-                a = self.terms.rearranged(a, permutation(a.shape, order))
-            pairs.append((a, b))
-        return pairs
+        for order in self._orders(base, other, mine, theirs):
+            pairs = overlaid(self.terms, base, pattern, other, order)
+            if pairs is not None:
+                return [(a, b, other) for a, b in pairs]
+        return self._apart(one, other)
+
+    def _orders(self, one: Term, other: Term, mine: list[bool], theirs: list[bool]) -> Iterable[list[tuple[int, int]]]:
+        """Yield pairs of the operands' numbers: first those that are likeliest."""
+        operands = [t for t, _ in one.args[0]], [t for t, _ in other.args[0]]
+        moving = [i for i, still in enumerate(mine) if not still], [i for i, still in enumerate(theirs) if not still]
+        still = [i for i, s in enumerate(mine) if s], [i for i, s in enumerate(theirs) if s]
+        if max(map(len, (*moving, *still))) > PERMUTED:
+            yield [*zip(*moving, strict=True), *zip(*still, strict=True)]
+            return
+        found = []
+        for order in itertools.permutations(moving[0]):
+            pairs = list(zip(order, moving[1], strict=True))
+            both = [(operands[0][a], operands[1][b]) for a, b in pairs]
+            ranks = [next(level for level in range(4) if self._is_like(x, y, level)) for x, y in both]
+            found.append((max(ranks, default=0), sum(ranks), pairs))
+        for _, _, pairs in sorted(found, key=lambda each: each[:2]):
+            for order in itertools.permutations(still[0]):
+                yield [*pairs, *zip(order, still[1], strict=True)]
+
+
+def _is_wider(term: Term) -> bool:
+    """Return True for a cast from floats to floats, or from integers to integers."""
+    if term.op != "each" or term.args[0] != "cast":
+        return False
+    return any(term.dtype in kind and term.args[2].dtype in kind for kind in (FLOATS, WHOLE))
+
+
+def together(shapes: Iterable[Shape]) -> Shape:
+    """Return the shape that shapes are broadcast to."""
+    shape: Shape = ()
+    for each in shapes:
+        rank = max(len(shape), len(each))
+        wide = [(1,) * (rank - len(s)) + tuple(s) for s in (shape, each)]
+        shape = tuple(b if a == 1 else a for a, b in zip(*wide, strict=True))
+    return shape
 
 
 def _first(monomial: Monomial) -> int:
     return min((f.origin for f, _ in monomial), default=-1)
 
 
-def _paired(ones: Sequence[Any], others: Sequence[Any], colour: Any) -> Pairs:
-    """Return pairs of equal colours, and of what is left if it is as many; in the order in which terms were made."""
-    groups: dict[Any, list[Any]] = defaultdict(list)
-    for item in sorted(others, key=_made):
-        groups[colour(item)].append(item)
-    pairs, left = [], []
-    for item in sorted(ones, key=_made):
-        if groups[colour(item)]:
-            pairs.append((item, groups[colour(item)].pop(0)))
-        else:
-            left.append(item)
-    rest = sorted((item for group in groups.values() for item in group), key=_made)
-    return pairs + (list(zip(left, rest)) if len(left) == len(rest) else [])
-
-
-def _made(item: Any) -> int:
-    if isinstance(item, Term):
-        return item.origin
-    if isinstance(item, frozenset):
-        return _first(item)
-    return _made(item[0])
-
-
-def assembled(terms: Algebra, leaf: Term, pieces: Sequence[Piece]) -> Term | None:
-    """Return what a leaf is, from its pieces, or None if they are not all of it."""
-    whole = [p for p in pieces if p.axis is None]
-    if whole:
-        return whole[0].value
-    axes = {p.axis for p in pieces}
-    if len(axes) != 1:
-        return None
-    (axis,) = axes
-    assert axis is not None
-    at, parts = 0, []
-    for piece in sorted(pieces, key=lambda p: p.start):
-        if piece.start != at:
-            return None
-        parts.append(piece.value)
-        at = piece.stop
-    return terms.joined(parts, axis) if at == leaf.shape[axis] else None
-
-
-_ = NOTHING
+def _made(term: Term) -> int:
+    return term.origin

@@ -25,12 +25,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as config
 
-from onnxgen.canonical import arranging, layers
+from onnxgen.canonical import arranging, layers, pooling
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.rules import NotFollowed, Result, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain
 
-RULES = (arranging, layers)  # importing them registers their rules
+RULES = (arranging, layers, pooling)  # importing them registers their rules
 HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 
 
@@ -400,7 +400,9 @@ def constant(terms: Algebra, tensor: Tensor) -> Term:
         return terms.constant(tensor.reshape(-1)[0].item(), tuple(tensor.shape), name)
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
-    return terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)
+    term = terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)
+    terms.elements[term] = tensor
+    return term
 
 
 def _flat(value: Any) -> Iterator[Term]:

@@ -204,7 +204,7 @@ class Contractions(Views):
                 operand = self.sliced(operand, at, start * inner, stop * inner, step)
             labels = [*itertools.chain(*axes)]  # an axis with several labels becomes several axes
             flat.append((self.reshaped(operand, tuple(new[n] for n in labels)), labels))
-        return self.contracted(flat, out, new, term.dtype)
+        return self.contracted(flat, out, new, term.dtype, term.op)
 
 
 def replaced(labels: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.rules import Result, _together, add, axes_of, matrices, mul, positive, power, rule, where
-from onnxgen.canonical.terms import Term, is_size
+from onnxgen.canonical.terms import Term, is_size, number_in
 
 
 @rule("conv1d.default", "conv2d.default", "conv3d.default")
@@ -89,18 +89,23 @@ def attention(
     here = Result(scores.shape, dtype)
     if causal:
         mask = t.term("call", ("causal",), scores.shape[-2:], "bool")
+    if mask is not None and mask.dtype == "bool" and number_in(mask) == 1:
+        mask = None
     if mask is not None and mask.dtype == "bool":
         scores = where(t, here, mask, scores, -math.inf)
     elif mask is not None:
         scores = t.added([(scores, 1), (mask, 1)], _together(scores.shape, mask.shape), dtype)
     shares = t.softmax(scores, len(scores.shape) - 1)
-    if mask is not None and not causal and _may_hide_a_row(mask):
+    if mask is not None and not causal and _may_hide_a_row(t, mask):
         shares = t.each("nothing_for_nan", [shares], shares.shape, dtype)  # a row without any key is 0, and not NaN
     return matrices(t, shares, v, dtype)
 
 
-def _may_hide_a_row(mask: Term) -> bool:
+def _may_hide_a_row(t: Algebra, mask: Term) -> bool:
     """Whether a mask may have a row of -inf or of False alone."""
+    if mask in t.elements:
+        shown = t.elements[mask] if mask.dtype == "bool" else t.elements[mask].isfinite()
+        return not bool(shown.any(-1).all())
     if mask.dtype == "bool":
         return True
     todo, done = [mask], set()
@@ -188,14 +193,6 @@ def vector_norm(
 @rule("norm.ScalarOpt_dim")
 def norm(t: Algebra, out: Result, x: Term, order_: Any, axes: Any, keep: bool = False) -> Any:
     return vector_norm(t, out, x, 2 if order_ is None else order_, axes, keep)
-
-
-@rule("adaptive_avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool3d")
-def pooled(t: Algebra, out: Result, x: Term, sizes: Any) -> Any:
-    if any(s != 1 for s in sizes):
-        return None
-    rank = len(sizes)
-    return t.mean(x, list(range(len(x.shape) - rank, len(x.shape))), True)
 
 
 def scaled(t: Algebra, out: Result, x: Term, weight: Any, bias: Any) -> Term:

@@ -215,6 +215,10 @@ UNARY = """
 def unary(t: Algebra, out: Result, name: str, x: Term) -> Term:
     if "float" in out.dtype and x.dtype != out.dtype:
         x = t.cast(x, out.dtype)
+    if name == "bitwise_not" and out.dtype == "bool":
+        name = "logical_not"
+    if name == "logical_not" and x.op == "each" and x.args[0] in ("eq", "ne"):
+        return t.each("ne" if x.args[0] == "eq" else "eq", x.args[2:], out.shape, out.dtype)
     return t.each(name, [x], out.shape, out.dtype)
 
 
@@ -320,6 +324,8 @@ for _name in ("logical_and", "logical_or", "bitwise_and", "bitwise_or"):
 
 @rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(t: Algebra, out: Result, condition: Term, one: Any, other: Any) -> Any:
+    if (number := number_in(condition)) is not None:
+        return t.expanded(t.operand(scalar(t, one if number else other, out.dtype), out.dtype), out.shape)
     if condition.op == "each" and condition.args[0] == "logical_not":
         return where(t, out, condition.args[2], other, one)
     operands = [t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other)]

@@ -118,6 +118,7 @@ class Terms:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Term] = {}
+        self.elements: dict[Term, Any] = {}  # tensors of constants
         self.results: dict[Hashable, Any] = {}
         self._numbers: dict[Hashable, float] = {}
 

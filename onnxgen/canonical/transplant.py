@@ -5,30 +5,37 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.back import export_back
-from onnxgen.canonical.binding import Binding, Piece, Walk, assembled
-from onnxgen.canonical.capture import Captured, Reader, constant, exported
+from onnxgen.canonical.binding import Equation, Laid, Walk
+from onnxgen.canonical.capture import Captured, exported
+from onnxgen.canonical.colours import Colours
+from onnxgen.canonical.folding import FoldingReader
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.numbers import difference
-from onnxgen.canonical.places import Place, place_of
+from onnxgen.canonical.parting import Parting
+from onnxgen.canonical.places import Place
 from onnxgen.canonical.prove import drawn
 from onnxgen.canonical.rules import NotFollowed
+from onnxgen.canonical.solving import Choice, Solution, Solver
+from onnxgen.canonical.standing import plain_copy, put, tensors_of
 from onnxgen.canonical.terms import Term
-from onnxgen.canonical.values import Unknown, value
-from onnxgen.errors import OnnxgenError
+from onnxgen.canonical.values import Values
+from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
-from onnxgen.runtime.load import load
+from onnxgen.runtime.load import load, need_torch
 
-APART = 1e-5  # of the largest element, in float64
+APART, APART_HALF = 1e-5, 1e-2  # of the largest element, in float64: what rounded constants of the file make
+NEAR, NEAR_HALF = (1e-4, 0.0), (2e-3, 1e-7)  # how far constants may be apart: of the largest, and at least
 NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -39,23 +46,24 @@ class Report:
     Attributes:
         filled: for each parameter or buffer of the module, the keys of the generated module that it was made of.
         folded: the paths of BatchNorms that became the identity: their fold is in the layer before them.
+        chosen: parameters that the file has folded into others, with the number that they got.
+        partly: parameters of which the file has only a part; the other elements keep their values.
         kept: parameters and buffers that the network does not use; they keep their values.
         difference: the largest difference of outputs, as a share of the largest element, in float64.
         runs: the number of drawn inputs that were compared.
         source, options: the ONNX file, and how it was read.
-        pieces: what the parts of each parameter were made of.
-        behind: for each folded BatchNorm, the layer that has its fold.
     """
 
     filled: dict[str, list[str]] = field(default_factory=dict)
     folded: list[str] = field(default_factory=list)
+    chosen: dict[str, float] = field(default_factory=dict)
+    partly: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     difference: float = 0.0
     runs: int = 0
     source: Path = field(default_factory=Path, repr=False)
     options: Options = field(default_factory=Options, repr=False)
-    pieces: dict[str, list[Piece]] = field(default_factory=dict, repr=False)
-    behind: dict[str, str] = field(default_factory=dict, repr=False)
+    matched: Any = field(default=None, repr=False)
 
     def export(self, module: nn.Module, out: Path | str, *, force: bool = False) -> Any:
         """Write the module's values, after a training, into the graph of the ONNX file that they came from.
@@ -81,6 +89,17 @@ class NotTheSame(OnnxgenError):
     places: list[Place] = []
 
 
+@dataclass
+class Matched:
+    """What a module was filled with: the equations, and the parameters of both networks by their terms."""
+
+    terms: Algebra
+    equations: list[Equation]
+    one: dict[Term, str]
+    other: dict[Term, str]
+    behind: dict[str, str] = field(default_factory=dict)
+
+
 def transplant(
     model: Path | str, module: nn.Module, *, runs: int = 3, seed: int = 0, options: Options | None = None
 ) -> Report:
@@ -88,8 +107,8 @@ def transplant(
 
     The canonical forms of both networks are walked from their outputs to their inputs, and each parameter of the module
     gets what the file has in its place: renamed, transposed, cut out of a fused matrix or joined from parts. Where the
-    file has a convolution with a folded BatchNorm, the module's BatchNorm becomes the identity. Then the outputs of both
-    are compared on drawn inputs.
+    file has folded something into another layer, such as a BatchNorm into a convolution, the module's layer becomes the
+    identity. Then the outputs of both are compared on drawn inputs, and only then the module is filled.
 
     Args:
         model: the ONNX file.
@@ -105,233 +124,230 @@ def transplant(
         NotTheSame: the networks differ; the module is as it was. The message and `places` say where.
         OnnxgenError: the file can't be read, or the module can't be followed.
     """
+    need_torch("transplant", "verify")
     options = options or Options()
-    reference = load(model, options)
-    names, feeds = drawn(Path(model), options, reference, runs, seed)
-    return Transplant(reference, module, names, feeds).run(Path(model), options)
+    reference, read_as = load(model, options), options
+    is_half = any(_is_half(t) for t in reference.state_dict().values())
+    if is_half:
+        read_as = replace(options, dtype="float32")
+        reference = load(model, read_as)
+    names, feeds = drawn(Path(model), read_as, reference, runs, seed)
+    report = Transplant(reference, module, names, feeds, is_half).run()
+    report.source, report.options = Path(model), options
+    return report
 
 
 class Transplant:
     """The network of a file, and a module that is to get its weights."""
 
     def __init__(
-        self, reference: nn.Module, module: nn.Module, names: Sequence[str], feeds: Sequence[Sequence[Any]]
+        self,
+        reference: nn.Module,
+        module: nn.Module,
+        names: Sequence[str],
+        feeds: Sequence[Sequence[Any]],
+        is_half: bool,
     ) -> None:
-        self.reference, self.module = reference.float(), module
+        self.module, self.is_half = module, is_half
+        self.reference, self.filled = plain_copy(reference), plain_copy(module).float()
         self.feeds = [[a.float() if _is_half(a) else a for a in feed] for feed in feeds]
         taken = inspect.signature(module.forward).parameters
         self.names = list(names) if all(name in taken for name in names) else []
         self.terms = Algebra()
-        self.behind: dict[str, str] = {}
 
-    def run(self, model: Path, options: Options) -> Report:
-        before = copy.deepcopy(self.module.state_dict())
-        modes = {m: m.training for m in self.module.modules()}
+    def run(self) -> Report:
         try:
-            self.module.eval()
-            try:
-                report = self._filled()
-            except NotFollowed as stop:
-                raise OnnxgenError(f"the module can't be followed: {stop}") from stop
-            report.source, report.options = model, options
-            report.behind = {path: self.behind[path] for path in report.folded if path in self.behind}
-            return report
-        except BaseException:
-            self.module.load_state_dict(before)
-            raise
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
+            one, other = self._captured(self.reference, [], "file "), self._captured(self.filled, self.names, "module ")
+        except NotFollowed as stop:
+            raise OnnxgenError(f"the module can't be followed: {stop}") from stop
+        numbers = self._outputs(one, other)
+        theirs = [other.outputs[n] for n in numbers]
+        draws = self._draws([*one.outputs, *theirs])
+        colours = Colours(one.outputs, draws), Colours(theirs, draws)
+        known = {t: self._tensor(self.reference, one, t) for t in _leaves(one.outputs)}
+        unknown = _leaves(theirs)
+        known |= {t: self._tensor(self.filled, other, t) for t in unknown if "float" not in t.dtype}
+        unknown = [t for t in unknown if t not in known]
+        choices = Norms(self.filled, other, unknown)
+        near = NEAR_HALF if self.is_half else NEAR
+        solver = Solver(self.terms, Values(self.terms, known), unknown, choices.of, near)
+        laid = Walk(self.terms, *colours, solver.same).walk(one.outputs, theirs)
+        solution = solver.solve(laid.equations)
+        parting = Parting((one, other), colours, self.terms, solver)
+        missing = [_path(other, t) for t, v in solution.values.items() if bool(v.isnan().all()) and v.numel()]
+        if laid.apart or solution.apart or solution.open or missing:
+            raise self._refused(parting, laid, solution, missing)
+        report = self._report(one, other, laid, solution)
+        put(self.filled, {p: solution.values[t] for p, t in other.leaves.items() if p in report.filled})
+        report.difference, report.runs = self._difference(numbers), len(self.feeds)
+        if not report.difference <= (APART_HALF if self.is_half else APART):
+            raise self._refused(parting, laid, solution, missing, report.difference)
+        state = tensors_of(self.filled)
+        put(self.module, {p: state[p] for p in report.filled})
+        report.matched = self._matched(one, other, laid, report)
+        return report
 
-    def _filled(self) -> Report:
-        one = self._read(self.reference, self._program(self.reference, []), "")
-        program = self._program(self.module, self.names)
-        best: tuple[int, NotTheSame] | None = None
-        for fixed, folded in self._foldings():
-            other = self._read(self.module, program, "module ", fixed)
-            report, missing = self._bound(one, other, fixed, folded)
-            report.difference = self._difference()
-            report.runs = len(self.feeds)
-            if report.difference <= APART and not missing:
-                return report
-            score = len(missing) + len(self.binding.apart)
-            if best is None or score < best[0]:
-                best = score, self._refused(other, self.binding, missing, report.difference)
-        assert best is not None
-        raise best[1]
-
-    def _refused(self, other: Captured, binding: Binding, missing: Sequence[str], apart: float) -> NotTheSame:
-        """Return the error that says where the two networks part: at the first of the pairs that can't be the same."""
-        nodes = {term: node for term, node in reversed(other.places)}
-        known = [_noted(t, nodes) for _, t in binding.apart if isinstance(t, Term)]
-        first = min((t for t in known if t is not None), key=lambda t: t.number, default=None)
-        place = None if first is None else place_of(nodes[first], "edited", "")
-        where = f"{place.code} (line {place.line}, in {place.module or 'forward'})" if place else ""
-        what = f"outputs differ by {apart:.2g} of the largest" if apart < math.inf else "outputs have other shapes"
-        if missing:
-            what += f"; nothing in the file stands for {missing[0]}" + (
-                f" and {len(missing) - 1} more" if missing[1:] else ""
-            )
-        what = f"the module is another network than the file: {what}"
-        error = NotTheSame(what, help=f"compare what it computes at: {where}" if where else "")
-        error.places = [place] if place else []
-        return error
-
-    def _program(self, module: nn.Module, names: Sequence[str]) -> Any:
+    def _captured(self, module: nn.Module, names: Sequence[str], prefix: str) -> Captured:
         arguments = self.feeds[0]
         if any(not isinstance(a, Tensor) for a in arguments):
             raise NotFollowed("an input that is no tensor")
-        free = [[axis for axis, size in enumerate(a.shape) if size > 1] for a in arguments]
-        return exported(module, arguments, free, names)
-
-    def _read(self, module: nn.Module, program: Any, prefix: str, fixed: Mapping[str, Term] | None = None) -> Captured:
-        state = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        program = exported(module, arguments, [[] for _ in arguments], names)
+        state = tensors_of(module)
         leaves: dict[str, Term | str] = {path: f"{prefix}{path}" for path in state}
-        leaves |= {p: constant(self.terms, t) for p, t in state.items() if not t.is_floating_point()}
-        return Reader(self.terms, program, {**leaves, **(fixed or {})}).read()
+        return FoldingReader(self.terms, program, leaves).read()
 
-    def _foldings(self) -> Any:
-        """Yield the leaves that are fixed, and the BatchNorms that become the identity by that."""
-        yield {}, []
-        norms = {
-            path: m for path, m in self.module.named_modules() if isinstance(m, NORMS) and m.running_var is not None
-        }
-        if not norms:
-            return
-        behind = self.behind = self._behind_convolutions(norms)
-        for chosen in dict.fromkeys((tuple(behind), tuple(norms))):
-            yield self._identities(chosen, norms, behind), list(chosen)
+    def _draws(self, roots: Sequence[Any]) -> list[Values]:
+        """Return values of the inputs, of those drawn that have the sizes of the first."""
+        inputs = {t.args[0]: t for t in below(roots) if t.op == "input"}
+        alike = [f for f in self.feeds if [a.shape for a in f] == [a.shape for a in self.feeds[0]]]
+        return [Values(self.terms, {t: feed[n] for n, t in inputs.items()}) for feed in alike]
 
-    def _identities(
-        self, chosen: Sequence[str], norms: Mapping[str, Any], behind: Mapping[str, str]
-    ) -> dict[str, Term]:
-        fixed: dict[str, Term] = {}
-        for path in chosen:
-            norm = norms[path]
-            shape = tuple(norm.running_var.shape)
-            numbers = {"running_mean": 0.0, "running_var": 1 - norm.eps}
-            numbers |= {"weight": 1.0} if norm.weight is not None else {}
-            fixed |= {f"{path}.{name}": self.terms.constant(n, shape, "float32") for name, n in numbers.items()}
-            bias = f"{behind.get(path)}.bias"
-            own = dict(self.module.named_parameters()).get(bias)
-            if own is not None and norm.bias is not None:
-                fixed[bias] = self.terms.constant(0.0, tuple(own.shape), "float32")
-        return fixed
+    def _tensor(self, module: nn.Module, captured: Captured, leaf: Term) -> Tensor:
+        return tensors_of(module)[_path(captured, leaf)]
 
-    def _behind_convolutions(self, norms: Mapping[str, Any]) -> dict[str, str]:
+    def _outputs(self, one: Captured, other: Captured) -> list[int]:
+        """Return the numbers of the module's outputs that stand for those of the file."""
+        if len(one.outputs) == len(other.outputs):
+            return list(range(len(one.outputs)))
+        mine, theirs = Colours(one.outputs), Colours(other.outputs)
+        chosen: list[int] = []
+        for wanted in one.outputs:
+            rest = [n for n, o in enumerate(other.outputs) if n not in chosen and isinstance(o, Term)]
+            alike = [n for n in rest if mine.inside(wanted) == theirs.inside(other.outputs[n])]
+            alike = alike or [n for n in rest if wanted.shape == other.outputs[n].shape]
+            if not alike:
+                there = f"{counted(len(other.outputs), 'output')}, and the file {len(one.outputs)}"
+                raise NotTheSame(f"the module is another network than the file: it returns {there}")
+            chosen.append(alike[0])
+        return chosen
+
+    def _report(self, one: Captured, other: Captured, laid: Laid, solution: Solution) -> Report:
+        sources: dict[Term, set[str]] = {}
+        for equation in laid.equations:
+            made_of = {_path(one, t) for t in _leaves([equation.one])}
+            for leaf in _leaves([equation.other]):
+                sources.setdefault(leaf, set()).update(made_of)
+        report = Report()
+        for path, leaf in other.leaves.items():
+            value = solution.values.get(leaf)
+            if value is None:
+                continue
+            report.filled[path] = sorted(sources.get(leaf, ()))
+            if bool(value.isnan().any()):
+                report.partly.append(path)
+                value[value.isnan()] = tensors_of(self.filled)[path].detach().cpu().double()[value.isnan()]
+        for choice in solution.chosen:
+            if not choice.norm:
+                report.chosen[_path(other, choice.leaf)] = choice.number
+        report.folded = list(dict.fromkeys(c.norm for c in solution.chosen if c.norm))
+        report.kept = [path for path in self.filled.state_dict() if path not in report.filled]
+        return report
+
+    def _matched(self, one: Captured, other: Captured, laid: Laid, report: Report) -> Matched:
+        behind = self._behind_layers()
+        paths = [{t: _path(c, t) for t in _leaves(c.outputs)} for c in (one, other)]
+        return Matched(
+            self.terms, laid.equations, paths[0], paths[1], {n: behind[n] for n in report.folded if n in behind}
+        )
+
+    def _behind_layers(self) -> dict[str, str]:
         """Return the BatchNorms that take what a layer with weights makes, each with that layer's path."""
         made: dict[int, str] = {}
         behind: dict[str, str] = {}
         layers = (nn.modules.conv._ConvNd, nn.Linear)
-        paths = {m: path for path, m in self.module.named_modules()}
+        paths = {m: path for path, m in self.filled.named_modules()}
         kept: list[Any] = []
 
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(module, layers):
                 made[id(output)] = paths[module]
                 kept.append(output)
-            elif paths[module] in norms and id(inputs[0]) in made:
+            elif id(inputs[0]) in made:
                 behind[paths[module]] = made[id(inputs[0])]
 
-        handles = [m.register_forward_hook(hook) for m in self.module.modules() if isinstance(m, (*layers, NORMS))]
+        handles = [m.register_forward_hook(hook) for m in self.filled.modules() if isinstance(m, (*layers, NORMS))]
         try:
             with torch.no_grad():
-                self._run(self.module, self.feeds[0])
+                self._run(self.filled, self.feeds[0])
         finally:
             for handle in handles:
                 handle.remove()
         return behind
 
-    # ---- filling -----------------------------------------------------------------------------------------------------
+    # ---- refusing ----------------------------------------------------------------------------------------------------
 
-    def _bound(
-        self, one: Captured, other: Captured, fixed: Mapping[str, Term], folded: list[str]
-    ) -> tuple[Report, list[str]]:
-        """Fill the module with what its leaves are bound to. Returns the report, and the leaves without a value."""
-        binding = self.binding = Walk(self.terms).walk(one.outputs, _chosen(one.outputs, other.outputs))
-        values = dict(self.reference.state_dict(keep_vars=False))
-        state = self.module.state_dict()
-        report, missing = Report(folded=folded), []
-        for path, leaf in other.leaves.items():
-            made = assembled(self.terms, leaf, binding.pieces[leaf]) if leaf in binding.pieces else None
-            tensor = None
-            if made is not None:
-                try:
-                    tensor = value(made, {k: v.double() if v.is_floating_point() else v for k, v in values.items()})
-                except (Unknown, KeyError):
-                    pass
-            if tensor is None or made is None:
-                missing.append(path)
-                continue
-            report.filled[path] = sorted({t.args[0] for t in _leaves(made)})
-            report.pieces[path] = binding.pieces[leaf]
-            with torch.no_grad():
-                state[path].copy_(tensor.reshape(state[path].shape))
-        for path, term in fixed.items():
-            with torch.no_grad():
-                state[path].copy_(value(term, {}))
-        self.module.load_state_dict(state)
-        used = {*other.leaves, *fixed}
-        report.kept = [path for path in state if path not in used]
-        return report, missing
+    def _refused(
+        self, parting: Parting, laid: Laid, solution: Solution, missing: Sequence[str], apart: float | None = None
+    ) -> NotTheSame:
+        """Return the error that says where the two networks part."""
+        places = parting.places(laid, [*solution.apart, *solution.open])
+        what = parting.numbers(solution.apart)
+        if apart is not None:
+            what = f"outputs differ by {apart:.2g} of the largest" if apart < math.inf else "outputs have other shapes"
+        elif not what and missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            what = f"nothing in the file stands for {missing[0]}{more}"
+        what = what or "they part"
+        where = [f"{p.code} (line {p.line}, in {p.module or 'forward'})" for p in places]
+        said = [f"{side} has: {text}" for side, text in zip(("the module", "the file"), where)]
+        error = NotTheSame(f"the module is another network than the file: {what}", help="; ".join(said))
+        error.places = places
+        return error
+
+    # ---- comparing ---------------------------------------------------------------------------------------------------
 
     def _run(self, module: nn.Module, feed: Sequence[Any]) -> Any:
-        if module is self.module and self.names:
-            return module(**dict(zip(self.names, feed)))
+        if module is not self.reference and self.names:
+            return module(**dict(zip(self.names, feed, strict=True)))
         return module(*feed)
 
-    def _difference(self) -> float:
+    def _difference(self, numbers: Sequence[int]) -> float:
         """Return the largest difference of outputs in float64."""
-        reference, module = (copy.deepcopy(m).double().eval() for m in (self.reference, self.module))
         worst = 0.0
+        reference, module = (copy.deepcopy(m).double() for m in (self.reference, self.filled))
         for feed in self.feeds:
-            wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in feed]
+            wide = [a.double() if a.is_floating_point() else a for a in feed]
             with torch.no_grad():
-                expected = _flat(reference(*wide))
-                got = _flat(module(**dict(zip(self.names, wide))) if self.names else module(*wide))
-            for a, b in zip(expected, _chosen(expected, got)):
+                expected = reference(*wide)
+                got = tree_leaves(self._run(module, wide))
+            expected = [expected] if isinstance(expected, Tensor) else list(expected)
+            for a, b in zip(expected, [got[n] for n in numbers], strict=True):
                 worst = max(worst, difference(a, b))
         return worst
 
 
-def _noted(term: Term, nodes: Mapping[Term, Any]) -> Term | None:
-    """Return the term, or else the last one that it is made of, that an operator of the module made."""
-    if term in nodes:
-        return term
-    return next((part for part in reversed(below([term])) if part in nodes), None)
+class Norms:
+    """The BatchNorms of a module, whose statistics may be chosen."""
 
+    def __init__(self, module: nn.Module, captured: Captured, leaves: Iterable[Term]) -> None:
+        wanted = {*leaves}
+        self.norms: dict[Term, tuple[str, Any]] = {}
+        self.captured = captured
+        for path, norm in module.named_modules():
+            if not isinstance(norm, NORMS):
+                continue
+            for name in ("running_mean", "running_var"):
+                leaf = captured.leaves.get(f"{path}.{name}")
+                if leaf in wanted:
+                    self.norms[leaf] = path, norm
 
-def _chosen(wanted: Sequence[Any], there: Sequence[Any]) -> Sequence[Any]:
-    """Return the outputs of the module that stand for those of the file: the first with the same number of axes."""
-    if len(wanted) == len(there):
-        return there
-    rest = list(there)
-    chosen = []
-    for each in wanted:
-        found = next((o for o in rest if hasattr(o, "shape") and len(o.shape) == len(each.shape)), None)
+    def of(self, leaves: Sequence[Term]) -> list[Choice]:
+        """Return the choices that make the first of the norms among leaves one that keeps what it gets."""
+        found = next((self.norms[leaf] for leaf in leaves if leaf in self.norms), None)
         if found is None:
-            raise NotFollowed("it returns other outputs than the file")
-        rest = rest[[id(o) for o in rest].index(id(found)) + 1 :]
-        chosen.append(found)
-    return chosen
+            return []
+        path, norm = found
+        mean, spread = (self.captured.leaves[f"{path}.{name}"] for name in ("running_mean", "running_var"))
+        return [Choice(spread, 1 - norm.eps, norm=path), Choice(mean, 0.0, norm=path)]
 
 
-def _flat(value_: Any) -> list[Tensor]:
-    if isinstance(value_, Tensor):
-        return [value_]
-    if isinstance(value_, Mapping):
-        return [t for v in value_.values() for t in _flat(v)]
-    if isinstance(value_, (list, tuple)):
-        return [t for v in value_ for t in _flat(v)]
-    return []
+def _path(captured: Captured, leaf: Term) -> str:
+    return next(path for path, term in captured.leaves.items() if term is leaf)
 
 
-def _leaves(term: Term) -> list[Term]:
-    return [t for t in below([term]) if t.op in ("parameter", "frozen")]
+def _leaves(roots: Iterable[Any]) -> list[Term]:
+    return [t for t in below(roots) if t.op in ("parameter", "frozen")]
 
 
-def _is_half(value_: Any) -> bool:
-    return isinstance(value_, Tensor) and value_.dtype in (torch.float16, torch.bfloat16)
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)

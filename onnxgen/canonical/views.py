@@ -309,7 +309,7 @@ class Views(Terms):
             return self.mapped(term, part, shape)
         if term.op == "view":
             return self._under_view(term, axis, bounds)
-        if term.op == "contract":
+        if term.op in ("contract", "amax", "amin"):
             return self.slice_of_contraction(term, axis, bounds)
         if term.op == "cat":
             return self._of_joined(term, axis, bounds)

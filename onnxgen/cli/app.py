@@ -194,8 +194,8 @@ def export(module: Path | None, **params: Any) -> int:
 def transplant(model: Path, **params: Any) -> int:
     """Fill a module of the same architecture with the weights of MODEL, and compare both.
 
-    Parameters are renamed, transposed, cut out of fused matrices and joined. Where MODEL has a BatchNorm folded into the
-    layer before, that of the module becomes the identity.
+    Parameters are renamed, transposed, cut out of fused matrices and joined. Where MODEL has a BatchNorm folded into
+    the layer before, that of the module becomes the identity.
     """
     from onnxgen.cli.transplanting import transplant_command
     from onnxgen.options import Options

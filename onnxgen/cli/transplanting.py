@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 def transplant_command(
     model: Path, options: Options, *, into: str, arguments: Sequence[str], back: Path | None, out: Path, **say: Any
 ) -> int:
-    """Fill a module, and write its weights; with `back`, write trained weights into the ONNX file. Returns the exit code."""
-    from onnxgen.canonical import transplant  # PyTorch takes seconds
-    from onnxgen.canonical.transplant import NotTheSame
+    """Fill a module, and write its weights; with `back`, write trained weights into the ONNX file.
+
+    Returns:
+        the exit code.
+    """
+    from onnxgen.canonical.transplant import NotTheSame, transplant  # PyTorch takes seconds
 
     quiet, as_json = say["quiet"], say["as_json"]
     refuse_overwriting([out], [model, *([back] if back else [])], say["force"])
@@ -88,10 +91,16 @@ def built(into: str, arguments: Sequence[str]) -> Any:
         sys.path.remove("")
 
 
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:5])}{' ...' if names[5:] else ''}"
+
+
 def _facts(report: Report) -> dict[str, Any]:
     return {
         "filled": report.filled,
         "folded": report.folded,
+        "chosen": report.chosen,
+        "partly": report.partly,
         "kept": report.kept,
         "difference": report.difference,
         "runs": report.runs,
@@ -102,11 +111,13 @@ def _print(report: Report, out: Path, into: str) -> None:
     tell(f"wrote {out}: {counted(len(report.filled), 'tensor')} of {into}")
     if report.folded:
         norms = counted(len(report.folded), "BatchNorm")
-        tell(
-            f"  {norms} became the identity, since the file has them folded into the layer before: {report.folded[0]} ..."
-        )
+        tell(f"  {norms} became the identity: the file has them folded into other layers ({_some(report.folded)})")
+    if report.chosen:
+        tell(f"  the file has these folded into others: {_some([f'{p} = {n:g}' for p, n in report.chosen.items()])}")
+    if report.partly:
+        tell(f"  the file has only a part of these; the rest is as it was: {_some(report.partly)}")
     unused = [path for path in report.kept if not path.endswith("num_batches_tracked")]
     if unused:
-        tell(f"  not in the file, and left as they were: {', '.join(unused[:5])}{' ...' if unused[5:] else ''}")
+        tell(f"  not in the file, and left as they were: {_some(unused)}")
     sets = counted(report.runs, "set")
     tell(f"  on {sets} of drawn inputs, in float64, outputs differ by {report.difference:.2g} of the largest")

@@ -1,0 +1,82 @@
+"""What pooling is in terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.layers import _wide
+from onnxgen.canonical.rules import Result, rule
+from onnxgen.canonical.terms import Term
+
+
+def _is_floor(x: Term, out: Result, windows: Sequence[tuple[int, int, int, int]]) -> bool:
+    """Whether no window reaches past what is padded: then rounding up the size of the result changes nothing."""
+    sizes = list(zip(x.shape[-len(windows) :], out.shape[-len(windows) :], windows, strict=True))
+    if not all(isinstance(size, int) and isinstance(made, int) for size, made, _ in sizes):
+        return False
+    return all(
+        made == (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+        for size, made, (kernel, stride, pad, dilation) in sizes
+    )
+
+
+@rule("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
+def max_pool(
+    t: Algebra,
+    out: Result,
+    x: Term,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil: bool = False,
+) -> Any:
+    rank = len(_wide(kernel, 1)) if isinstance(kernel, tuple) and len(kernel) > 1 else _rank(x)
+    kernel, stride, padding, dilation = (_wide(v, rank) for v in (kernel, stride or kernel, padding, dilation))
+    if ceil and _is_floor(x, out, list(zip(kernel, stride, padding, dilation, strict=True))):
+        ceil = False
+    return t.term("call", ("max_pool", x, kernel, stride, padding, dilation, ceil), out.shape, out.dtype)
+
+
+def _rank(x: Term) -> int:
+    return len(x.shape) - 2
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(
+    t: Algebra,
+    out: Result,
+    x: Term,
+    kernel: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil: bool = False,
+    counts_padding: bool = True,
+    divisor: Any = None,
+) -> Any:
+    if divisor is not None:
+        return None
+    rank = len(kernel) if isinstance(kernel, tuple) and len(kernel) > 1 else _rank(x)
+    kernel, stride, padding = (_wide(v, rank) for v in (kernel, stride or kernel, padding))
+    if ceil and _is_floor(x, out, [(k, s, p, 1) for k, s, p in zip(kernel, stride, padding, strict=True)]):
+        ceil = False
+    if not ceil and not any(padding):
+        counts_padding = False
+        if x.shape[-rank:] == kernel:
+            return t.mean(x, list(range(len(x.shape) - rank, len(x.shape))), True)
+    return t.term("call", ("avg_pool", x, kernel, stride, padding, ceil, counts_padding), out.shape, out.dtype)
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def pooled(t: Algebra, out: Result, x: Term, sizes: Any) -> Any:
+    rank = len(sizes)
+    if all(s == 1 for s in sizes):
+        return t.mean(x, list(range(len(x.shape) - rank, len(x.shape))), True)
+    here = x.shape[-rank:]
+    if all(isinstance(size, int) and isinstance(s, int) and size % s == 0 for size, s in zip(here, sizes, strict=True)):
+        kernel = tuple(size // s for size, s in zip(here, sizes, strict=True))
+        return x if math.prod(kernel) == 1 else avg_pool(t, out, x, kernel)
+    return None
