@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.tracing import steps_of_module
 from onnxgen.identify.steps import digest, layers, weights_digest
 from onnxgen.identify.table import Entry, written
-from onnxgen.identify.tracing import steps_of_module
 
 SIZE = (3, 224, 224)
 OTHER_SIZES = {"inception_v3": (3, 299, 299)}

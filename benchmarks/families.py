@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.tracing import steps_of_module
 from onnxgen.identify.families import NUMBER, value_of
 from onnxgen.identify.steps import Bag
-from onnxgen.identify.tracing import steps_of_module
 
 # Two sets of sizes: no number of one fits a wrong expression in both.
 FIRST = {"d": 72, "f": 202, "h": 6, "L": 3, "k": 2, "e": 38, "p": 8, "s": 60, "g": 4}
@@ -81,7 +81,6 @@ FAMILIES = [
     Made("MPNetModel", "MPNetConfig", tables=WORDS, positions_of_words=True),
     Made("ElectraModel", "ElectraConfig", {**ENCODER, "e": "embedding_size"}, tables=TYPES),
     Made("AlbertModel", "AlbertConfig", {**ENCODER, "e": "embedding_size"}, tables=TYPES, shared=True),
-    Made("DebertaV2Model", "DebertaV2Config", tables=WORDS),
     Made(
         "DebertaV2Model",
         "DebertaV2Config",
@@ -111,7 +110,6 @@ FAMILIES = [
     Made("HubertModel", "HubertConfig", SOUND, inputs="sound"),
     Made("WhisperModel", "WhisperConfig", BART, hidden=ONE, inputs="mel", part="encoder"),
     Made("BartModel", "BartConfig", BART, hidden=ONE, tables=WORDS, part="encoder"),
-    Made("MarianMTModel", "MarianConfig", BART, hidden=ONE, tables=WORDS, part="encoder"),
     Made("MobileBertModel", "MobileBertConfig", MOBILE, tables=TYPES),
 ]
 
@@ -124,8 +122,6 @@ def traced(made: Made, sizes: dict[str, int]) -> Bag:
     config = getattr(transformers, made.config)(**{**made.hidden, **given, **made.fixed})
     module = getattr(transformers, made.name)(config)
     module = module.get_submodule(made.part) if made.part else module
-    if made.part and made.name == "MarianMTModel":
-        module = module.model.encoder
     inputs = {
         "ids": lambda: torch.randint(5, 90, (1, 12)),
         "image": lambda: torch.zeros(1, 3, 32, 32),

@@ -5,7 +5,7 @@
 
 The steps of the file (`steps.py`, `reading.py`) are compared with those of known networks: of the table of libraries'
 networks (`table.py`), and of families with free sizes (`families.py`). All steps of the body must be there, and no
-others; else the answer is that none is known. Only `tracing.py` imports torch: it makes the tables.
+others; else the answer is that none is known. `benchmarks/` makes the tables: no library is needed here, nor torch.
 """
 
 from __future__ import annotations

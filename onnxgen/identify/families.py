@@ -107,8 +107,10 @@ def bind(text: str, number: int, sizes: Sizes) -> bool:
     if zero is None or one is None or one == zero:
         return True
     found = 1 + (number - zero) / (one - zero)
-    if "/" in text:  # not linear: another line says it
-        return True
+    if f"/{name}" in text:
+        found = zero / number if "+" not in text and number else Fraction(0)
+        if not found:
+            return True  # not linear: another line says it
     if found.denominator != 1 or found < 1:
         return False
     sizes[name] = int(found)

@@ -102,7 +102,7 @@ class Reading:
             for body in inner:
                 self.dynamic.update(dict.fromkeys(body.inputs, frozenset[str]()))
                 self.block(body)
-                inputs += body.outputs
+                inputs += list(body.outputs)
             sources = self.node(node, inputs)
             decided = [self.dynamic[value] for value in inputs if value in self.dynamic]
             for value in node.outputs:

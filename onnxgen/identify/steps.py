@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-DEEPEST_HEAD = 3  # layers, one behind the other
+DEEPEST_HEAD = 4  # layers, one behind the other
 FEWEST_LAYERS = 6  # of a body: fewer say too little
 WEIGHTED = ("conv", "dense", "recurrent")
 Sources = frozenset[int]

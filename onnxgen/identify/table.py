@@ -1,10 +1,10 @@
 """The table of architectures: fingerprints of the networks of libraries, as data.
 
-    # made by benchmarks/architectures.py with torchvision 0.28.0, timm 1.0.31
+    # made with torchvision 0.28.0, timm 1.0.31
     0123456789abcdef 0123456789abcdef 20 torchvision:resnet18 timm:resnet18
 
 A row has the fingerprint of a body, that of its layers alone, the number of layers, and the names of the networks.
-No library needs to be installed to read it.
+No library needs to be installed to read it. `python -m benchmarks.architectures` and `benchmarks.published` make it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 LIBRARIES = ("torchvision", "timm", "transformers", "published")  # where known networks are from
-FILE = Path(__file__).with_name("architectures.txt")
-MADE = "# made by benchmarks/architectures.py with "
+FILES = ("architectures.txt", "published.txt")
+MADE = "# made with "
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,15 @@ class Table:
 
 
 @cache
-def architectures(file: Path = FILE) -> Table:
+def architectures() -> Table:
     """Read the table."""
+    return read([Path(__file__).with_name(name).read_text(encoding="utf-8") for name in FILES])
+
+
+def read(texts: Iterable[str]) -> Table:
+    """Read the texts of tables as one."""
     table = Table({}, {}, {})
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in "".join(texts).splitlines():
         if line.startswith(MADE):
             table.versions.update(dict(part.split() for part in line.removeprefix(MADE).split(", ")))
         elif line and not line.startswith("#"):

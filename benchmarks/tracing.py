@@ -77,8 +77,8 @@ def _one_step(part: nn.Module, kind: str, tracing: _Tracing) -> Callable[..., Te
         if kind == "rms" and isinstance(weight, Tensor):
             taken = tracing.network.add("norm", f"rms {weight.numel()}", taken)
         elif kind != "rms" and taken:
-            first, _, detail = kind.partition(" ")
-            taken = tracing.network.add(first, detail, taken)
+            first, _, rest = kind.partition(" ")
+            taken = tracing.network.add(first, rest, taken)
         tracing.note(out, taken)
         return out
 
@@ -197,11 +197,13 @@ class _Tracing(TorchFunctionMode):
     def multihead(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
         given = {**dict(zip(MULTIHEAD, args, strict=False)), **kwargs}
         width, heads, query = given["embed_dim_to_check"], given["num_heads"], given["query"]
-        parts = []
-        for name in ("query", "key", "value"):
-            x = given[name]
-            parts.append(self.network.dense(x.shape[-1], width, self.of(x)))
-        mixed = self.network.attention(str(heads), *parts)
+        parts: dict[int, Sources] = {}  # one layer for each of the three that is another tensor
+        given_ones = [given[name] for name in ("query", "key", "value")]
+        for x in given_ones:
+            if id(x) not in parts:
+                wide = width * sum(x is other for other in given_ones)
+                parts[id(x)] = self.network.dense(x.shape[-1], wide, self.of(x))
+        mixed = self.network.attention(str(heads), *(parts[id(x)] for x in given_ones))
         return self.network.dense(width, query.shape[-1], mixed)
 
     def layer_norm(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
