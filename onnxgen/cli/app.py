@@ -15,6 +15,7 @@ from onnxgen.cli.default import file_option, generate, model_argument, path_type
 from onnxgen.cli.group import CODES, MANNERS, Command, DefaultGroup, Examples, Finite, exit_codes, option
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import given_settings, train_options, wrong_options
+from onnxgen.identify.table import LIBRARIES
 from onnxgen.ship.target import SHIPS
 from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS
@@ -262,6 +263,35 @@ def inspect(model: Path, **params: Any) -> int:
     from onnxgen.cli.inspecting import inspect_command
 
     return inspect_command(model, take_options(params), **params)
+
+
+@_command(
+    "identify",
+    "Tell which known architecture an ONNX file is.",
+    [
+        ("onnxgen identify net.onnx", "Name it, and print how to make it in PyTorch."),
+        ("onnxgen identify net.onnx --libraries timm", "Only look for networks of timm."),
+    ],
+    {0: "named", 1: "no known network has the same steps"},
+)
+@model_argument
+@option(
+    "--libraries",
+    metavar="NAMES",
+    default=",".join(LIBRARIES),
+    show_default=True,
+    group="Networks",
+    help="Where known networks are from. They need not be installed.",
+)
+@saying_options
+def identify(model: Path, libraries: str, **params: Any) -> int:
+    """Tell which known architecture MODEL is, whatever its names, numbers, input size and number of classes.
+
+    All layers before the head, and all steps between them, must be those of a known network. Else the answer is "none".
+    """
+    from onnxgen.cli.identifying import identify_command
+
+    return identify_command(model, [name.strip() for name in libraries.split(",")], **params)
 
 
 @_command(

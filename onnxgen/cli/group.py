@@ -24,8 +24,9 @@ _ALWAYS = {
 }
 CODES = {
     **_ALWAYS,
-    0: "fine; with --check: fresh; verify: equal; prove: proved",
-    1: "with --check: stale; verify, prove, export: different; predict, evaluate: something was left out",
+    0: "fine; with --check: fresh; verify: equal; prove: proved; identify: named",
+    1: "with --check: stale; verify, prove, export: different; predict, evaluate: something was left out; "
+    "identify: none",
     3: _EDITED,
     4: "prove: neither proved nor different",
     75: "train: another process of the run was lost",

@@ -62,6 +62,7 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
         "inputs": [_value(v) for v in model.graph.inputs],
         "outputs": [_value(v) for v in model.graph.outputs],
         "purpose": None if purpose is None else asdict(purpose),
+        "architecture": [] if problems else _architecture(path, options),
         "alphabet": _alphabet(model),
         "nodes": len(nodes),
         "operators": [
@@ -78,6 +79,15 @@ def inspect(path: Path, options: Options) -> dict[str, Any]:
 def _alphabet(model: ir.Model) -> dict[str, Any] | None:
     alphabet = alphabet_in(model.metadata_props)
     return None if alphabet is None else {"source": alphabet.source, "characters": alphabet.characters}
+
+
+def _architecture(path: Path, options: Options) -> list[str]:
+    """Return the networks of libraries that have the same steps, or none where options choose a part of the file."""
+    from onnxgen.identify import identify
+
+    if options.inputs or options.outputs or options.plugins:
+        return []
+    return [known.build or known.name for known in identify(path).networks]
 
 
 def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, ...], list[str], Purpose | None]:
@@ -152,6 +162,9 @@ def _print(facts: dict[str, Any], quiet: bool, verbose: bool) -> None:
         tell(f"can't be converted: {counted(wrong, 'problem')}" if wrong else "can be converted")
         for line in _purpose(facts["purpose"]):
             tell(line)
+        if facts["architecture"]:
+            first, *more = facts["architecture"]
+            tell(f"architecture: {first}" + (f", or {len(more)} more: onnxgen identify" if more else ""))
         if facts["alphabet"]:
             characters, source = facts["alphabet"]["characters"], legible(facts["alphabet"]["source"])
             some = legible("".join(characters), MAX_SHOWN)

@@ -36,6 +36,7 @@ FLOORS = (
     ("validate",),
     ("arguments", "paranoid"),
     ("pipeline",),
+    ("identify",),
     ("runtime", "view"),
     ("verify",),
     ("canonical",),
