@@ -1,8 +1,7 @@
 """What was added, removed and changed between two networks: the operators that both execute, aligned.
 
 Source: S. B. Needleman, C. D. Wunsch: A general method applicable to the search for similarities in the amino acid
-sequence of two proteins (1970). Operators are in the order in which outputs need them, so that the order of independent
-nodes in a file says nothing.
+sequence of two proteins (1970).
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ OTHER_FUNCTION = 0.8  # another operator of as many operands, both without weigh
 OTHER = 1.7  # any other pair: near the cost of one that was removed and one that was added
 OTHER_PATH = 0.05  # of another module
 MAX_CELLS = 1_500_000  # of the table; larger networks are aligned by their longest common parts first
-SILENT = frozenset({"alias", "detach", "contiguous", "clone", "lift_fresh_copy", "_to_copy", "dropout", "feature_dropout"})
+SILENT = frozenset(
+    {"alias", "detach", "contiguous", "clone", "lift_fresh_copy", "_to_copy", "dropout", "feature_dropout"}
+)
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"})
 MAX_OPERATORS = 6  # of a block that are named
 
@@ -78,12 +79,17 @@ class Alignment:
     others: list[Step]
     pairs: list[tuple[int | None, int | None]] = field(default_factory=list)
 
+    @property
+    def cost(self) -> float:
+        return sum(GAP if a is None or b is None else _cost(self.ones[a], self.others[b]) for a, b in self.pairs)
+
 
 class Steps:
-    """Reads the steps of an exported program, in the order in which its outputs need them."""
+    """Reads the steps of an exported program that its outputs need."""
 
-    def __init__(self, program: Any, digests: Mapping[str, str]) -> None:
-        self.program, self.digests = program, digests
+    def __init__(self, program: Any, digests: Mapping[str, str], in_need: bool) -> None:
+        """`in_need`: the order in which outputs need them; else that of the program."""
+        self.program, self.digests, self.in_need = program, digests, in_need
         self.leaf: dict[Node, str] = {}
         self.number: dict[Node, Operand] = {}
         self.steps: list[Step] = []
@@ -98,7 +104,9 @@ class Steps:
             else:
                 self.leaf[node] = spec.target or node.name
         (output,) = (node for node in graph.nodes if node.op == "output")
-        for node in self._in_need(output):
+        needed = list(self._in_need(output))
+        there = {*needed}
+        for node in needed if self.in_need else [n for n in graph.nodes if n in there]:
             self._step(node)
         operands = [self.number[n] for n in _nodes(output.args) if n in self.number]
         self.steps.append(Step("output", (), {}, (), operands, None, ""))
@@ -188,9 +196,19 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def aligned(ones: list[Step], others: list[Step]) -> Alignment:
-    """Align two networks."""
-    return Alignment(ones, others, list(_pairs(ones, others, 0, 0)))
+def aligned(programs: Sequence[Any], digests: Sequence[Mapping[str, str]]) -> Alignment:
+    """Align two networks: in the order of their programs, or in that in which outputs need the operators.
+
+    The first says nothing about files whose independent nodes are in another order, the second about operators whose
+    operands are. The cheaper alignment is taken.
+    """
+    found = []
+    for in_need in (False, True):
+        ones, others = (Steps(p, names, in_need).read() for p, names in zip(programs, digests, strict=True))
+        found.append(Alignment(ones, others, list(_pairs(ones, others, 0, 0))))
+        if found[-1].cost < OTHER_NUMBERS:
+            break
+    return min(found, key=lambda alignment: alignment.cost)
 
 
 def _pairs(ones: Sequence[Step], others: Sequence[Step], i: int, j: int) -> Iterator[tuple[int | None, int | None]]:
@@ -238,9 +256,7 @@ def _table(ones: Sequence[Step], others: Sequence[Step]) -> list[tuple[int | Non
             j -= 1
             found.append((None, start + j))
     head: list[tuple[int | None, int | None]] = [(n, n) for n in range(start)]
-    tail: list[tuple[int | None, int | None]] = [
-        (len(ones) - end + n, len(others) - end + n) for n in range(end)
-    ]
+    tail: list[tuple[int | None, int | None]] = [(len(ones) - end + n, len(others) - end + n) for n in range(end)]
     return head + found[::-1] + tail
 
 
@@ -323,8 +339,9 @@ class Changes:
             return "" if a.name in COMMUTATIVE else "takes its operands in another order"
         differ = next((m, t) for m, t in pairs if m != t)
         names = [
-            f"input {o[1]}" if isinstance(o, tuple) else f"{self.alignment.others[o].label} of "
-            f"{self.alignment.others[o].path or 'the network'}"
+            f"input {o[1]}"
+            if isinstance(o, tuple)
+            else f"{self.alignment.others[o].label} of {self.alignment.others[o].path or 'the network'}"
             for o in differ
         ]
         return f"takes {names[1]} in place of {names[0]}"
@@ -376,5 +393,3 @@ def partners(alignment: Alignment) -> Iterator[tuple[str | None, str | None]]:
             if pair not in seen:
                 seen.add(pair)
                 yield pair
-
-

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from onnxgen.canonical.purity import objections
 from onnxgen.canonical.rules import NotFollowed
-from onnxgen.diff.aligning import Changes, Steps, aligned, partners
+from onnxgen.diff.aligning import Changes, aligned, partners
 from onnxgen.diff.answer import Change, Comparison, Weight
 from onnxgen.diff.answer import Side as Where
 from onnxgen.diff.forms import Forms, digest
 from onnxgen.diff.interface import beside, ports
-from onnxgen.diff.numbers import EQUAL, FOLDED, Apart, apart, feeds
+from onnxgen.diff.numbers import FOLDED, Apart, apart, feeds
 from onnxgen.diff.side import Side, opened
 from onnxgen.diff.texts import changed_lines
-from onnxgen.diff.weights import compared, told
+from onnxgen.diff.weights import compared, rounded, told
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
 
@@ -73,7 +73,7 @@ class Comparing:
         self.result.changes.append(
             Change("changed", words.get((quantised[0], quantised[1]), "they are quantised otherwise"), Where(), Where())
         )
-        self.result.weights = list(by_key(*floats))
+        self.result.weights = [rounded(weight) for weight in by_key(*floats)]
         return True
 
     def _followed(self) -> None:
@@ -100,7 +100,7 @@ class Comparing:
     def _proved(self) -> None:
         """Say that they are the same, if numbers don't say otherwise."""
         found, is_rounded = self._numbers(), any(w.how == "rounding" for w in self.result.weights)
-        if found.largest is not None and found.largest > (FOLDED if is_rounded else EQUAL):
+        if found.largest is not None and found.largest > max(found.equal, FOLDED if is_rounded else 0):
             self.result.verdict = "different"
             self.result.why = "the canonical forms are the same, but not the numbers: please report these files"
             return
@@ -117,7 +117,7 @@ class Comparing:
         """Say how far outputs are apart: only numbers show that networks differ."""
         result, found = self.result, self._numbers()
         largest = found.largest
-        if largest is not None and largest > EQUAL:
+        if largest is not None and largest > found.equal:
             size = "have other shapes or types" if largest == math.inf else f"differ by {largest:.2g} of the largest"
             result.verdict, result.why = "different", f"outputs {size}, on {counted(self.runs, 'drawn input')}"
         elif not self.alike:
@@ -174,8 +174,7 @@ class Comparing:
     def _aligned(self, forms: Forms) -> None:
         """Say which operators changed, and compare the tensors of those that stand for each other."""
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
-        steps = [Steps(program, names).read() for program, names in zip(forms.programs, digests, strict=True)]
-        alignment = aligned(*steps)
+        alignment = aligned(forms.programs, digests)
         files = [side.file for side in (self.one, self.other)]
         self.result.changes = Changes(alignment, files, (self.one.nodes, self.other.nodes)).all()
         mine, theirs = self.one.tensors, self.other.tensors

@@ -1,4 +1,4 @@
-"""Whether two networks are one function, by their canonical forms, and which tensor of one stands for which of the other.
+"""Whether two networks are one function, by their canonical forms, and which tensors stand for each other.
 
 Leaves are known by their elements here: a tensor that both have is one leaf, under whatever name. Where the forms then
 differ, both are walked from their outputs, and each tensor of the second is bound to what the first has in its place.
@@ -8,8 +8,10 @@ The second is read again with these: if the forms are equal then, only values di
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +60,9 @@ class Known(Reader):
         if term is None:
             form = (tuple(tensor.shape), dtype_name(tensor.dtype))
             tied = self.tied.setdefault((*form, tensor.data_ptr()), path) if tensor.numel() else path
-            term = self.result.leaves[tied] if tied != path else self.terms.term("parameter", (self.prefix + path,), *form)
+            term = (
+                self.result.leaves[tied] if tied != path else self.terms.term("parameter", (self.prefix + path,), *form)
+            )
         self.result.leaves[path] = term
         return term
 
@@ -83,8 +87,9 @@ class Forms:
             {**dict(m.named_parameters(remove_duplicate=False)), **dict(m.named_buffers(remove_duplicate=False))}
             for m in modules
         ]
-        first = exported(modules[0], arguments, free, asks=True)
-        self.programs = (first, exported(modules[1], arguments, still_free(first), asks=True))
+        with _silent():
+            first = exported(modules[0], arguments, free, asks=True)
+            self.programs = (first, exported(modules[1], arguments, still_free(first), asks=True))
 
     def match(self) -> Matched:
         """Compare the canonical forms. Raises `NotFollowed`."""
@@ -114,7 +119,9 @@ class Forms:
         for path, term in one.leaves.items():
             keys.setdefault(term, path)
         return [
-            Weight(path, (path if one.leaves.get(path) is term else keys.get(term, path),), "same", "", tuple(term.shape))
+            Weight(
+                path, (path if one.leaves.get(path) is term else keys.get(term, path),), "same", "", tuple(term.shape)
+            )
             for path, term in other.leaves.items()
         ]
 
@@ -138,7 +145,7 @@ class Forms:
         return Matched(is_same, list(self._compared(side, mine, bound)), side == 0)
 
     def _same_elements(self, base: Captured, side: int) -> dict[str, Term]:
-        """Return, for leaves whose elements only one leaf of the other has, that leaf; under its own name, one of many."""
+        """Return, for leaves whose elements only one leaf of the other has, that leaf; or the one of the same name."""
         theirs, mine = self._floats(1 - side), self._floats(side)
         by_digest = [{path: digest(t) for path, t in floats.items()} for floats in (theirs, mine)]
         counts = [Counter(each.values()) for each in by_digest]
@@ -151,13 +158,15 @@ class Forms:
                 found[path] = base.leaves[partner]
         return found
 
-    def _compared(self, side: int, mine: Captured, bound: Mapping[str, Term]) -> Any:
+    def _compared(self, side: int, mine: Captured, bound: Mapping[str, Term]) -> Iterator[Weight]:
         values = {f"first {p}": t.detach().double() for p, t in self._floats(1 - side).items()}
         for path in mine.leaves:
             tensor = self.states[side][path]
             if path not in bound:
                 if tensor.is_floating_point():
-                    yield Weight(path, (), "added" if side else "removed", "nothing stands in its place", tuple(tensor.shape))
+                    yield Weight(
+                        path, (), "added" if side else "removed", "nothing stands in its place", tuple(tensor.shape)
+                    )
                 continue
             term = bound[path]
             leaves = [t for t in below([term]) if t.op in ("parameter", "frozen")]
@@ -173,6 +182,18 @@ class Forms:
             if side == 0:  # what the second has is the new one
                 arrays.reverse()
             yield compared(path, was, *arrays, computed=folded)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep torch from writing how a module failed: the answer says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def need_same_inputs(one: Captured, other: Captured) -> None:
@@ -192,5 +213,3 @@ def digest(tensor: Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return hashlib.sha256(data).hexdigest()
-
-

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onnxgen.canonical.numbers import difference
 from onnxgen.canonical.prove import drawn
@@ -17,16 +17,19 @@ from onnxgen.errors import OnnxgenError
 
 EQUAL = 1e-6  # of the largest element: what constants of two spellings, rounded to float32, may make
 FOLDED = 1e-4  # the same, if tensors were folded in float32
+NARROW = 1e-4  # the same, if a network runs in its own type only
 SIZE = 2  # of a free dim of a module of which there is no ONNX file
 
 
 @dataclass
 class Apart:
-    """The largest difference, as a share of the largest element; None if it is not known, and why."""
+    """The largest difference, as a share of the largest element; None if it is not known, and why. Up to `equal`, it
+    may be rounding."""
 
     largest: float | None = None
     runs: int = 0
     why: str = ""
+    equal: float = EQUAL
 
 
 def feeds(sides: Sequence[Side], runs: int, seed: int) -> list[list[Any]]:
@@ -53,22 +56,26 @@ def feeds(sides: Sequence[Side], runs: int, seed: int) -> list[list[Any]]:
 
 
 def apart(one: Side, other: Side, inputs: Sequence[Sequence[Any]]) -> Apart:
-    """Compare outputs."""
-    worst = 0.0
+    """Compare outputs in float64, or else in the types of the files."""
+    found = _apart([side.wide().eval() for side in (one, other)], inputs, True)
+    return found if found.largest is not None else _apart([one.module, other.module], inputs, False)
+
+
+def _apart(modules: Sequence[nn.Module], inputs: Sequence[Sequence[Any]], wide: bool) -> Apart:
+    worst, equal = 0.0, EQUAL if wide else NARROW
     try:
-        modules = [side.wide().eval() for side in (one, other)]
         for run, feed in enumerate(inputs):
             outputs = []
             for module in modules:
                 torch.manual_seed(run)
                 with torch.no_grad():
-                    outputs.append(flat(module(*map(_wide, feed))))
+                    outputs.append(flat(module(*(map(_wide, feed) if wide else feed))))
             if len(outputs[0]) != len(outputs[1]):
                 return Apart(math.inf, run + 1, f"{len(outputs[0])} outputs and {len(outputs[1])}")
             worst = max([worst, *(difference(a, b) for a, b in zip(*outputs, strict=True))])
     except Exception as error:
         return Apart(None, 0, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    return Apart(worst, len(inputs))
+    return Apart(worst, len(inputs), equal=equal)
 
 
 def flat(value: Any) -> list[Any]:

@@ -166,7 +166,9 @@ def program_of(source: str) -> str:
     comments, docstrings and where the weights are have the same."""
     tree = ast.parse(source)
     body = [node for node in tree.body if not _is_frame(node)]
-    keywords = {k.arg for node in ast.walk(tree) for k in (node.keywords if isinstance(node, ast.Call) else ()) if k.arg}
+    keywords = {
+        k.arg for node in ast.walk(tree) for k in (node.keywords if isinstance(node, ast.Call) else ()) if k.arg
+    }
     names = {node.name: f"class_{i}" for i, node in enumerate(n for n in body if isinstance(n, ast.ClassDef))}
     parts = []
     for node in body:
@@ -229,5 +231,7 @@ def _has_scopes(function: ast.FunctionDef) -> bool:
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     first = body[0] if body else None
-    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    is_text = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
     return body[1:] if is_text and len(body) > 1 else body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from onnxgen.errors import counted
 Array = NDArray[Any]
 ROUNDING = 2.0**-20  # of the largest element: what folding a tensor in float32 may change
 LEVELS = 256  # of a grid of 8 bits
+PARTS = 33  # steps that the smallest distance of two elements may have
+INTEGERS = 0.02  # of the norm: by less, a tensor of a quantised file was rounded and not trained
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 GROUPS = 4  # that a sentence names
 WORDS = {"half": "rounded to half precision", "quantised": "quantised to 8 bits", "pruned": "pruned"}
@@ -123,13 +126,20 @@ def _step(levels: Array) -> float | None:
         return None
     top = float(np.abs(levels).max())
     first = float(values[0])
-    for part in range(1, 9):
+    for part in range(1, PARTS):
         step = first / part
         if (levels[-1] - levels[0]) / step > LEVELS:
             return None
         if np.abs(levels / step - np.round(levels / step)).max() < 1e-3 and top / step <= LEVELS:
             return step
     return None
+
+
+def rounded(weight: Weight) -> Weight:
+    """Return what is said of a tensor of a file that is known to be quantised: a small change is its rounding."""
+    if weight.how != "changed" or weight.relative > INTEGERS:
+        return weight
+    return replace(weight, how="quantised", what=f"rounded to integers, by {weight.relative:.2g} of its norm")
 
 
 def told(weights: Sequence[Weight]) -> list[str]:
@@ -155,7 +165,8 @@ def _median(weights: Sequence[Weight]) -> float:
 
 def _which(some: Sequence[Weight], all_: Sequence[Weight]) -> str:
     """Name some of all tensors."""
-    names, others = {w.name for w in some}, [w for w in all_ if w.name not in {s.name for s in some}]
+    names = [w.name for w in some]
+    others = [w for w in all_ if w.name not in {*names}]
     if not others:
         return f"all {counted(len(some), 'tensor')}" if len(some) > 1 else f"the only tensor, {some[0].name},"
     left = [w for w in others if not w.name.endswith(STATISTICS)]
