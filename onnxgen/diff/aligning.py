@@ -7,18 +7,19 @@ sequence of two proteins (1970).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from onnxgen.canonical.places import place_of
 from onnxgen.diff import answer
 from onnxgen.diff.answer import Change
+from onnxgen.errors import counted
 
 GAP = 0.9  # the cost of an operator that only one has
 OTHER_VALUES = 0.15  # the same operator with other weights
@@ -149,7 +150,8 @@ class Steps:
         names = [a.name for a in schema.arguments] if schema is not None else []
         known = dict(zip(names, node.args)) if names else dict(enumerate(node.args))
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()} if schema else {}
-        for argument, value in {**defaults, **known, **node.kwargs}.items():
+        every = {**defaults, **known, **node.kwargs}
+        for argument, value in ((name, every[name]) for name in (names or every) if name in every):
             nodes = _nodes(value)
             operands += [self.number[n] for n in nodes if n in self.number]
             for place, leaf in enumerate(n for n in nodes if n in self.leaf):
@@ -208,7 +210,79 @@ def aligned(programs: Sequence[Any], digests: Sequence[Mapping[str, str]]) -> Al
         found.append(Alignment(ones, others, list(_pairs(ones, others, 0, 0))))
         if found[-1].cost < OTHER_NUMBERS:
             break
+        found.append(with_equals(found[-1]))
     return min(found, key=lambda alignment: alignment.cost)
+
+
+def with_equals(alignment: Alignment) -> Alignment:
+    """Return an alignment in which steps with equal tensors stand for each other, also out of their order, and those
+    that take what these make."""
+    ones, others = alignment.ones, alignment.others
+    partners_ = Partners(alignment)
+    mine, theirs = (
+        _by_key(steps, lambda s: (s.token, s.digests) if any(s.digests) else None) for steps in (ones, others)
+    )
+    for key, numbers in mine.items():
+        if len(numbers) == len(theirs.get(key, ())) == 1:
+            partners_.put(numbers[0], theirs[key][0])
+    users = _by_key(others, lambda s: None if s.leaves else (s.token, tuple(s.operands)))
+    for number, step in enumerate(ones):
+        mapped = tuple(partners_.to.get(o) if isinstance(o, int) else o for o in step.operands)
+        there = users.get((step.token, mapped), [])
+        if mapped and None not in mapped and len(there) == 1 and not step.leaves:
+            partners_.put(number, there[0])
+    return Alignment(ones, others, _in_order(partners_.to, len(ones), len(others)))
+
+
+def _by_key(steps: Sequence[Step], key: Callable[[Step], Any]) -> dict[Any, list[int]]:
+    """Return the numbers of steps by a key; those without one are left out."""
+    found: dict[Any, list[int]] = {}
+    for number, step in enumerate(steps):
+        if (of := key(step)) is not None:
+            found.setdefault(of, []).append(number)
+    return found
+
+
+class Partners:
+    """Which step stands for which."""
+
+    def __init__(self, alignment: Alignment) -> None:
+        self.alignment = alignment
+        self.to: dict[int, int] = {a: b for a, b in alignment.pairs if a is not None and b is not None}
+        self.back = {b: a for a, b in self.to.items()}
+
+    def put(self, a: int, b: int) -> None:
+        """Let two steps stand for each other, and what stood for them, if these are alike."""
+        if self.to.get(a) == b:
+            return
+        old_b, old_a = self.to.pop(a, None), self.back.pop(b, None)
+        if old_b is not None:
+            self.back.pop(old_b)
+        if old_a is not None:
+            self.to.pop(old_a)
+        self.to[a], self.back[b] = b, a
+        if old_a is not None and old_b is not None:
+            ones, others = self.alignment.ones, self.alignment.others
+            if ones[old_a].token == others[old_b].token:
+                self.to[old_a], self.back[old_b] = old_b, old_a
+
+
+def _in_order(to: Mapping[int, int], ones: int, others: int) -> list[tuple[int | None, int | None]]:
+    """Return pairs, and what has no partner, in the order of the second network."""
+    back = {b: a for a, b in to.items()}
+    pairs: list[tuple[int | None, int | None]] = []
+    alone = iter([a for a in range(ones) if a not in to])
+    waiting = next(alone, None)
+    for b in range(others):
+        a = back.get(b)
+        while waiting is not None and a is not None and waiting < a:
+            pairs.append((waiting, None))
+            waiting = next(alone, None)
+        pairs.append((a, b))
+    while waiting is not None:
+        pairs.append((waiting, None))
+        waiting = next(alone, None)
+    return pairs
 
 
 def _pairs(ones: Sequence[Step], others: Sequence[Step], i: int, j: int) -> Iterator[tuple[int | None, int | None]]:
@@ -274,8 +348,15 @@ def _cost(a: Step, b: Step) -> float:
 class Changes:
     """What an alignment says, with the places in both sources."""
 
-    def __init__(self, alignment: Alignment, files: Sequence[str], nodes: Sequence[Mapping[int, list[str]]]) -> None:
-        self.alignment, self.files, self.nodes = alignment, files, nodes
+    def __init__(
+        self,
+        alignment: Alignment,
+        files: Sequence[str],
+        nodes: Sequence[Mapping[int, list[str]]],
+        classes: Sequence[Mapping[str, str]],
+    ) -> None:
+        """`classes`: of both, the name of the class of each module by its path."""
+        self.alignment, self.files, self.nodes, self.classes = alignment, files, nodes, classes
         self.of_one = {a: b for a, b in alignment.pairs if a is not None and b is not None}
         self.of_other = {b: a for a, b in self.of_one.items()}
 
@@ -305,6 +386,8 @@ class Changes:
         if at_input and not any(len(shape) > 1 for step in steps for _, shape in step.leaves.values()):
             what += " (of the inputs: preprocessing)"
         path = common([step.path for step in steps])
+        if path and len(steps) > 1:
+            what = f"{self.classes[side].get(path, 'module')} ({what})"
         places = [self._place(side, step) for step in steps]
         nodes = tuple(dict.fromkeys(n for place in places for n in place.nodes))
         where = answer.Side(path, places[0].line, places[0].code, nodes)
@@ -369,6 +452,17 @@ def _other_arguments(a: Step, b: Step) -> list[str]:
         if shapes[0] != shapes[1]:
             said.append(f"{name} {shapes[0] or 'none'} -> {shapes[1] or 'none'}")
     return [f"{a.label}: {', '.join(said)}"] if said else [f"{a.label}: its arguments differ"]
+
+
+def blocks(one: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Say which lists of modules have another length."""
+    lengths = [
+        {p: len(list(m.children())) for p, m in side.named_modules() if isinstance(m, (nn.Sequential, nn.ModuleList))}
+        for side in (one, other)
+    ]
+    for path, length in lengths[0].items():
+        if path and lengths[1].get(path, length) != length:
+            yield f"{path}: {counted(length, 'block')} -> {lengths[1][path]}"
 
 
 def common(paths: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onnxgen.canonical.purity import objections
 from onnxgen.canonical.rules import NotFollowed
-from onnxgen.diff.aligning import Changes, aligned, partners
+from onnxgen.diff.aligning import Changes, aligned, blocks, partners
 from onnxgen.diff.answer import Change, Comparison, Weight
 from onnxgen.diff.answer import Side as Where
 from onnxgen.diff.forms import Forms, digest
@@ -41,7 +41,7 @@ class Comparing:
         self.one, self.other, self.runs, self.seed = one, other, runs, seed
         self.result = Comparison(str(one.path), str(other.path), sources=(one.lines, other.lines))
         self.inputs: list[list[Any]] | None = None
-        self.why_none = ""
+        self.blocks: list[str] = []
 
     def run(self) -> Comparison:
         result = self.result
@@ -176,7 +176,10 @@ class Comparing:
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
         alignment = aligned(forms.programs, digests)
         files = [side.file for side in (self.one, self.other)]
-        self.result.changes = Changes(alignment, files, (self.one.nodes, self.other.nodes)).all()
+        modules = self.one.module, self.other.module
+        classes = [{path: type(m).__name__ for path, m in module.named_modules()} for module in modules]
+        self.result.changes = Changes(alignment, files, (self.one.nodes, self.other.nodes), classes).all()
+        self.blocks = list(blocks(*modules))
         mine, theirs = self.one.tensors, self.other.tensors
         weights = []
         for a, b in partners(alignment):
@@ -208,6 +211,7 @@ class Comparing:
         for kind in ("added", "removed", "changed"):
             if kinds.count(kind):
                 said.append(f"architecture: {counted(kinds.count(kind), 'place')} {kind}")
+        said += self.blocks
         said += [f"weights: {text}" for text in told(result.weights)]
         if result.ports:
             said.append(f"inputs and outputs: {counted(len(result.ports), 'difference')}")

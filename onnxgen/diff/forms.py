@@ -23,7 +23,7 @@ from onnxgen.canonical.binding import Walk, assembled
 from onnxgen.canonical.capture import Captured, Reader, exported, still_free
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.rules import NotFollowed, dtype_name
-from onnxgen.canonical.terms import Term
+from onnxgen.canonical.terms import Monomial, Term, order
 from onnxgen.canonical.values import Unknown, value
 from onnxgen.diff.answer import Weight
 from onnxgen.diff.weights import compared
@@ -49,9 +49,11 @@ class Matched:
 class Known(Reader):
     """Reads a program whose leaves are given terms."""
 
-    def __init__(self, terms: Algebra, program: Any, known: Mapping[str, Term], prefix: str) -> None:
+    def __init__(self, terms: Algebra, program: Any, known: Mapping[str, Term], prefix: str, folds: bool) -> None:
+        """`folds`: what convolutions are multiplied with goes into their weights."""
         super().__init__(terms, program, {})
         self.known, self.prefix = known, prefix
+        self.folder = Folder(terms) if folds else None
 
     def _leaf(self, path: str, tensor: Tensor, is_parameter: bool, persistent: bool | None) -> Term:
         term = self.known.get(path)
@@ -66,6 +68,10 @@ class Known(Reader):
         self.result.leaves[path] = term
         return term
 
+    def _called(self, node: Any, values: Mapping[Any, Any]) -> Any:
+        made = super()._called(node, values)
+        return made if self.folder is None or not isinstance(made, Term) else self.folder.folded(made)
+
     def read(self) -> Captured:
         try:
             return super().read()
@@ -73,6 +79,49 @@ class Known(Reader):
             raise
         except FAULTS as error:
             raise NotFollowed(f"it can't be brought to terms: {type(error).__name__}: {error}") from error
+
+
+class Folder:
+    """Takes factors of a channel each, such as those of a BatchNorm, into the weight of the convolution before them."""
+
+    def __init__(self, terms: Algebra) -> None:
+        self.terms, self.walk = terms, Walk(terms)
+
+    def folded(self, term: Term) -> Term:
+        if term.op != "sum":
+            return term
+        items: dict[Monomial, Any] = {}
+        for monomial, number in self.terms.items_of(term).items():
+            convolution = self._convolution(monomial, number)
+            if convolution is None:
+                items[monomial] = items.get(monomial, 0) + number
+            else:
+                items[frozenset({(convolution, 1)})] = items.get(frozenset({(convolution, 1)}), 0) + 1
+        return self.terms.sum_of(items, term.shape, term.dtype)
+
+    def _convolution(self, monomial: Monomial, number: Any) -> Term | None:
+        """Return the convolution that a product is, or None."""
+        found = [f for f, exponent in monomial if f.op == "call" and f.args[0] == "conv" and exponent == 1]
+        if len(found) != 1 or (len(monomial) == 1 and number == 1):
+            return None
+        (convolution,) = found
+        weight: Term = convolution.args[2]
+        per, rank = weight.shape[0], len(convolution.shape)
+        made = weight
+        for factor, exponent in sorted(monomial, key=order):
+            if factor is convolution:
+                continue
+            wide = (1,) * (rank - len(factor.shape)) + tuple(factor.shape)
+            alone = all(size == 1 for axis, size in enumerate(wide) if axis != 1)
+            if len(wide) != rank or not alone or wide[1] not in (1, per) or not self.walk.is_still(factor):
+                return None
+            column = self.terms.reshaped(factor, (wide[1], *[1] * (rank - 1)))
+            for _ in range(exponent):
+                made = self.terms.multiplied(made, column, weight.shape, weight.dtype)
+        made = self.terms.added([(made, number)], weight.shape, weight.dtype)
+        return self.terms.term(
+            "call", ("conv", convolution.args[1], made, *convolution.args[3:]), convolution.shape, convolution.dtype
+        )
 
 
 class Forms:
@@ -97,13 +146,16 @@ class Forms:
         need_same_inputs(one, other)
         if one.outputs == other.outputs:
             return Matched(True, self._alike(one, other))
-        ways = [self._bound(1)]
-        if not ways[0].is_same:
-            ways.append(self._bound(0))
-        return next((way for way in ways if way.is_same), ways[0])
+        ways = []
+        for folds in (False, True):
+            for side in (1, 0):
+                ways.append(self._bound(side, folds))
+                if ways[-1].is_same:
+                    return ways[-1]
+        return ways[0]
 
-    def read(self, side: int, known: Mapping[str, Term], prefix: str) -> Captured:
-        return Known(self.terms, self.programs[side], known, prefix).read()
+    def read(self, side: int, known: Mapping[str, Term], prefix: str, folds: bool = False) -> Captured:
+        return Known(self.terms, self.programs[side], known, prefix, folds).read()
 
     def _by_elements(self, side: int) -> Captured:
         return self.read(side, {path: self._element_leaf(t) for path, t in self._floats(side).items()}, "")
@@ -127,11 +179,11 @@ class Forms:
 
     # ---- other values ------------------------------------------------------------------------------------------------
 
-    def _bound(self, side: int) -> Matched:
+    def _bound(self, side: int, folds: bool) -> Matched:
         """Bind the leaves of a side to what the other has in their places."""
-        base = self.read(1 - side, {}, "first ")
+        base = self.read(1 - side, {}, "first ", folds)
         known = self._same_elements(base, side)
-        mine = self.read(side, known, "second ")
+        mine = self.read(side, known, "second ", folds)
         walk = Walk(self.terms).walk(base.outputs, mine.outputs)
         bound: dict[str, Term] = {}
         for path, leaf in mine.leaves.items():
@@ -140,7 +192,7 @@ class Forms:
                 bound[path] = made
             elif path in known:
                 bound[path] = leaf
-        again = self.read(side, bound, "second ")
+        again = self.read(side, bound, "second ", folds)
         is_same = again.outputs == base.outputs and again.structure == base.structure
         return Matched(is_same, list(self._compared(side, mine, bound)), side == 0)
 

@@ -86,7 +86,8 @@ def _bfloat16(a: Array) -> Array:
     """Return float32 numbers rounded to bfloat16: to the nearest, ties to even."""
     bits = a.astype(np.float32).view(np.uint32).astype(np.uint64)
     rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) & np.uint64(0xFFFF0000)
-    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    wide: Array = rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+    return wide
 
 
 def _is_on_grid(a: Array, b: Array, axis: int | None) -> bool:
