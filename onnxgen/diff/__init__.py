@@ -37,11 +37,8 @@ def diff(
         or "not proved": nothing differs on the drawn inputs, and the canonical forms could not be matched.
 
     Raises:
-        OnnxgenError: a file can't be read or converted.
+        OnnxgenError: a file can't be read or converted, or torch is missing and the networks have to be run.
     """
-    from onnxgen.runtime.load import need_torch
-
-    need_torch("diff", "verify")
     from onnxgen.diff.comparing import compare
 
     return compare(Path(one), Path(other), runs, seed, options or Options())

@@ -7,6 +7,7 @@ sequence of two proteins (1970).
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from onnxgen.canonical.places import place_of
+from onnxgen.canonical.places import Place, place_of
 from onnxgen.diff import answer
 from onnxgen.diff.answer import Change
 from onnxgen.errors import counted
@@ -289,8 +290,8 @@ def _pairs(ones: Sequence[Step], others: Sequence[Step], i: int, j: int) -> Iter
     if len(ones) * len(others) <= MAX_CELLS:
         yield from ((a if a is None else a + i, b if b is None else b + j) for a, b in _table(ones, others))
         return
-    keys = [[(s.token, s.digests) for s in side] for side in (ones, others)]
-    matcher = SequenceMatcher(None, *keys, autojunk=False)
+    mine, theirs = ([(s.token, s.digests) for s in side] for side in (ones, others))
+    matcher = SequenceMatcher(None, mine, theirs, autojunk=False)
     for tag, a, a_, b, b_ in matcher.get_opcodes():
         if tag == "equal":
             yield from zip(range(i + a, i + a_), range(j + b, j + b_))
@@ -345,25 +346,36 @@ def _cost(a: Step, b: Step) -> float:
     return path + OTHER
 
 
+@dataclass(frozen=True)
+class Source:
+    """What is known of the source of one network.
+
+    Attributes:
+        file: the name of the file in tracebacks.
+        nodes: of the ONNX file, by line.
+        kinds: the operator of each node of the ONNX file, in its order.
+        classes: the name of the class of each module, by its path.
+    """
+
+    file: str
+    nodes: Mapping[int, list[str]]
+    kinds: Mapping[str, str]
+    classes: Mapping[str, str]
+
+
 class Changes:
     """What an alignment says, with the places in both sources."""
 
-    def __init__(
-        self,
-        alignment: Alignment,
-        files: Sequence[str],
-        nodes: Sequence[Mapping[int, list[str]]],
-        classes: Sequence[Mapping[str, str]],
-    ) -> None:
-        """`classes`: of both, the name of the class of each module by its path."""
-        self.alignment, self.files, self.nodes, self.classes = alignment, files, nodes, classes
+    def __init__(self, alignment: Alignment, sources: Sequence[Source]) -> None:
+        self.alignment, self.sources = alignment, sources
         self.of_one = {a: b for a, b in alignment.pairs if a is not None and b is not None}
         self.of_other = {b: a for a, b in self.of_one.items()}
 
     def all(self) -> list[Change]:
         found: list[Change] = []
         gap: list[tuple[int, Step]] = []
-        for a, b in [*self.alignment.pairs, (None, None)]:
+        end: list[tuple[int | None, int | None]] = [(None, None)]
+        for a, b in [*self.alignment.pairs, *end]:
             side = None if a is not None and b is not None else 0 if a is not None else 1 if b is not None else None
             if gap and (side is None or side != gap[0][0]):
                 found.append(self._block(gap))
@@ -387,7 +399,7 @@ class Changes:
             what += " (of the inputs: preprocessing)"
         path = common([step.path for step in steps])
         if path and len(steps) > 1:
-            what = f"{self.classes[side].get(path, 'module')} ({what})"
+            what = f"{self.sources[side].classes.get(path, 'module')} ({what})"
         places = [self._place(side, step) for step in steps]
         nodes = tuple(dict.fromkeys(n for place in places for n in place.nodes))
         where = answer.Side(path, places[0].line, places[0].code, nodes)
@@ -413,8 +425,8 @@ class Changes:
 
     def _wired(self, a: Step, b: Step) -> str:
         """Say how the operands differ, if they do, other than by what was added or removed before."""
-        mapped = [self.of_one.get(o) if isinstance(o, int) else o for o in a.operands]
-        theirs = [o if not isinstance(o, int) or o in self.of_other else None for o in b.operands]
+        mapped: list[Operand] = [self.of_one.get(o) if isinstance(o, int) else o for o in a.operands]
+        theirs: list[Operand] = [o if not isinstance(o, int) or o in self.of_other else None for o in b.operands]
         pairs = list(zip(mapped, theirs))
         if None in mapped or None in theirs or mapped == theirs:
             return ""
@@ -432,12 +444,43 @@ class Changes:
     def _place(self, side: int, step: Step) -> answer.Side:
         if step.node is None:
             return answer.Side()
-        file = self.files[side]
-        place = place_of(step.node, "generated" if file.startswith("<") else "edited", file)
+        place = self._line(side, step)
         if place is None:
             return answer.Side(step.path)
-        code = place.code
-        return answer.Side(step.path, place.line, code, tuple(self.nodes[side].get(place.line, ())))
+        return answer.Side(step.path, place.line, place.code, self._nodes(side, step, place.line))
+
+    def _line(self, side: int, step: Step) -> Place | None:
+        file = self.sources[side].file
+        return (
+            None if step.node is None else place_of(step.node, "generated" if file.startswith("<") else "edited", file)
+        )
+
+    def _nodes(self, side: int, step: Step, line: int) -> tuple[str, ...]:
+        """Return the nodes of a step: those of its line, and of these the one that it is, if it can be told.
+
+        A line of a class that is used several times has the nodes of all uses, in the order in which they run.
+        """
+        source, steps = self.sources[side], (self.alignment.ones, self.alignment.others)[side]
+        nodes = tuple(source.nodes.get(line, ()))
+        alike = [name for name, kind in source.kinds.items() if is_called(step.name, kind)]
+        runs = [s for s in steps if s.name == step.name]
+        if len(alike) != len(runs):
+            alike = [name for name in alike if name in nodes]
+            runs = [s for s in runs if (at := self._line(side, s)) is not None and at.line == line]
+        if len(alike) != len(runs):
+            return nodes
+        found = alike[[id(s) for s in runs].index(id(step))]
+        return (found,) if found in nodes else nodes
+
+
+CALLED = {"cat": "concat", "linear": "gemm matmul", "permute": "transpose", "view": "reshape", "mm": "matmul gemm"}
+
+
+def is_called(name: str, kind: str) -> bool:
+    """Return True if an operator of torch may be that of an ONNX node, by their names."""
+    mine, theirs = ("".join(c for c in word.lower() if c.isalpha()) for word in (re.sub(r"\d+d$", "", name), kind))
+    words = CALLED.get(name, mine).split()
+    return bool(theirs) and any(theirs.startswith(word) or word.startswith(theirs) for word in words)
 
 
 def _other_arguments(a: Step, b: Step) -> list[str]:

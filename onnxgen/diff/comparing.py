@@ -6,23 +6,24 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from onnxgen.canonical.purity import objections
-from onnxgen.canonical.rules import NotFollowed
-from onnxgen.diff.aligning import Changes, aligned, blocks, partners
 from onnxgen.diff.answer import Change, Comparison, Weight
-from onnxgen.diff.answer import Side as Where
-from onnxgen.diff.forms import Forms, digest
 from onnxgen.diff.interface import beside, ports
-from onnxgen.diff.numbers import FOLDED, Apart, apart, feeds
 from onnxgen.diff.side import Side, opened
 from onnxgen.diff.texts import changed_lines
 from onnxgen.diff.weights import compared, rounded, told
 from onnxgen.errors import OnnxgenError, counted
 from onnxgen.options import Options
+from onnxgen.runtime.load import need_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onnxgen.diff.forms import Forms
+    from onnxgen.diff.numbers import Apart
+
+FOLDED = 1e-4  # of the largest element: by how much outputs may differ if tensors were folded in float32
 
 
 def compare(one: Path, other: Path, runs: int, seed: int, options: Options) -> Comparison:
@@ -40,6 +41,7 @@ class Comparing:
     def __init__(self, one: Side, other: Side, runs: int, seed: int) -> None:
         self.one, self.other, self.runs, self.seed = one, other, runs, seed
         self.result = Comparison(str(one.path), str(other.path), sources=(one.lines, other.lines))
+        self.sides = one, other  # whose operators and tensors are compared: of quantised files the networks in floats
         self.inputs: list[list[Any]] | None = None
         self.blocks: list[str] = []
 
@@ -55,7 +57,7 @@ class Comparing:
             else:
                 self._judge("the architecture is the same")
         elif self._are_of_one_network():
-            self._judge("they are the same network in floats")
+            self._judge("they are one network in floats")
         else:
             self._followed()
         result.summary = self._summary()
@@ -66,25 +68,32 @@ class Comparing:
     def _are_of_one_network(self) -> bool:
         """Return True if one is the other, rounded to integers."""
         floats = self.one.in_floats(), self.other.in_floats()
-        if floats == (self.one, self.other) or floats[0].program != floats[1].program:
+        quantised = tuple(f is not s for f, s in zip(floats, self.sides, strict=True))
+        if not any(quantised):
             return False
-        quantised = [f is not s for f, s in zip(floats, (self.one, self.other), strict=True)]
         words = {(False, True): "the second is quantised", (True, False): "the first is quantised"}
-        self.result.changes.append(
-            Change("changed", words.get((quantised[0], quantised[1]), "they are quantised otherwise"), Where(), Where())
-        )
+        self.result.changes.append(Change("changed", words.get(quantised, "they are quantised otherwise")))  # type: ignore[call-overload]
+        self.sides = floats
+        if floats[0].program != floats[1].program:
+            return False
         self.result.weights = [rounded(weight) for weight in by_key(*floats)]
         return True
 
     def _followed(self) -> None:
         """Compare the canonical forms, and where they part, the operators."""
+        need_torch("diff", "verify")
+        from onnxgen.canonical.rules import NotFollowed
+        from onnxgen.diff.forms import Forms
+
         try:
             self._need_pure()
-            forms = Forms((self.one.module, self.other.module), self._arguments(), self._free())
+            forms = Forms([side.module for side in self.sides], self._arguments(), self._free())
             try:
                 matched = forms.match()
                 self.result.weights = matched.weights
-                if matched.is_same and not self.result.changed_weights:
+                if self.sides != (self.one, self.other):
+                    self.result.weights = list(map(rounded, matched.weights))
+                elif matched.is_same and not self.result.changed_weights:
                     return self._proved()
                 if matched.is_same:
                     return self._judge("the architecture is the same, but for its spelling")
@@ -132,11 +141,16 @@ class Comparing:
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     def _drawn(self) -> list[list[Any]]:
+        from onnxgen.diff.numbers import feeds
+
         if self.inputs is None:
             self.inputs = feeds((self.one, self.other), self.runs, self.seed)
         return self.inputs
 
     def _numbers(self) -> Apart:
+        need_torch("diff", "verify")
+        from onnxgen.diff.numbers import Apart, apart
+
         try:
             found = apart(self.one, self.other, self._drawn())
         except OnnxgenError as error:
@@ -145,6 +159,10 @@ class Comparing:
         return found
 
     def _arguments(self) -> list[Tensor]:
+        from torch import Tensor
+
+        from onnxgen.canonical.rules import NotFollowed
+
         arguments = self._drawn()[0]
         if any(not isinstance(a, Tensor) for a in arguments):
             raise NotFollowed("an input that is no tensor")
@@ -166,6 +184,9 @@ class Comparing:
 
     def _need_pure(self) -> None:
         """Raise `NotFollowed` if a module that a person may have edited is no Python that is followed."""
+        from onnxgen.canonical.purity import objections
+        from onnxgen.canonical.rules import NotFollowed
+
         for side in (self.one, self.other):
             if side.generated is None:
                 for objection in objections(side.text, side.text):
@@ -173,14 +194,24 @@ class Comparing:
 
     def _aligned(self, forms: Forms) -> None:
         """Say which operators changed, and compare the tensors of those that stand for each other."""
+        from onnxgen.diff.aligning import Changes, Source, aligned, blocks, partners
+        from onnxgen.diff.forms import digest
+
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
         alignment = aligned(forms.programs, digests)
-        files = [side.file for side in (self.one, self.other)]
-        modules = self.one.module, self.other.module
-        classes = [{path: type(m).__name__ for path, m in module.named_modules()} for module in modules]
-        self.result.changes = Changes(alignment, files, (self.one.nodes, self.other.nodes), classes).all()
-        self.blocks = list(blocks(*modules))
-        mine, theirs = self.one.tensors, self.other.tensors
+        sources = [
+            Source(
+                side.file,
+                side.nodes,
+                side.facts.kinds if side.facts is not None else {},
+                {path: type(module).__name__ for path, module in side.module.named_modules()},
+            )
+            for side in self.sides
+        ]
+        changes = Changes(alignment, sources).all()
+        self.result.changes += changes
+        self.blocks = list(blocks(*(side.module for side in self.sides)))
+        mine, theirs = (side.tensors for side in self.sides)
         weights = []
         for a, b in partners(alignment):
             if (a is not None and a not in mine) or (b is not None and b not in theirs):
@@ -194,15 +225,15 @@ class Comparing:
                 weights.append(Weight(b, (a,), "resized", what, tuple(theirs[b].shape)))
             else:
                 weights.append(compared(b, [a], mine[a], theirs[b]))
-        self.result.weights = weights
-        if not self.result.changes:
+        self.result.weights = weights if self.sides == (self.one, self.other) else list(map(rounded, weights))
+        if not changes:
             self._by_lines()
 
     def _by_lines(self) -> None:
         """Say which lines of the sources differ, where the operators can't be followed or are the same."""
-        self.result.changes = list(changed_lines(self.one, self.other))
+        self.result.changes += changed_lines(*self.sides)
         if not self.result.weights:
-            self.result.weights = list(by_key(self.one, self.other))
+            self.result.weights = list(by_key(*self.sides))
 
     def _summary(self) -> list[str]:
         result = self.result

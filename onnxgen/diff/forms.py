@@ -8,10 +8,11 @@ The second is read again with these: if the forms are equal then, only values di
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,22 +231,21 @@ class Forms:
             new = tensor.detach().cpu()
             was = sorted({t.args[0].removeprefix("first ") for t in leaves})
             folded = any(t.op in ("sum", "each", "call") for t in below([term]))
-            arrays = [t.double().numpy() for t in (old.expand(tensor.shape), new)]
-            if side == 0:  # what the second has is the new one
-                arrays.reverse()
-            yield compared(path, was, *arrays, computed=folded)
+            stands, own = old.expand(tensor.shape).double().numpy(), new.double().numpy()
+            first, second = (stands, own) if side else (own, stands)  # what the second has is the new one
+            yield compared(path, was, first, second, computed=folded)
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep torch from writing how a module failed: the answer says it."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Keep torch from writing and printing how a module failed: the answer says it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        yield
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def need_same_inputs(one: Captured, other: Captured) -> None:

@@ -11,8 +11,10 @@ import onnx_ir as ir
 from onnxgen.common.names import printable
 from onnxgen.errors import counted
 from onnxgen.graph.nodes import all_nodes
+from onnxgen.passes.rewrite import names_of
 from onnxgen.passes.trainable import stored_values
 from onnxgen.record.signature import Port, Signature
+from onnxgen.view.page import MAX_NAME_CHARACTERS
 
 MAX_TEXT = 60  # characters of an entry that are shown
 QUANTISED = ("Quantize", "Dequantize", "QLinear", "Integer", "QAttention", "QGemm", "MatMulNBits")
@@ -20,7 +22,14 @@ QUANTISED = ("Quantize", "Dequantize", "QLinear", "Integer", "QAttention", "QGem
 
 @dataclass
 class Facts:
-    """What a file says beside its function. `operators` counts the nodes of each; `names` are those of tensors."""
+    """What a file says beside its function.
+
+    Attributes:
+        operators: how many nodes there are of each.
+        order: the operators of the nodes, in the file's order.
+        kinds: the operator of each node, by its name, in the file's order.
+        names: of stored tensors; `unused`: of those that nothing takes.
+    """
 
     opset: str = ""
     producer: str = ""
@@ -29,6 +38,7 @@ class Facts:
     doc: str = ""
     operators: Counter[str] = field(default_factory=Counter)
     order: tuple[str, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
 
@@ -49,6 +59,7 @@ def facts(model: ir.Model) -> Facts:
         printable(model.doc_string or model.graph.doc_string or "", 10_000),
         Counter(printable(node.op_type) for node in nodes),
         tuple(node.op_type for node in nodes),
+        {printable(names_of(node)[0], MAX_NAME_CHARACTERS): node.op_type for node in nodes},
         frozenset(printable(v.name or "") for v in stored),
         frozenset(printable(v.name or "") for v in stored if not v.uses() and not v.is_graph_output()),
     )

@@ -16,7 +16,6 @@ from onnxgen.diff.side import Side
 from onnxgen.errors import OnnxgenError
 
 EQUAL = 1e-6  # of the largest element: what constants of two spellings, rounded to float32, may make
-FOLDED = 1e-4  # the same, if tensors were folded in float32
 NARROW = 1e-4  # the same, if a network runs in its own type only
 SIZE = 2  # of a free dim of a module of which there is no ONNX file
 

@@ -31,10 +31,11 @@ from onnxgen.weights.sidecar import read_tensors, write_pair
 if TYPE_CHECKING:
     from torch import nn
 
-FRAME = ("WEIGHTS", "FINGERPRINT", "Model")  # names of a generated file that are no part of the network
+PLACES = ("WEIGHTS", "FINGERPRINT")  # names of a generated file that say where the weights are
+FRAME = (*PLACES, "Model")  # names that are no part of the network
 
 
-@dataclass
+@dataclass(eq=False)
 class Side:
     """A model.
 
@@ -165,21 +166,30 @@ def program_of(source: str) -> str:
     """Return the network that a source is, as text. Programs that differ only in names of classes and variables,
     comments, docstrings and where the weights are have the same."""
     tree = ast.parse(source)
-    body = [node for node in tree.body if not _is_frame(node)]
-    keywords = {
-        k.arg for node in ast.walk(tree) for k in (node.keywords if isinstance(node, ast.Call) else ()) if k.arg
-    }
+    body = [node for node in tree.body if not _is_place(node)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    keywords = {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
     names = {node.name: f"class_{i}" for i, node in enumerate(n for n in body if isinstance(n, ast.ClassDef))}
-    parts = []
-    for node in body:
-        parts.append(ast.dump(_Renamed(names, keywords).visit(node)))
-    return "\n".join(parts)
+    names |= {node.name: "build" for node in body if isinstance(node, ast.FunctionDef) and _has_pretrained(node)}
+    return "\n".join(ast.dump(_Renamed(names, keywords).visit(node)) for node in body)
+
+
+def _is_place(node: ast.stmt) -> bool:
+    """Return True for a text, and for what says where the weights are."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id in PLACES for target in targets)
+
+
+def _has_pretrained(function: ast.FunctionDef) -> bool:
+    return any(arg.arg == "pretrained" for arg in function.args.args)
 
 
 def _is_frame(node: ast.stmt) -> bool:
     """Return True for what builds and loads the network: it is alike in all generated files, but for its names."""
     if isinstance(node, ast.FunctionDef):
-        return node.name == "from_pretrained" or any(arg.arg == "pretrained" for arg in node.args.args)
+        return node.name == "from_pretrained" or _has_pretrained(node)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     for target in node.targets if isinstance(node, ast.Assign) else ():
@@ -203,6 +213,7 @@ class _Renamed(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.body, node.returns = _without_docstring(node.body), None
+        node.name = self.names.get(node.name, node.name)
         outer, local = self.names, {}
         if node.name == "forward" and not _has_scopes(node):
             given = [a.arg for a in node.args.args[1:]]

@@ -32,7 +32,10 @@ def changed_lines(one: Side, other: Side) -> Iterator[Change]:
         was, now = _where(one, left), _where(other, right)
         if was is None and now is None:
             continue
-        yield Change("changed" if was and now else "added" if now else "removed", "a line", was, now)
+        if was and now:
+            yield Change("changed", f"{was.code} -> {now.code}", was, now)
+        else:
+            yield Change("added" if now else "removed", (was or now or Where()).code, was, now)
 
 
 def _where(side: Side, line: int) -> Where | None:

@@ -35,8 +35,10 @@ def compared(name: str, was: Sequence[str], old: Array, new: Array, computed: bo
         computed: the old one was computed of several tensors, and may be rounded otherwise.
     """
     keys, shape = tuple(was), tuple(new.shape)
-    if _equal(old, new):
+    if old.dtype == new.dtype and (old.tobytes() == new.tobytes() or _equal(old, new)):
         return Weight(name, keys, "same", "", shape)
+    if old.dtype != new.dtype and old.dtype.kind != new.dtype.kind:
+        return Weight(name, keys, "changed", f"{old.dtype} -> {new.dtype}", shape)
     if new.dtype.kind not in "fV" or old.dtype.kind not in "fV":
         share = float(np.mean(old != new)) if new.size else 0.0
         return Weight(name, keys, "changed", f"{share:.0%} of the elements differ", shape, share, 1 - share, math.inf)
@@ -47,15 +49,13 @@ def compared(name: str, was: Sequence[str], old: Array, new: Array, computed: bo
     cosine = float(np.dot(a.ravel(), b.ravel())) / length if length else 0.0
     largest = float(np.abs(b - a).max())
     how, what = _how(a, b, largest, computed)
+    if old.dtype != new.dtype and not largest:
+        how, what = "changed", f"{old.dtype} -> {new.dtype}"
     return Weight(name, keys, how, what or f"changed by {relative:.2g} of its norm", shape, relative, cosine, largest)
 
 
 def _equal(old: Array, new: Array) -> bool:
-    if old.shape != new.shape:
-        return False
-    if old.dtype == new.dtype and old.tobytes() == new.tobytes():
-        return True
-    return bool(np.array_equal(old.astype(np.float64), new.astype(np.float64), equal_nan=True))
+    return bool(np.array_equal(old, new, equal_nan=old.dtype.kind in "fc"))
 
 
 def _how(a: Array, b: Array, largest: float, computed: bool) -> tuple[str, str]:

@@ -526,7 +526,7 @@ def _in_changes(found: Comparison, made: Planted) -> tuple[str, str]:
         return "elsewhere", _told(found)
     if made.words and not any(made.words in c.what for c in named_):
         return "other words", _told(found)
-    if len(found.changes) > 3 and made.words != "stride":
+    if len(found.changes) > (3 if made.words != "stride" else 9):
         return "invented", _told(found)
     return (
         ("invented", _told(found))
