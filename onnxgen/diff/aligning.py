@@ -32,6 +32,7 @@ MAX_CELLS = 1_500_000  # of the table; larger networks are aligned by their long
 SILENT = frozenset(
     {"alias", "detach", "contiguous", "clone", "lift_fresh_copy", "_to_copy", "dropout", "feature_dropout"}
 )
+FOLDABLE = ("conv1d", "conv2d", "conv3d", "linear")
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"})
 MAX_OPERATORS = 6  # of a block that are named
 
@@ -75,11 +76,17 @@ class Step:
 
 @dataclass
 class Alignment:
-    """Steps of two networks. `pairs`: of those that stand for each other, by number."""
+    """Steps of two networks.
+
+    Attributes:
+        pairs: of those that stand for each other, by number.
+        folded: of both, tensors with the norm that was folded into them.
+    """
 
     ones: list[Step]
     others: list[Step]
     pairs: list[tuple[int | None, int | None]] = field(default_factory=list)
+    folded: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {})
 
     @property
     def cost(self) -> float:
@@ -89,9 +96,13 @@ class Alignment:
 class Steps:
     """Reads the steps of an exported program that its outputs need."""
 
-    def __init__(self, program: Any, digests: Mapping[str, str], in_need: bool) -> None:
-        """`in_need`: the order in which outputs need them; else that of the program."""
-        self.program, self.digests, self.in_need = program, digests, in_need
+    def __init__(
+        self, program: Any, digests: Mapping[str, str], in_need: bool, state: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """`in_need`: the order in which outputs need them; else that of the program. `state`: the tensors, if norms are
+        to be folded into the layers before them."""
+        self.program, self.digests, self.in_need, self.state = program, digests, in_need, state
+        self.folded: dict[str, Tensor] = {}
         self.leaf: dict[Node, str] = {}
         self.number: dict[Node, Operand] = {}
         self.steps: list[Step] = []
@@ -139,11 +150,43 @@ class Steps:
         name = _name(node)
         if taken and all(n in self.leaf for n in taken):  # made of weights alone
             self.leaf[node] = self.leaf[taken[0]]
+        elif self.state is not None and name == "batch_norm" and (layer := self._folding(node)) is not None:
+            self.number[node] = layer
         elif (node.target is operator.getitem or name in SILENT) and taken:
             self.number[node] = self.number[taken[0]]
         else:
             self.number[node] = len(self.steps)
             self.steps.append(self._made(node, name))
+
+    def _folding(self, node: Node) -> int | None:
+        """Fold a norm into the layer before it, and return the number of that, or None if there is none."""
+        assert self.state is not None
+        before = node.args[0]
+        number = self.number.get(before) if isinstance(before, Node) and len(before.users) == 1 else None
+        step = self.steps[number] if isinstance(number, int) else None
+        if step is None or step.name not in FOLDABLE or "weight" not in step.leaves:
+            return None
+        norm = self._made(node, "batch_norm").leaves
+        path = step.leaves["weight"][0]
+        weight = self._tensor(path)
+        mean, var = (self._tensor(norm[name][0]) for name in ("running_mean", "running_var"))
+        scale = (var + float(node.args[7])).rsqrt()  # type: ignore[arg-type]
+        scale = scale * self._tensor(norm["weight"][0]) if "weight" in norm else scale
+        bias = step.leaves.get("bias") or norm.get("bias")
+        if bias is None or weight.shape[0] != scale.shape[0]:
+            return None
+        shift = (self._tensor(bias[0]) if "bias" in step.leaves else 0) - mean
+        beta = self._tensor(norm["bias"][0]) if "bias" in norm else 0
+        self.folded[path] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+        self.folded[bias[0]] = shift * scale + beta
+        step.leaves["bias"] = bias
+        step.given = tuple((name, "*" if name == "bias" else text) for name, text in step.given)
+        step.digests = ("", "")
+        return number
+
+    def _tensor(self, path: str) -> Tensor:
+        assert self.state is not None
+        return (self.folded[path] if path in self.folded else self.state[path]).detach().double()
 
     def _made(self, node: Node, name: str) -> Step:
         given, leaves, operands = [], {}, []
@@ -199,19 +242,29 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def aligned(programs: Sequence[Any], digests: Sequence[Mapping[str, str]]) -> Alignment:
+def aligned(
+    programs: Sequence[Any], digests: Sequence[Mapping[str, str]], states: Sequence[Mapping[str, Tensor]]
+) -> Alignment:
     """Align two networks: in the order of their programs, or in that in which outputs need the operators.
 
     The first says nothing about files whose independent nodes are in another order, the second about operators whose
-    operands are. The cheaper alignment is taken.
+    operands are. If one has fewer norms, they are also folded into the layers before them. The cheapest alignment is
+    taken.
     """
-    found = []
-    for in_need in (False, True):
-        ones, others = (Steps(p, names, in_need).read() for p, names in zip(programs, digests, strict=True))
-        found.append(Alignment(ones, others, list(_pairs(ones, others, 0, 0))))
-        if found[-1].cost < OTHER_NUMBERS:
+    found: list[Alignment] = []
+    for folds in (False, True):
+        for in_need in (False, True):
+            given = [state if folds else None for state in states]
+            both = [Steps(p, d, in_need, state) for p, d, state in zip(programs, digests, given, strict=True)]
+            ones, others = (side.read() for side in both)
+            pairs = list(_pairs(ones, others, 0, 0))
+            found.append(Alignment(ones, others, pairs, (both[0].folded, both[1].folded)))
+            if found[-1].cost < OTHER_NUMBERS:
+                break
+            found.append(with_equals(found[-1]))
+        norms = [sum(step.name == "batch_norm" for step in side) for side in (found[0].ones, found[0].others)]
+        if norms[0] == norms[1]:
             break
-        found.append(with_equals(found[-1]))
     return min(found, key=lambda alignment: alignment.cost)
 
 
@@ -232,7 +285,7 @@ def with_equals(alignment: Alignment) -> Alignment:
         there = users.get((step.token, mapped), [])
         if mapped and None not in mapped and len(there) == 1 and not step.leaves:
             partners_.put(number, there[0])
-    return Alignment(ones, others, _in_order(partners_.to, len(ones), len(others)))
+    return Alignment(ones, others, _in_order(partners_.to, len(ones), len(others)), alignment.folded)
 
 
 def _by_key(steps: Sequence[Step], key: Callable[[Step], Any]) -> dict[Any, list[int]]:

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from onnxgen.diff.answer import Change, Comparison, Weight
 from onnxgen.diff.interface import beside, ports
 from onnxgen.diff.side import Side, opened
@@ -198,7 +200,7 @@ class Comparing:
         from onnxgen.diff.forms import digest
 
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
-        alignment = aligned(forms.programs, digests)
+        alignment = aligned(forms.programs, digests, forms.states)
         sources = [
             Source(
                 side.file,
@@ -211,7 +213,11 @@ class Comparing:
         changes = Changes(alignment, sources).all()
         self.result.changes += changes
         self.blocks = list(blocks(*(side.module for side in self.sides)))
-        mine, theirs = (side.tensors for side in self.sides)
+        mine, theirs = (
+            {**side.tensors, **{path: tensor.numpy() for path, tensor in folded.items()}}
+            for side, folded in zip(self.sides, alignment.folded, strict=True)
+        )
+        computed = {*alignment.folded[0], *alignment.folded[1]}
         weights = []
         for a, b in partners(alignment):
             if (a is not None and a not in mine) or (b is not None and b not in theirs):
@@ -224,7 +230,9 @@ class Comparing:
                 what = f"{list(mine[a].shape)} -> {list(theirs[b].shape)}"
                 weights.append(Weight(b, (a,), "resized", what, tuple(theirs[b].shape)))
             else:
-                weights.append(compared(b, [a], mine[a], theirs[b]))
+                is_folded = bool({a, b} & computed)
+                old, new = (t.astype(np.float64) if is_folded else t for t in (mine[a], theirs[b]))
+                weights.append(compared(b, [a], old, new, computed=is_folded))
         self.result.weights = weights if self.sides == (self.one, self.other) else list(map(rounded, weights))
         if not changes:
             self._by_lines()

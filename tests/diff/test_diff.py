@@ -174,6 +174,47 @@ def test_a_trained_layer_of_another_spelling_is_named(files: Files) -> None:
     assert weight.was == ("stem.weight",) and weight.how == "changed"
 
 
+def convolutions(folded: bool) -> onnx.ModelProto:
+    """Two convolutions with BatchNorms, and an activation behind each; or the norms folded into them."""
+    rng = np.random.default_rng(0)
+    text = "n0 = Conv <pads = [1, 1, 1, 1]> (x, w0, b0) r0 = Relu (n0)" * folded
+    text += "n1 = Conv <pads = [1, 1, 1, 1]> (r0, w1, b1) y = Relu (n1)" * folded
+    if not folded:
+        text = "c0 = Conv <pads = [1, 1, 1, 1]> (x, w0, b0) n0 = BatchNormalization (c0, g0, s0, m0, v0) r0 = Relu (n0)"
+        text += (
+            "c1 = Conv <pads = [1, 1, 1, 1]> (r0, w1, b1) n1 = BatchNormalization (c1, g1, s1, m1, v1) y = Relu (n1)"
+        )
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 3, 8, 8] x) => (float[n, 3, 8, 8] y) {{ {text} }}'
+    )
+    for k in range(2):
+        weight, bias, gain, shift, mean = (
+            rng.standard_normal(shape).astype(np.float32) for shape in ((3, 3, 3, 3), (3,), (3,), (3,), (3,))
+        )
+        var = rng.random(3).astype(np.float32) + np.float32(0.5)
+        scale = gain / np.sqrt(var + np.float32(1e-5))
+        arrays = {"w": weight, "b": bias, "g": gain, "s": shift, "m": mean, "v": var}
+        if folded:
+            arrays = {"w": weight * scale[:, None, None, None], "b": (bias - mean) * scale + shift}
+        model.graph.initializer.extend(nh.from_array(a.astype(np.float32), f"{n}{k}") for n, a in arrays.items())
+    return model
+
+
+def test_a_folded_norm_is_no_change(tmp_path: Path) -> None:
+    for name, folded in (("one", False), ("other", True)):
+        onnx.save(convolutions(folded), tmp_path / f"{name}.onnx")
+    for one, other in (("one", "other"), ("other", "one")):
+        found = diff(tmp_path / f"{one}.onnx", tmp_path / f"{other}.onnx")
+        assert found.verdict == "same" and "rounding of folded" in found.why
+        assert not found.changes and not found.changed_weights
+    model = convolutions(True)
+    model.graph.node[1].op_type = "Tanh"
+    onnx.save(model, tmp_path / "other.onnx")
+    found = diff(tmp_path / "one.onnx", tmp_path / "other.onnx")
+    assert found.verdict == "different" and [c.what for c in found.changes] == ["relu -> tanh"]
+    assert not found.changed_weights, "the folded tensors are only rounded"
+
+
 def test_what_only_the_files_say(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     model = net()
     entry = model.metadata_props.add()
