@@ -196,7 +196,8 @@ class Comparing:
 
     def _aligned(self, forms: Forms) -> None:
         """Say which operators changed, and compare the tensors of those that stand for each other."""
-        from onnxgen.diff.aligning import Changes, Source, aligned, blocks, partners
+        from onnxgen.diff.aligning import aligned
+        from onnxgen.diff.changes import Changes, Source, blocks, partners
         from onnxgen.diff.forms import digest
 
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
