@@ -81,7 +81,7 @@ def options(command: str, group: str = "") -> Iterator[click.Option]:
         if isinstance(one, click.Option):
             of_all = {"every": getattr(one, "group", "") == EVERY, "generation": one.opts[0] in GENERATION}
             own = not of_all["every"] and (
-                command not in ("generate", "verify", "view") or not is_generation(command, one)
+                command not in ("generate", "verify", "view", "diff") or not is_generation(command, one)
             )
             if of_all.get(command, own and group in ("", getattr(one, "group", ""))):
                 yield one

@@ -9,7 +9,7 @@
     onnxgen.export("model.py", weights="best.safetensors", out="tuned.onnx")   # what training made of it, as ONNX
 
 Importing this package imports nothing else: each name is looked up when it is first used (PEP 562), and only `load`,
-`verify`, `prove`, `transplant` and `export` import torch.
+`verify`, `prove`, `transplant`, `diff` and `export` import torch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from onnxgen.canonical.transplant import NotTheSame as NotTheSame
     from onnxgen.canonical.transplant import transplant as transplant
     from onnxgen.common.limits import Limits as Limits
+    from onnxgen.diff import Comparison as Comparison
+    from onnxgen.diff import diff as diff
     from onnxgen.errors import EditedError as EditedError
     from onnxgen.errors import OnnxgenError as OnnxgenError
     from onnxgen.errors import Problem as Problem
@@ -52,13 +54,14 @@ if TYPE_CHECKING:
 if not os.path.isdir(os.path.join(__path__[0], "build_hooks")):
     __path__.append(os.path.dirname(__path__[0]))
 
-# `verify` and `export` are submodules too, and importing a submodule binds its name in the package: whichever comes
-# first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
+# `verify`, `diff` and `export` are submodules too, and importing a submodule binds its name in the package: whichever
+# comes first, `onnxgen.verify` is the module, and that module can be called (see `_callable.py`).
 _NAMES = {
     "build_hooks.model_gen": "ModelGen",
     "canonical.prove": "Proof prove",
     "canonical.transplant": "NotTheSame transplant",
     "common.limits": "Limits",
+    "diff": "Comparison diff",
     "errors": "EditedError OnnxgenError Problem",
     "export": "ExportReport export",
     "graph.operators": "op",

@@ -21,6 +21,7 @@ from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS
 
 EXIT_CODES = exit_codes(CODES)
+NOT_OF_A_FUNCTION = ("flat", "annotate", "style", "class_name", "templates", "weights", "embed", "shard_size")
 
 
 @click.group(cls=DefaultGroup, context_settings=MANNERS, epilog=EXIT_CODES)
@@ -115,6 +116,35 @@ def prove(model: Path, module: Path | None, **params: Any) -> int:
     from onnxgen.cli.proving import prove_command
 
     return prove_command(model, module, **params)
+
+
+@_command(
+    "diff",
+    "Say what changed between two models.",
+    [
+        ("onnxgen diff old.onnx new.onnx", "Compare function, architecture, weights and metadata."),
+        ("onnxgen diff old.onnx new.onnx --html diff.html", "Also write a page, with both sources side by side."),
+        ("onnxgen diff net.onnx model.py", "Compare a file with an edited module."),
+    ],
+    {0: "the same function", 1: "different", 4: "equal on the drawn inputs, and not proved"},
+)
+@click.argument("one", type=path_type)
+@click.argument("other", type=path_type)
+@_proved("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of inputs to compare on.")
+@_proved("--seed", type=_whole, default=0, show_default=True, help="Seed of the inputs.")
+@file_option("--html", metavar="FILE.html", type=path_type, help="Also write a page.")
+@file_option("--force", is_flag=True, help="Overwrite a file that onnxgen diff did not make.")
+@generation_options(NOT_OF_A_FUNCTION)
+@saying_options
+def diff(one: Path, other: Path, **params: Any) -> int:
+    """Say what changed from ONE to OTHER: function, architecture, weights, inputs, outputs and metadata.
+
+    Each is an ONNX file, or a module that onnxgen generated, with its weights beside it. Other names, another order of
+    nodes, another opset and other spellings of the same function are no changes.
+    """
+    from onnxgen.cli.differing import diff_command
+
+    return diff_command(one, other, take_options(params), **params)
 
 
 @_command(

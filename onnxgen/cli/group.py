@@ -24,11 +24,11 @@ _ALWAYS = {
 }
 CODES = {
     **_ALWAYS,
-    0: "fine; with --check: fresh; verify: equal; prove: proved; identify: named",
-    1: "with --check: stale; verify, prove, export: different; predict, evaluate: something was left out; "
+    0: "fine; with --check: fresh; verify: equal; prove: proved; diff: the same function; identify: named",
+    1: "with --check: stale; verify, prove, diff, export: different; predict, evaluate: something was left out; "
     "identify: none",
     3: _EDITED,
-    4: "prove: neither proved nor different",
+    4: "prove, diff: neither proved nor different",
     75: "train: another process of the run was lost",
 }
 WRITES = {0: "fine; with --check: fresh", 1: "with --check: stale", 3: _EDITED}  # of commands that write modules

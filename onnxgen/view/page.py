@@ -63,15 +63,14 @@ def view(path: Path, options: Options, out: Path) -> str:
         numbers[row.name].append(row.number)
     shown = [
         (line, sorted({n for name in nodes_of.get(i, ()) for n in numbers.get(name, ())}))
-        for i, line in enumerate(_coloured(lines), 1)
+        for i, line in enumerate(coloured(lines), 1)
     ]
     templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
-    script = (HERE / "page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text, digest = script(HERE / "page.js")
     return templates.get_template("page.html.jinja").render(
         generator=Markup(GENERATOR),
         digest=digest,
-        script=Markup(script),
+        script=Markup(text),
         colours=Markup(HtmlFormatter().get_style_defs("#source")),
         title=printable(path.name),
         module=out.name,
@@ -86,7 +85,13 @@ def view(path: Path, options: Options, out: Path) -> str:
     )
 
 
-def _coloured(lines: list[str]) -> list[Markup]:
+def script(file: Path) -> tuple[str, str]:
+    """Return a script, and the digest by which a page allows it and no other."""
+    text = file.read_text(encoding="utf-8")
+    return text, base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def coloured(lines: list[str]) -> list[Markup]:
     """Return lines of Python as HTML. pygments escapes them, and closes each tag in its line."""
     text: str = highlight("\n".join(lines), PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
     return [Markup(line) for line in text.rstrip("\n").split("\n")]

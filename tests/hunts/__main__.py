@@ -10,7 +10,8 @@ from tests.hunts.hunting import hunt
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.hunts")
-    parser.add_argument("hunt", choices=("scopes", "modules", "names", "composite", "edits", "untouched"))
+    hunts = ("scopes", "modules", "names", "composite", "edits", "untouched", "differences")
+    parser.add_argument("hunt", choices=hunts)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=1)
@@ -31,5 +32,12 @@ if __name__ == "__main__":
 
         found = hunt_edits(given.seed, given.cases, given.only, None if given.what is None else given.what == "keep")
         sys.exit(1 if found["keep wrong"] or found["change wrong"] else 0)
+    if given.hunt == "differences":
+        from tests.hunts.differences import hunt as hunt_differences
+
+        table = hunt_differences(
+            given.seed, given.cases, given.only, None if given.what is None else given.what == "keep"
+        )
+        sys.exit(1 if any(verdict.split(" ", 1)[1] not in ("ok", "void") for verdict in table) else 0)
     table = hunt(given.hunt, given.seed, given.cases, given.workers)
     sys.exit(1 if table["wrong"] or table["crash"] else 0)

@@ -43,6 +43,7 @@ FLOORS = (
     ("backend", "surgery"),
     ("export",),
     ("canonical",),
+    ("diff",),
     ("training",),
     ("ship",),
     ("cli", "__main__"),
