@@ -201,7 +201,7 @@ class Comparing:
         from onnxgen.diff.forms import digest
 
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
-        alignment = aligned(forms.programs, digests, forms.states)
+        alignment = aligned([followed.program for followed in forms.programs], digests, forms.states)
         sources = [
             Source(
                 side.file,
