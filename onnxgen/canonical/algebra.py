@@ -155,6 +155,9 @@ class Algebra(Contractions):
                 return self.constant(COMPUTED[name](number), shape, dtype)
             except (ValueError, OverflowError):
                 pass
+        if len(operands) == 1 and operands[0].op == "cat" and operands[0].shape == shape:
+            pieces, axis = operands[0].args
+            return self.joined([self.each(name, [p], p.shape, dtype, attributes) for p in pieces], axis)
         if name in SYMMETRIC:
             operands.sort(key=order)
         return self.term("each", (name, attributes, *operands), shape, dtype)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.rules import NotFollowed, Result, axes_of, positive, rule
-from onnxgen.canonical.terms import Term, plain
+from onnxgen.canonical.rules import NotFollowed, Result, axes_of, dtype_name, positive, rule
+from onnxgen.canonical.terms import Term, number_in, plain
+from onnxgen.canonical.views import Pattern, parts
+
+MOST = 100_000  # elements of a constant that is computed
 
 # ---- views -----------------------------------------------------------------------------------------------------------
 
@@ -81,6 +88,14 @@ def repeat_interleave(t: Algebra, out: Result, x: Term, count: Any, axis: Any = 
     axis = positive(axis, len(x.shape))
     before, after = x.shape[: axis + 1], x.shape[axis + 1 :]
     return t.reshaped(t.expanded(t.reshaped(x, (*before, 1, *after)), (*before, count, *after)), out.shape)
+
+
+@rule("repeat")
+def repeat(t: Algebra, out: Result, x: Term, counts: Sequence[Any]) -> Any:
+    sizes = (1,) * (len(counts) - len(x.shape)) + x.shape
+    if any(size != 1 and count != 1 for size, count in zip(sizes, counts, strict=True)):
+        return None
+    return t.expanded(x, out.shape)
 
 
 @rule("contiguous", "clone", "alias", "lift_fresh_copy", "lift_fresh", "resolve_conj", "resolve_neg")
@@ -213,7 +228,54 @@ def embedding(t: Algebra, out: Result, weight: Term, indices: Term, *rest: Any) 
     if len(rest) > 1 and any(rest[1:]):
         return None
     unlearned = () if not rest or rest[0] in (None, -1) else (("padding", rest[0]),)
-    return t.term("call", ("aten::index.Tensor", weight, (indices,), *unlearned), out.shape, out.dtype)
+    return rows(t, weight, indices, unlearned)
+
+
+def rows(t: Algebra, weight: Term, indices: Term, unlearned: Any = ()) -> Term:
+    """Return the rows of a table at indices. A view of indices is a view of the rows."""
+    inside = weight.shape[1:]
+    if indices.op == "view":
+        base, pattern = indices.args
+        count = iter(range(len(pattern.sizes), len(pattern.sizes) + len(inside)))
+        added = tuple(tuple(next(count) for _ in parts(size)) for size in inside)
+        wide = Pattern((*pattern.atoms, *map(parts, inside)), (*pattern.groups, *added))
+        return t.rearranged(rows(t, weight, base, unlearned), wide)
+    if indices.shape and (number := number_in(indices)) is not None:  # one row, again and again
+        row = rows(t, weight, t.constant(number, (), indices.dtype), unlearned)
+        return t.expanded(t.reshaped(row, (1,) * len(indices.shape) + inside), indices.shape + inside)
+    given = ("aten::index.Tensor", weight, (indices,), *unlearned)
+    return t.term("call", given, (*indices.shape, *inside), weight.dtype)
+
+
+@rule("index.Tensor")
+def index(t: Algebra, out: Result, x: Term, indices: Sequence[Any]) -> Any:
+    if len(indices) != 1 or not isinstance(indices[0], Term) or indices[0].dtype in ("bool", "uint8"):
+        return None
+    return rows(t, x, indices[0])
+
+
+@rule("arange.default", "arange.start", "arange.start_step")
+def arange(t: Algebra, out: Result, *bounds: Any) -> Any:
+    """Numbers of a known count are a constant, as an exporter stores them."""
+    numbers = [b for b in bounds if isinstance(b, (int, float)) and not isinstance(b, bool)]
+    if any(not isinstance(b, (int, float)) for b in bounds if b is not None and not isinstance(b, torch.dtype)):
+        return None
+    if not isinstance(out.shape[0], int) or out.shape[0] > MOST:
+        return None
+    return constant(t, torch.arange(*numbers, dtype=getattr(torch, out.dtype)))
+
+
+def constant(terms: Algebra, tensor: Tensor) -> Term:
+    """Return the term of known elements: of one number, or by their bytes."""
+    tensor = tensor.detach().cpu()
+    name = dtype_name(tensor.dtype)
+    if tensor.numel() and not tensor.is_complex() and bool((tensor == tensor.reshape(-1)[0]).all()):
+        return terms.constant(tensor.reshape(-1)[0].item(), tuple(tensor.shape), name)
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
+    term = terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)
+    terms.elements[term] = tensor
+    return term
 
 
 @rule("size", "sym_size")

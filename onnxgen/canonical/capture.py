@@ -6,7 +6,6 @@ Source of the operators' meaning: their pages in torch's documentation, and thei
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import operator
@@ -27,7 +26,8 @@ from torch.fx.experimental import _config as config
 
 from onnxgen.canonical import arranging, layers, pooling
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.rules import NotFollowed, Result, apply, dtype_name
+from onnxgen.canonical.arranging import constant
+from onnxgen.canonical.rules import NotFollowed, Result, add, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain
 
 RULES = (arranging, layers, pooling)  # importing them registers their rules
@@ -41,10 +41,12 @@ class Followed:
     Attributes:
         program: the `ExportedProgram`.
         guards: what the module's Python asked of the sizes, with inputs by number.
+        is_functional: whether what it writes in place was taken apart.
     """
 
     program: Any
     guards: frozenset[str]
+    is_functional: bool = False
 
 
 @dataclass
@@ -98,16 +100,31 @@ def exported(
             program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
-        graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
-        if any(_mutates(node) for graph in graphs for node in graph.nodes):
-            if len(graphs) > 1 or any(
-                isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes
-            ):
-                raise NotFollowed("torch.no_grad beside an operator that writes in place")
-            guards = program._guards_code
-            program = program.run_decompositions({})
-            program._guards_code = guards
-    return Followed(program, _guards(module, program))
+    followed = Followed(program, _guards(module, program))
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+    writes = any(_mutates(node) and not counts(node) for graph in graphs for node in graph.nodes)
+    return functional(followed) if writes else followed
+
+
+def functional(followed: Followed) -> Followed:
+    """Return a program in which nothing is written in place."""
+    if followed.is_functional:
+        return followed
+    program = followed.program
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+    if len(graphs) > 1 or any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in program.graph.nodes):
+        raise NotFollowed("torch.no_grad beside an operator that writes in place")
+    with warnings.catch_warnings(), _quiet():
+        warnings.simplefilter("ignore")
+        return Followed(program.run_decompositions({}), followed.guards, True)
+
+
+def counts(node: Node) -> bool:
+    """Whether an operator adds to a buffer that nothing else reads: it counts the batches of a norm."""
+    if node.target is not torch.ops.aten.add_.Tensor or node.users:
+        return False
+    buffer = node.args[0]
+    return isinstance(buffer, Node) and buffer.op == "placeholder" and len(buffer.users) == 1
 
 
 def still_free(followed: Followed) -> list[list[int]]:
@@ -298,11 +315,25 @@ class Reader:
                 return self._value(node.args[0], values)  # type: ignore[no-any-return]
             if node.op == "get_attr":
                 values[node] = node
+            elif node.op == "call_function" and counts(node):
+                self._count(node, values)
             elif node.op == "call_function":
                 values[node] = self._called(node, values)
                 for term in _flat(values[node]):
                     self.result.places.append((term, node))
         raise NotFollowed("a graph without outputs")
+
+    def _count(self, node: Node, values: Mapping[Node, Any]) -> None:
+        """Note the new value of a buffer that an operator adds to."""
+        places = zip(self.program.graph_signature.input_specs, self._placeholders(), strict=True)
+        spec = next(spec for spec, place in places if place is node.args[0])
+        if spec.kind is not InputKind.BUFFER:
+            raise NotFollowed(f"it changes its {spec.kind.name.lower()}")
+        buffer, step = (self._value(argument, values) for argument in node.args[:2])
+        new = add(self.terms, Result(buffer.shape, buffer.dtype), buffer, step, node.kwargs.get("alpha", 1))
+        if not isinstance(new, Term):
+            raise NotFollowed("a buffer that it changes")
+        self.result.changed[spec.target] = new
 
     def _value(self, value: Any, values: Mapping[Node, Any]) -> Any:
         if isinstance(value, Node):
@@ -390,19 +421,6 @@ def read(terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -
         raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
         raise NotFollowed(f"it can't be brought to terms: {type(error).__name__}: {error}") from error
-
-
-def constant(terms: Algebra, tensor: Tensor) -> Term:
-    """Return the term of known elements: of one number, or by their bytes."""
-    tensor = tensor.detach().cpu()
-    name = dtype_name(tensor.dtype)
-    if tensor.numel() and not tensor.is_complex() and bool((tensor == tensor.reshape(-1)[0]).all()):
-        return terms.constant(tensor.reshape(-1)[0].item(), tuple(tensor.shape), name)
-    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
-    term = terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)
-    terms.elements[term] = tensor
-    return term
 
 
 def _flat(value: Any) -> Iterator[Term]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from onnxgen.canonical.terms import NOTHING, Monomial, Shape, Size, Sum, Term, product, times
-from onnxgen.canonical.views import Pattern, Views, refined
+from onnxgen.canonical.views import Pattern, Views, refined, without_ones
 
 Labels = list[tuple[int, ...]]  # of each axis: the labels that it joins, none for a size of 1
 Operand = tuple[Term, Labels]
@@ -202,9 +202,34 @@ class Contractions(Views):
                 if labels[0] != label or not isinstance(inner, int) or (len(labels) > 1 and step != 1):
                     return None
                 operand = self.sliced(operand, at, start * inner, stop * inner, step)
-            labels = [*itertools.chain(*axes)]  # an axis with several labels becomes several axes
+            labels = [n for n in itertools.chain(*axes) if new[n] != 1]  # several labels become several axes
             flat.append((self.reshaped(operand, tuple(new[n] for n in labels)), labels))
         return self.contracted(flat, out, new, term.dtype, term.op)
+
+    def slice_of_joined(self, view: Term, axis: int, atom: int, bounds: tuple[int, int, int]) -> Term | None:
+        """Return a view of a contraction of which a part of one atom of an axis is taken."""
+        (operands, out, sizes), pattern = view.args[0].args, view.args[1]
+        label, atoms, (start, stop, step) = out[axis], pattern.atoms[axis], bounds
+        count = max(0, -(-(stop - start) // step))
+        pieces = tuple(range(len(sizes), len(sizes) + len(atoms)))
+        new = {**dict(enumerate(sizes)), **dict(zip(pieces, atoms, strict=True))}
+        flat = []
+        for operand, axes in operands:
+            labels = [*itertools.chain(*(replaced(tuple(each), (label,), pieces) for each in axes))]
+            if len({*labels}) < len(labels):
+                return None
+            operand = self.reshaped(operand, tuple(new[n] for n in labels))
+            if pieces[atom] in labels:
+                operand = self.sliced(operand, labels.index(pieces[atom]), *bounds)
+            labels = [n for n in labels if n != pieces[atom] or count != 1]
+            flat.append((self.reshaped(operand, tuple(count if n == pieces[atom] else new[n] for n in labels)), labels))
+        new[pieces[atom]] = count
+        made = self.contracted(flat, replaced(tuple(out), (label,), pieces), new, view.dtype)
+        apart = [
+            axis_ for n, each in enumerate(pattern.atoms) for axis_ in ([(a,) for a in each] if n == axis else [each])
+        ]
+        apart[axis + atom] = (new[pieces[atom]],)
+        return self.rearranged(made, without_ones(Pattern(tuple(apart), pattern.groups)))
 
 
 def replaced(labels: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from onnxgen.canonical.capture import Reader, constant
+from onnxgen.canonical.arranging import constant
+from onnxgen.canonical.capture import Reader
 from onnxgen.canonical.terms import Term, number_in
 from onnxgen.canonical.values import LEAVES, Unknown, Values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import math
 import re
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.capture import Captured, Followed, exported, read, still_free
+from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
 from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
@@ -159,6 +160,8 @@ class Pair:
         self.sizes: set[int] = set()  # that the edited module asks for, and the generated one doesn't
 
     def prove(self) -> Proof:
+        if _statements(Path(self.file).read_text(encoding="utf-8")) == _statements(self._generated()):
+            return Proof("proved")  # nobody edited it
         others = self._other_parameters()
         for objection in objections(Path(self.file).read_text(encoding="utf-8"), self._generated()):
             return self._numbers(Proof("not proved", objection))
@@ -189,24 +192,38 @@ class Pair:
         if any(not isinstance(a, Tensor) for a in self.arguments):
             raise NotFollowed("an input that is no tensor")
         self.free = _free(self.reference, self.arguments)
+        return self._compared_at(self.arguments, modes)
+
+    def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str]) -> list[Place] | None:
+        """Compare for all sizes of the free axes; an axis of size 1 is none of these."""
+        free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, self.free, strict=True)]
+        ones: set[Any] = set()
         for mode in modes:
             terms = Algebra()
-            one = self._captured(self.reference, mode, terms, self.free)
-            free = still_free(one[1])
-            other = self._captured(self.edited, mode, terms, free, True)
-            if other[0].guards - one[0].guards:  # the reference may ask the same
-                one = self._captured(self.reference, mode, terms, free, True)
+            one = self._followed(self.reference, mode, arguments, free)
+            other = self._followed(self.edited, mode, arguments, still_free(one))
+            if one.is_functional != other.is_functional:
+                one, other = (functional(followed) for followed in (one, other))
+            one, other = ((read(terms, followed, {}), followed) for followed in (one, other))
             pairs = match(one[0], other[0]) if mode == MODES[0] else self.renamed
             self.renamed = self.renamed or pairs
             again = other[0]
             if pairs:
                 again = read(terms, other[1], {new: one[0].leaves[old] for new, old in pairs.items()})
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
-            self.sizes = _sizes_asked(one[0], again)
+            self.sizes |= _sizes_asked(one[0], again)
+            ones |= _asked_if_one(one[0], again)
             _need_same_inputs(one[0], again)
             if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
                 self.has_gradients_of_its_own = _cuts(one[0]) != _cuts(again)
                 return part_ways(one[0], again, self.file, self.texts())
+        inputs = one[0].inputs
+        for symbol in sorted(ones, key=str):  # the edited module may be another function there
+            places = self._compared_at(
+                [_of_size_one(a, s, symbol) for a, s in zip(arguments, inputs, strict=True)], modes
+            )
+            if places is not None:
+                return places
         return None
 
     def texts(self) -> Texts:
@@ -225,15 +242,15 @@ class Pair:
         texts = (Path(self.file).read_text(encoding="utf-8"), self._generated())
         return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train", "getattr("))
 
-    def _captured(
-        self, module: nn.Module, mode: str, terms: Algebra, free: Sequence[Sequence[int]], asks: bool = False
-    ) -> tuple[Captured, Followed]:
+    def _followed(
+        self, module: nn.Module, mode: str, arguments: Sequence[Tensor], free: Sequence[Sequence[int]]
+    ) -> Followed:
         with _in_mode(module, mode):
             kept = Kept(module, self.space) if module is self.edited else None
-            followed = exported(module, self.arguments, free, asks=asks)
+            followed = exported(module, arguments, free, asks=True)
             if kept is not None:
                 kept.need_same()
-        return read(terms, followed, {}), followed
+        return followed
 
     def _numbers(self, proof: Proof) -> Proof:
         """Compare both on drawn inputs, and correct the verdict."""
@@ -283,9 +300,36 @@ class Pair:
         return None
 
 
+def _statements(text: str) -> str:
+    """Return what a file says, apart from comments and how it is laid out."""
+    return ast.dump(ast.parse(text))
+
+
 def _resized(value: Tensor, axis: int, size: int) -> Tensor:
     """Return inputs of another size, made of the same elements."""
     return value.index_select(axis, torch.arange(size) % value.shape[axis])
+
+
+ASKED_IF_ONE = re.compile(r"1 != L\[(\d+)\]\.size\(\)\[(\d+)\]")
+
+
+def _asked_if_one(one: Captured, other: Captured) -> set[Any]:
+    """Return the sizes that the second asks to be more than 1, where the first doesn't."""
+    found = set()
+    for guard in other.guards - one.guards:
+        if (match_ := ASKED_IF_ONE.fullmatch(guard)) is not None:
+            found.add(one.inputs[int(match_[1])][int(match_[2])])
+    return found
+
+
+def _of_size_one(value: Tensor, shape: Sequence[Any], symbol: Any) -> Tensor:
+    """Return an example in which a size is 1."""
+    for axis, size in enumerate(shape):
+        if size == symbol:
+            value = value.narrow(axis, 0, 1).clone()
+        elif not isinstance(size, int) and symbol in size.free_symbols:
+            raise NotFollowed(f"it asks if {symbol} is 1")
+    return value
 
 
 def _sizes_asked(one: Captured, other: Captured) -> set[int]:
@@ -372,6 +416,8 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
     for guard in sorted(other.guards - one.guards):
+        if ASKED_IF_ONE.fullmatch(guard):
+            continue
         raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
 
 

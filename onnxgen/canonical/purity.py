@@ -438,6 +438,12 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         pairs = [(node.optional_vars, node.context_expr)]
     for target, value in pairs:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            yield from _assigned(ast.Assign(targets=[target.elts[0]], value=value.elts[0]))
+            if len(target.elts) > 1:
+                rest = ast.Tuple(elts=target.elts[1:], ctx=target.ctx), ast.Tuple(elts=value.elts[1:], ctx=ast.Load())
+                yield from _assigned(ast.Assign(targets=[rest[0]], value=rest[1]))
+            continue
         for part in ast.walk(target):
             if isinstance(part, ast.Name):
                 yield part.id, value

@@ -341,8 +341,13 @@ class Views(Terms):
                     pattern.groups,
                 )
                 return self.rearranged(part, without_ones(new))
+            if base.op == "contract" and at < number < at + len(atoms):
+                return self.slice_of_joined(term, place, number - at, (start, stop, step))
             at += len(atoms)
         return None
+
+    def slice_of_joined(self, view: Term, axis: int, atom: int, bounds: tuple[int, int, int]) -> Term | None:
+        raise NotImplementedError
 
     def _of_joined(self, term: Term, axis: int, bounds: tuple[int, int, int]) -> Term | None:
         pieces, along = term.args

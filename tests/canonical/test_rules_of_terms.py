@@ -70,6 +70,20 @@ EQUAL: dict[str, Pair] = {
     "view_of_sum": (lambda m, x, i, n: (x * m.b).mT, lambda m, x, i, n: x.mT * m.b[:, None]),
     "slices": (lambda m, x, i, n: x.chunk(2, -1)[1], lambda m, x, i, n: x[..., 3:]),
     "slice_of_linear": (lambda m, x, i, n: F.linear(x, m.w)[..., :2], lambda m, x, i, n: F.linear(x, m.w[:2])),
+    "slice_of_rows": (lambda m, x, i, n: F.linear(x, m.w)[:, 1], lambda m, x, i, n: F.linear(x[:, 1], m.w)),
+    "part_of_rows": (lambda m, x, i, n: F.linear(x, m.w)[:, 1:3], lambda m, x, i, n: F.linear(x[:, 1:3], m.w)),
+    "cat_of_each": (
+        lambda m, x, i, n: torch.cat([x.exp(), (x * m.b).exp()], 1),
+        lambda m, x, i, n: torch.cat([x, x * m.b], 1).exp(),
+    ),
+    "flipped_twice": (lambda m, x, i, n: x.flip(1, 2).flip(2), lambda m, x, i, n: x.flip(1)),
+    "max_pool": (lambda m, x, i, n: F.max_pool2d(i, 2), lambda m, x, i, n: F.max_pool2d(i, (2, 2), (2, 2), 0)),
+    "avg_pool": (
+        lambda m, x, i, n: F.avg_pool2d(i, 2),
+        lambda m, x, i, n: F.avg_pool2d(i, 2, 2, 0, False, False),
+    ),
+    "repeat": (lambda m, x, i, n: x[:, :1].repeat(1, 3, 1), lambda m, x, i, n: x[:, :1].expand(-1, 3, -1)),
+    "arange": (lambda m, x, i, n: m.w[torch.arange(1, 4)], lambda m, x, i, n: F.embedding(m.indices, m.w)),
     "cat": (lambda m, x, i, n: torch.cat([x[:, :1], x[:, 1:]], 1), lambda m, x, i, n: x),
     "mean": (lambda m, x, i, n: i.mean((2, 3)), lambda m, x, i, n: F.adaptive_avg_pool2d(i, 1).flatten(1)),
     "convolution": (
@@ -111,6 +125,14 @@ OTHER: dict[str, Pair] = {
         lambda m, x, i, n: by_hand(x, x, x, torch.zeros(4, 4).masked_fill(m.mask <= 0, -math.inf)),
     ),
     "padding_index": (lambda m, x, i, n: F.embedding(n, m.w, 0), lambda m, x, i, n: F.embedding(n, m.w)),
+    "flipped": (lambda m, x, i, n: x.flip(1), lambda m, x, i, n: x.flip(2)),
+    "row_of_rows": (lambda m, x, i, n: F.linear(x, m.w)[:, 1], lambda m, x, i, n: F.linear(x[:, 2], m.w)),
+    "pooled_with_padding": (
+        lambda m, x, i, n: F.avg_pool2d(i, 2, 2, 1),
+        lambda m, x, i, n: F.avg_pool2d(i, 2, 2, 1, count_include_pad=False),
+    ),
+    "pooled_further": (lambda m, x, i, n: F.max_pool2d(i, 2), lambda m, x, i, n: F.max_pool2d(i, 2, 1)[:, :, ::2, ::2]),
+    "repeated": (lambda m, x, i, n: x.repeat(1, 2, 1), lambda m, x, i, n: x.repeat_interleave(2, 1)),
     "slice_from_end": (lambda m, x, i, n: x[:, -2:], lambda m, x, i, n: x[:, :2]),
     "slope": (lambda m, x, i, n: F.leaky_relu(x, 0.1), lambda m, x, i, n: F.leaky_relu(x, 0.2)),
     "cat_order": (
@@ -151,6 +173,7 @@ class All(nn.Module):
         self.b, self.g = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
         self.kernel = nn.Parameter(torch.randn(2, 4, 3, 3))
         self.mask = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("indices", torch.tensor([1, 2, 3]), persistent=False)
         self.register_buffer("mean", torch.randn(4))
         self.register_buffer("var", torch.rand(4))
 
