@@ -203,7 +203,7 @@ class Solver:
         self._assign(term, torch.where(known.isnan(), value, torch.nan))
 
     def _by_size(self, term: Term) -> list[Choice]:
-        """Choose the smallest of the unknown parameters: 0 for what is added, 1 for what is multiplied."""
+        """Choose the unknown parameter of the fewest elements: 0 for what is added, 1 for what is multiplied."""
         while term.op in VIEWS:
             term = term.args[0]
         if term.op != "sum":
@@ -216,9 +216,18 @@ class Solver:
             for factor in factors:
                 leaf = self._alone(factor)
                 if leaf is not None and (number == 0.0) == (len(factors) == 1):
-                    key = (-len(monomial), len(leaf.shape), math.prod(leaf.shape), -leaf.number)
+                    key = (self._elements(factor), -len(monomial), -leaf.number)
                     possible.append((key, Choice(leaf, number, factor)))
         return [min(possible, key=lambda p: p[0])[1]] if possible else []
+
+    def _elements(self, term: Term) -> int:
+        """Return how many elements of a parameter a part of it has."""
+        while term.op in (*VIEWS, "detach"):
+            term = term.args[0]
+        if term.op != "call":
+            return math.prod(term.shape)
+        rows = self._values().of(term.args[2][0]).unique().numel()
+        return rows * math.prod(term.args[1].shape[1:])
 
     def _alone(self, term: Term) -> Term | None:
         while term.op in (*VIEWS, "slice", "detach") or (term.op == "call" and term.args[0] == "aten::index.Tensor"):
