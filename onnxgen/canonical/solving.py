@@ -467,11 +467,11 @@ class Solver:
         return [Equation(a, b, equation.inside) for a, b in zip(mine, theirs, strict=True)]
 
     def _products(self, one: Term, other: Term, equation: Equation) -> list[Equation] | None:
-        mine, theirs = list(one.args[0]), list(other.args[0])
+        mine, theirs = list(one.args[0]), [item for item in other.args[0] if not self._is_nothing(item[0])]
         if len(mine) != len(theirs):
             return None
         parts: list[Equation] = []
-        for monomial, number in sorted(theirs, key=lambda item: (len(item[0]), _origin(item[0]))):
+        for monomial, number in sorted(theirs, key=lambda i: (self._count(i[0]), len(i[0]), _origin(i[0]))):
             found = next(
                 (item for item in sorted(mine, key=lambda i: _origin(i[0])) if self._alike(item, (monomial, number))),
                 None,
@@ -481,6 +481,15 @@ class Solver:
             mine.remove(found)
             parts += [Equation(a, b, equation.inside) for a, b in self._factors(found[0], monomial)]
         return parts
+
+    def _is_nothing(self, monomial: Monomial) -> bool:
+        """Return True for a product that is known to be 0, such as with the mean of a folded norm."""
+        known = [f for f, _ in monomial if not self.unknown(f)]
+        return any(not bool(self._values().of(f).any()) for f in known)
+
+    def _count(self, monomial: Monomial) -> int:
+        """Return how many parameters of a product are unknown: what is known is paired first, by its value."""
+        return sum(len(self.unknown(f)) for f, _ in monomial)
 
     def _alike(self, one: tuple[Monomial, Any], other: tuple[Monomial, Any]) -> bool:
         if not math.isclose(one[1], other[1], rel_tol=1e-5):
