@@ -220,14 +220,14 @@ class Solver:
                     possible.append((key, Choice(leaf, number, factor)))
         return [min(possible, key=lambda p: p[0])[1]] if possible else []
 
-    def _elements(self, term: Term) -> int:
+    def _elements(self, term: Term) -> Any:
         """Return how many elements of a parameter a part of it has."""
         while term.op in (*VIEWS, "detach"):
             term = term.args[0]
         if term.op != "call":
             return math.prod(term.shape)
-        rows = self._values().of(term.args[2][0]).unique().numel()
-        return rows * math.prod(term.args[1].shape[1:])
+        rows = {*self._values().of(term.args[2][0]).reshape(-1).tolist()}
+        return len(rows) * math.prod(term.args[1].shape[1:])
 
     def _alone(self, term: Term) -> Term | None:
         while term.op in (*VIEWS, "slice", "detach") or (term.op == "call" and term.args[0] == "aten::index.Tensor"):
