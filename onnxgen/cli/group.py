@@ -24,7 +24,7 @@ _ALWAYS = {
 CODES = {
     **_ALWAYS,
     0: "fine; with --check: fresh; verify: equal; prove: proved",
-    1: "with --check: stale; verify, prove, export: different; predict, evaluate: something was left out",
+    1: "with --check: stale; verify, prove, transplant, export: different; predict, evaluate: something was left out",
     3: _EDITED,
     4: "prove: neither proved nor different",
     75: "train: another process of the run was lost",
