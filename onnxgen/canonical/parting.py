@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch.fx import Node
 
@@ -12,22 +12,21 @@ from onnxgen.canonical.capture import Captured
 from onnxgen.canonical.colours import Colours
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.places import Place, place_of
-from onnxgen.canonical.solving import Solver
-from onnxgen.canonical.values import Unknown
+from onnxgen.canonical.terms import number_in
 
 
 class Parting:
     """Finds where two networks part."""
 
-    def __init__(
-        self, both: tuple[Captured, Captured], colours: tuple[Colours, Colours], terms: Any, solver: Solver
-    ) -> None:
-        self.both, self.colours, self.solver = both, colours, solver
+    def __init__(self, both: tuple[Captured, Captured], colours: tuple[Colours, Colours]) -> None:
+        self.both, self.colours, self.is_alike = both, colours, False
 
     def places(self, laid: Laid, failed: Sequence[Equation]) -> list[Place]:
         """Return the first line of the module that computes what the file has not, and that of the file."""
-        structure = [self._first(1, 0), self._first(0, 1)]
-        nodes = structure if structure[0] is not None else [self._noted(laid, failed), None]
+        nodes = [self._first(1, 0), self._first(0, 1)]
+        self.is_alike = nodes[0] is None
+        if self.is_alike:
+            nodes = [self._noted(laid, failed), None]
         found = [place_of(n, s, "") if n is not None else None for n, s in zip(nodes, ("edited", "generated"))]
         return [place for place in found if place is not None]
 
@@ -59,13 +58,9 @@ class Parting:
         return next((node for term, node in places if term in wrong), None)
 
     def numbers(self, failed: Sequence[Equation]) -> str:
-        """Say which number of the file is another one in the module."""
-        for equation in failed:
-            try:
-                one = self.solver.given.of(equation.one)
-                other = self.solver._values().of(equation.other)
-            except Unknown:
-                continue
-            if one.numel() == other.numel() == 1 and not bool(other.isnan().any()):
-                return f"{float(one):g} in the file is {float(other):g} in the module"
+        """Say which number of the file is another one in the module, if they are alike but for such."""
+        for equation in failed if self.is_alike else ():
+            one, other = number_in(equation.one), number_in(equation.other)
+            if one is not None and other is not None and not math.isclose(one, other, rel_tol=1e-5):
+                return f"{one:g} in the file is {other:g} in the module"
         return ""

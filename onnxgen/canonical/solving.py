@@ -203,7 +203,7 @@ class Solver:
         self._assign(term, torch.where(known.isnan(), value, torch.nan))
 
     def _by_size(self, term: Term) -> list[Choice]:
-        """Choose the smallest of the unknown parameters: 0 for what is added, 1 for what is multiplied."""
+        """Choose the unknown parameter of the fewest elements: 0 for what is added, 1 for what is multiplied."""
         while term.op in VIEWS:
             term = term.args[0]
         if term.op != "sum":
@@ -216,9 +216,18 @@ class Solver:
             for factor in factors:
                 leaf = self._alone(factor)
                 if leaf is not None and (number == 0.0) == (len(factors) == 1):
-                    key = (-len(monomial), len(leaf.shape), math.prod(leaf.shape), -leaf.number)
+                    key = (self._elements(factor), -len(monomial), -leaf.number)
                     possible.append((key, Choice(leaf, number, factor)))
         return [min(possible, key=lambda p: p[0])[1]] if possible else []
+
+    def _elements(self, term: Term) -> Any:
+        """Return how many elements of a parameter a part of it has."""
+        while term.op in (*VIEWS, "detach"):
+            term = term.args[0]
+        if term.op != "call":
+            return math.prod(term.shape)
+        rows = {*self._values().of(term.args[2][0]).reshape(-1).tolist()}
+        return len(rows) * math.prod(term.args[1].shape[1:])
 
     def _alone(self, term: Term) -> Term | None:
         while term.op in (*VIEWS, "slice", "detach") or (term.op == "call" and term.args[0] == "aten::index.Tensor"):
@@ -458,11 +467,11 @@ class Solver:
         return [Equation(a, b, equation.inside) for a, b in zip(mine, theirs, strict=True)]
 
     def _products(self, one: Term, other: Term, equation: Equation) -> list[Equation] | None:
-        mine, theirs = list(one.args[0]), list(other.args[0])
+        mine, theirs = list(one.args[0]), [item for item in other.args[0] if not self._is_nothing(item[0])]
         if len(mine) != len(theirs):
             return None
         parts: list[Equation] = []
-        for monomial, number in sorted(theirs, key=lambda item: (len(item[0]), _origin(item[0]))):
+        for monomial, number in sorted(theirs, key=lambda i: (self._count(i[0]), len(i[0]), _origin(i[0]))):
             found = next(
                 (item for item in sorted(mine, key=lambda i: _origin(i[0])) if self._alike(item, (monomial, number))),
                 None,
@@ -472,6 +481,15 @@ class Solver:
             mine.remove(found)
             parts += [Equation(a, b, equation.inside) for a, b in self._factors(found[0], monomial)]
         return parts
+
+    def _is_nothing(self, monomial: Monomial) -> bool:
+        """Return True for a product that is known to be 0, such as with the mean of a folded norm."""
+        known = [f for f, _ in monomial if not self.unknown(f)]
+        return any(not bool(self._values().of(f).any()) for f in known)
+
+    def _count(self, monomial: Monomial) -> int:
+        """Return how many parameters of a product are unknown: what is known is paired first, by its value."""
+        return sum(len(self.unknown(f)) for f, _ in monomial)
 
     def _alike(self, one: tuple[Monomial, Any], other: tuple[Monomial, Any]) -> bool:
         if not math.isclose(one[1], other[1], rel_tol=1e-5):

@@ -173,7 +173,7 @@ class Transplant:
         solver = Solver(self.terms, Values(self.terms, known), unknown, choices.of, near)
         laid = Walk(self.terms, *colours, solver.same).walk(one.outputs, theirs)
         solution = solver.solve(laid.equations)
-        parting = Parting((one, other), colours, self.terms, solver)
+        parting = Parting((one, other), colours)
         missing = [_path(other, t) for t, v in solution.values.items() if bool(v.isnan().all()) and v.numel()]
         if laid.apart or solution.apart or solution.open or missing:
             raise self._refused(parting, laid, solution, missing)
@@ -182,10 +182,21 @@ class Transplant:
         report.difference, report.runs = self._difference(numbers), len(self.feeds)
         if not report.difference <= (APART_HALF if self.is_half else APART):
             raise self._refused(parting, laid, solution, missing, report.difference)
-        state = tensors_of(self.filled)
-        put(self.module, {p: state[p] for p in report.filled})
+        self._put(report)
         report.matched = self._matched(one, other, laid, report)
         return report
+
+    def _put(self, report: Report) -> None:
+        """Fill the module itself as its copy was filled."""
+        before = copy.deepcopy(self.module.state_dict())
+        wanted = tensors_of(self.filled)
+        put(self.module, {path: wanted[path] for path in report.filled})
+        found = tensors_of(plain_copy(self.module))
+        for path in report.filled:
+            near = 1e-2 if _is_half(found[path]) else 1e-5
+            if not torch.allclose(found[path].to(wanted[path]), wanted[path], rtol=near, atol=near):
+                self.module.load_state_dict(before)
+                raise OnnxgenError(f"{path} is computed from other parameters, and can't be what the file has")
 
     def _captured(self, module: nn.Module, names: Sequence[str], prefix: str) -> Captured:
         arguments = self.feeds[0]

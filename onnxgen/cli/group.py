@@ -25,8 +25,8 @@ _ALWAYS = {
 CODES = {
     **_ALWAYS,
     0: "fine; with --check: fresh; verify: equal; prove: proved; diff: the same function; identify: named",
-    1: "with --check: stale; verify, prove, diff, export: different; predict, evaluate: something was left out; "
-    "identify: none",
+    1: "with --check: stale; verify, prove, transplant, diff, export: different; "
+    "predict, evaluate: something was left out; identify: none",
     3: _EDITED,
     4: "prove, diff: neither proved nor different",
     75: "train: another process of the run was lost",
