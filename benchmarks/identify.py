@@ -335,6 +335,14 @@ def generating(path: Path, folder: Path) -> float:
     return time.process_time() - start
 
 
+def trained(module: nn.Module) -> None:
+    """Give numbers to what begins as zeros, as training does: a quantiser of zeros is none of a network."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.normal_(std=0.1)
+
+
 def warm_up() -> None:
     """Import what both commands import, which is no work of theirs."""
     with tempfile.TemporaryDirectory() as folder:
@@ -386,6 +394,7 @@ def main() -> None:
             except Exception as error:
                 print(f"{name}: can't be built: {str(error)[:90]!r}", file=sys.stderr)
                 continue
+            trained(module)
             for way, path in files(First(module).eval(), x, Path(folder), ways):
                 verdict, names, seconds = judged(path, "" if library == "stranger" else NAMES.get(plain, plain))
                 ratio = seconds / generating(path, Path(folder)) if way == "script" else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from onnxgen.identify.reading import convolution, heads_of, numbers, vector
+from onnxgen.identify.reading import convolution, heads_of, norm_detail, numbers, vector
 from onnxgen.identify.steps import NOTHING, Network, Sources, Table
 
 UNARY = {
@@ -34,6 +34,7 @@ CATS = ("cat", "concat", "concatenate", "hstack")
 # Layers of libraries that are one operator, written as several functions.
 WRITTEN_OUT = {
     r"\w*RMSNorm|T5LayerNorm|RmsNorm\w*": "rms",
+    r"QuickGELUActivation": "silu 1.7",
     r"NewGELUActivation|PytorchGELUTanh|FastGELUActivation|GELUTanh": "gelu tanh",
 }
 
@@ -127,7 +128,7 @@ class _Tracing(TorchFunctionMode):
             taken = NOTHING.union(*map(self.of, given))
             sources = self.network.add(UNARY[plain], "", taken) if taken else taken
         elif BINARY.get(plain) == "mul" and len(given) == 2 and (size := self.scaled(given)):
-            sources = self.network.add("scale", str(size), NOTHING.union(*map(self.of, given)))
+            sources = self.network.scale(size, NOTHING.union(*map(self.of, given)))
         elif (plain in BINARY) or plain in CATS:
             sources = self.network.join(BINARY.get(plain, "cat"), "", map(self.of, given))
         else:
@@ -221,11 +222,12 @@ class _Tracing(TorchFunctionMode):
         return self.network.add("norm", f"rms {prod(given['normalized_shape'])}", taken)
 
     def group_norm(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
-        given = {**dict(zip(("input", "num_groups", "weight"), args, strict=False)), **kwargs}
-        taken = self.of(given["input"])
-        if given.get("weight") is None:
-            return taken
-        return self.network.add("norm", f"group {given['weight'].numel()} {given['num_groups']}", taken)
+        x, groups = (*args, *kwargs.values())[:2]
+        return self.network.add("norm", norm_detail("group", x.shape[1], groups), self.of(x))
+
+    def instance_norm(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
+        x = (*args, *kwargs.values())[0]
+        return self.network.add("norm", norm_detail("instance", x.shape[1], 0), self.of(x))
 
     def embedding(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
         rows, table = (*args, *kwargs.values())[:2]
@@ -307,6 +309,7 @@ RULES: dict[str, Rule] = {
     "layer_norm": _Tracing.layer_norm,
     "rms_norm": _Tracing.rms_norm,
     "group_norm": _Tracing.group_norm,
+    "instance_norm": _Tracing.instance_norm,
     "embedding": _Tracing.embedding,
     "gelu": _Tracing.gelu,
     "glu": _Tracing.glu,

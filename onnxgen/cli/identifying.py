@@ -42,7 +42,7 @@ def print_answer(answer: Answer, model: Path, quiet: bool, verbose: bool) -> Non
     if len(shown) < len(answer.networks):
         tell(f"and {len(answer.networks) - len(shown)} more (each of them: -v)")
     if len(answer.networks) > 1:
-        tell("  these have the same steps: the file does not tell them apart")
+        tell("  the bodies of these have the same steps; positions, paddings and biases are not compared")
     for sentence in (*answer.evidence, *answer.differs):
         tell(f"  {sentence}")
     into = next((known.into for known in answer.networks if known.into), "")

@@ -46,7 +46,7 @@ class Answer:
     """Which architecture a file is.
 
     Attributes:
-        networks: those with the same steps. The file does not tell them apart. Empty: none is known.
+        networks: those whose bodies have the same steps as the file's. Empty: none is known.
         evidence: what was compared.
         differs: what a network of `networks` has otherwise, such as another head.
         nearest: networks with the same layers and other steps between them. The file is none of them.
@@ -113,11 +113,14 @@ def _of_table(network: Network, body: Bag, depth: int, libraries: Sequence[str])
     entries = architectures().bodies.get(digest(body), [])
     for entry in sorted(entries, key=lambda entry: LIBRARIES.index(entry.library)):
         if entry.library in libraries:
-            yield from (_known(entry, name, network, depth) for name in sorted(entry.names, key=_plainness))
+            names = sorted(entry.names, key=lambda name: _plainness(name, network.size))
+            yield from (_known(entry, name, network, depth) for name in names)
 
 
-def _plainness(name: str) -> tuple[int, str]:
-    return len(name), name
+def _plainness(name: str, size: int | None) -> tuple[bool, int, str]:
+    """Names come first that do not say another size of images, then short ones."""
+    said = re.search(r"_(\d{3})(_|$)", name)
+    return said is not None and int(said[1]) != size, len(name), name
 
 
 def _known(entry: Entry, name: str, network: Network, depth: int) -> Known:

@@ -7,6 +7,7 @@ Only the passes that make layers of several steps are left out.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from math import prod
@@ -16,7 +17,7 @@ from typing import TypeGuard
 import onnx_ir as ir
 
 from onnxgen.graph.domains import DOMAIN
-from onnxgen.graph.nodes import subgraphs
+from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.identify.steps import NOTHING, Network, Sources, Table
 from onnxgen.options import Options
 from onnxgen.passes import simplified
@@ -26,6 +27,7 @@ from onnxgen.shapes.info import Info, info
 
 LAYERS_OF_STEPS = dict.fromkeys(("transformer", "multihead", "recurrent"), "its steps are counted")
 OPTIONS = Options(quantized="float")
+QUANTISED = re.compile("QLinear|Quantize|Integer|QAttention|QGemm|QEmbed|MatMulNBits")
 STANDARD = ("", DOMAIN)
 
 UNARY = {
@@ -58,10 +60,13 @@ def steps_of(path: Path) -> Reading:
 
 def simplified_model(path: Path) -> ir.Model:
     """Read a file and run the passes, without those that hide steps."""
-    left_out = dict(LAYERS_OF_STEPS)
+    left_out, options = dict(LAYERS_OF_STEPS), Options()
     while True:
-        model = read(path, OPTIONS)
-        if simplified(model, OPTIONS, left_out):
+        model = read(path, options)
+        if options is not OPTIONS and any(QUANTISED.search(node.op_type) for node in all_nodes(model.graph)):
+            options = OPTIONS
+            continue
+        if simplified(model, options, left_out):
             return model
 
 
@@ -69,6 +74,8 @@ def reading_of(graph: ir.Graph) -> Reading:
     """Return the steps of a graph that the passes have seen."""
     reading = Reading()
     reading.dynamic.update({value: frozenset({value.name or ""}) for value in graph.inputs})
+    images = [dims[-1] for value in graph.inputs if len(dims := _dims(info(value))) == 4]
+    reading.network.size = images[0] if len(images) == 1 else None
     reading.block(graph)
     reading.network.outputs = reading.union(graph.outputs)
     return reading
@@ -127,7 +134,7 @@ class Reading:
         if name in UNARY and union:
             return self.network.add(UNARY[name], _parameter(node), union)
         if name in SCALES and union and (size := self.scaled(inputs)):
-            return self.network.add("scale", str(size), union)
+            return self.network.scale(size, union)
         if name in BINARY:
             return self.network.join(BINARY[name], "", map(self.of, inputs))
         return union
@@ -180,9 +187,8 @@ class Reading:
         taken = self.of(node.inputs[0])
         if scale is None or not all(isinstance(size, int) for size in scale):
             return taken
-        kind = NORMS[node.op_type]
-        groups = f" {node.attributes.get_int('num_groups', 0)}" if kind == "group" else ""
-        return self.network.add("norm", f"{kind} {prod(_sizes(info(node.inputs[1])))}{groups}", taken)
+        kind, size = NORMS[node.op_type], prod(_sizes(info(node.inputs[1])))
+        return self.network.add("norm", norm_detail(kind, size, node.attributes.get_int("num_groups", 0)), taken)
 
     def gather(self, node: ir.Node) -> Sources:
         table, rows = node.inputs[:2]
@@ -258,6 +264,13 @@ def convolution(
     return network.add("conv", shape, taken)
 
 
+def norm_detail(kind: str, size: int, groups: int) -> str:
+    """Return what a norm is known by: a group for each channel makes an instance norm."""
+    if kind == "group":
+        return f"instance {size}" if groups == size else f"group {size} {groups}"
+    return f"{kind} {size}"
+
+
 def gated(network: Network, taken: Sources) -> Sources:
     """Add the steps of a gated linear unit."""
     if not taken:
@@ -293,6 +306,9 @@ def numbers(*groups: Iterable[int]) -> str:
 def _parameter(node: ir.Node) -> str:
     if node.op_type == "Gelu":
         return "" if node.attributes.get_string("approximate", "none") == "none" else "tanh"
+    if node.op_type == "Swish":
+        alpha = node.attributes.get_float("alpha", 1.0)
+        return "" if alpha == 1 else f"{alpha:.3g}"
     return f"{node.attributes.get_float('alpha', 0.01):.3g}" if node.op_type == "LeakyRelu" else ""
 
 

@@ -59,6 +59,7 @@ class Network:
 
     Attributes:
         tables: the matrices that rows are taken of.
+        size: the width of the images that come in, if it is fixed.
         channels: those of the images, as the first convolutions see them.
         outputs: the steps that the results are made of; those that lead to no result are left out.
     """
@@ -67,6 +68,7 @@ class Network:
     tables: list[Table] = field(default_factory=list)
     channels: set[int] = field(default_factory=set)
     outputs: Sources = NOTHING
+    size: int | None = None
     _dense: dict[tuple[Sources, int], int] = field(default_factory=dict)
 
     def add(self, kind: str, detail: str, sources: Iterable[int]) -> Sources:
@@ -97,6 +99,15 @@ class Network:
         if kind == "cat":
             union = NOTHING.union(*(self.steps[n].sources if self.steps[n].kind == kind else {n} for n in union))
         return self.add(kind, detail, union)
+
+    def scale(self, size: int, sources: Sources) -> Sources:
+        """Add the product with a stored vector. That of an instance norm is the norm's own; others may be a mask's."""
+        before = [self.steps[number] for number in sources]
+        if len(before) == 1 and before[0].kind == "norm":
+            kind, width = before[0].detail.split()[:2]
+            if kind == "instance" or int(width) != size:
+                return sources
+        return self.add("scale", str(size), sources)
 
     def attention(self, heads: str, query: Sources, key: Sources, value: Sources) -> Sources:
         """Add the steps of scaled dot products."""
