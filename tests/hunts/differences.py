@@ -36,13 +36,14 @@ SIMPLE = ("Relu", "Sigmoid", "Tanh", "Elu", "Softplus", "LeakyRelu", "HardSigmoi
 class Planted:
     """A file with a change: the names of nodes and tensors, one of which the answer has to name, and words of it.
 
-    `part`: "changes", "weights", "ports" or "file"; where it has to be named.
+    `part`: "changes", "weights", "ports" or "file"; where it has to be named. `keys`: in the generated state dict.
     """
 
     model: onnx.ModelProto
     part: str
     names: set[str] = field(default_factory=set)
     words: str = ""
+    keys: str = ""
 
 
 Kind = Callable[[onnx.ModelProto, random.Random], Planted | None]
@@ -471,11 +472,22 @@ def judged(path: Path, kind: str, seed: int) -> tuple[str, str]:
         except OnnxgenError as error:
             return "void", str(error)[:100]
         if isinstance(made, Planted):
+            made.keys = keys_of(one, made.names) if made.part == "weights" else ""
             verdict, why = _located(found, made)
             return ("void", "the changed file does not run") if verdict != "ok" and not runs(other) else (verdict, why)
     if found.verdict == "same" and not found.changes and not found.changed_weights and not found.ports:
         return "ok", found.why
     return ("not proved" if found.verdict == "not proved" else "invented"), _told(found)
+
+
+def keys_of(path: Path, names: set[str]) -> str:
+    """Return the keys of ONNX tensors in the generated state dict, as a text."""
+    from onnxgen.options import Options
+    from onnxgen.pipeline import build
+    from onnxgen.record.way_back import WayBack
+
+    made = WayBack.from_metadata(build(path, Options(), path.with_suffix(".py")).metadata).tensors
+    return " ".join(str(made[name]) for name in names if name in made)
 
 
 def runs(path: Path) -> bool:
@@ -535,6 +547,8 @@ def _in_weights(found: Comparison, made: Planted) -> tuple[str, str]:
     values = [w for w in found.changed_weights if w.how not in ("added", "removed")]
     if len(values) != 1 or found.changes:
         return ("missed" if not values else "invented"), _told(found)
+    if values[0].name not in made.keys:
+        return "elsewhere", f"{values[0].name} is none of {made.keys}"
     if made.words and made.words not in values[0].what:
         return "other words", f"{values[0]}"
     return "ok", ""
