@@ -65,15 +65,13 @@ def drawn_files() -> list[Path]:
     """Return small files with weights."""
     folders = [ROOT / "samples"]
     if shared := os.environ.get("ONNXGEN_SHARED"):
-        folders += [
-            Path(shared) / "models" / name for name in ("burn", "dtln", "ppocr", "vnncomp2021", "ultraface", "yunet")
-        ]
+        folders.append(Path(shared) / "models")
     found = []
     for folder in folders:
         for path in sorted(folder.rglob("*.onnx")):
-            if "/ops/" in str(path) or not 2000 < path.stat().st_size < MAX_BYTES:
-                continue
-            found.append(path)
+            parts = {*path.parts}
+            if not parts & {"ops", "transform", "java"} and 2000 < path.stat().st_size < MAX_BYTES:
+                found.append(path)
     return found
 
 
