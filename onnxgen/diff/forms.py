@@ -129,17 +129,25 @@ class Forms:
     """Two networks, followed by `torch.export`."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], arguments: Sequence[Tensor], free: Sequence[Sequence[int]]
+        self,
+        modules: Sequence[nn.Module],
+        arguments: Sequence[Sequence[Tensor]],
+        free: Sequence[Sequence[Sequence[int]]],
     ) -> None:
-        """`free`: for each argument, its axes of any size. Raises `NotFollowed`."""
-        self.terms, self.modules, self.arguments = Algebra(), modules, arguments
+        """`arguments`: an example for each; `free`: the axes of each argument that have any size.
+
+        Raises:
+            NotFollowed: `torch.export` can't follow one.
+        """
+        self.terms = Algebra()
         self.states = [
             {**dict(m.named_parameters(remove_duplicate=False)), **dict(m.named_buffers(remove_duplicate=False))}
             for m in modules
         ]
         with _silent():
-            first = exported(modules[0], arguments, free, asks=True)
-            self.programs = (first, exported(modules[1], arguments, still_free(first), asks=True))
+            first = exported(modules[0], arguments[0], free[0], asks=True)
+            axes = still_free(first) if arguments[0] is arguments[1] else free[1]
+            self.programs = (first, exported(modules[1], arguments[1], axes, asks=True))
 
     def match(self) -> Matched:
         """Compare the canonical forms. Raises `NotFollowed`."""
