@@ -73,10 +73,6 @@ class Walk:
         self.seen.add((one, other))
         if self.is_still(other):
             return self._bound(one, other)
-        if "view" in (one.op, other.op) and one.op != other.op and "sum" not in (one.op, other.op):
-            a, b = (t.args[0] if t.op == "view" and is_permutation(t) else t for t in (one, other))
-            if (a, b) != (one, other):
-                return [(a, b)]
         if other.op in ("sum", "view") and one.op != other.op:
             return self._sums(one, other) if "sum" in (one.op, other.op) else self._apart(one, other)
         if one.op != other.op:
@@ -214,17 +210,11 @@ class Walk:
         if len(moving[0]) != len(moving[1]):
             return self._apart(one, other)
         pairs: Pairs = []
-        labels: dict[int, int] = {}
+        labels: dict[int, int] = dict(zip(out_, out)) if len(out) == len(out_) else {}
         for (a, axes), (b, axes_) in _paired(moving[0], moving[1], lambda o: o[0].colour):
             pairs.append((a, b))
-            if (axes_of := order_of_axes(a, b)) is not None:
-                for k, at in enumerate(axes_of):
-                    labels.update(zip(axes_[k], axes[at]))
-        taken = {*labels.values()}
-        for mine_, theirs_ in [*zip(out, out_), *((n, m) for m in range(len(sizes_)) for n in range(len(sizes)))]:
-            if theirs_ not in labels and mine_ not in taken and sizes[mine_] == sizes_[theirs_]:
-                labels[theirs_] = mine_
-                taken.add(mine_)
+            flat, flat_ = ([n for group in g for n in group] for g in (axes, axes_))
+            labels.update(zip(flat_, flat))
         for (a, axes), (b, axes_) in list(zip(*still)):
             wanted = [tuple(labels.get(n, -1) for n in group) for group in axes_]
             if sorted(wanted) == sorted(axes) and len(set(axes)) == len(axes):
@@ -234,37 +224,17 @@ class Walk:
         return pairs
 
 
-def is_permutation(view: Term) -> bool:
-    """Return True if a view only has the axes in another order."""
-    pattern: Pattern = view.args[1]
-    return all(len(atoms) == 1 for atoms in pattern.atoms) and all(len(group) == 1 for group in pattern.groups)
-
-
-def order_of_axes(one: Term, other: Term) -> list[int] | None:
-    """Return the axis of a term for each axis of another: the same ones, or else those of the same sizes."""
-    if one.shape == other.shape:
-        return list(range(len(one.shape)))
-    sizes, wanted = list(map(str, one.shape)), list(map(str, other.shape))
-    if sorted(sizes) != sorted(wanted) or len({*sizes}) < len(sizes):
-        return None
-    return [sizes.index(size) for size in wanted]
-
-
 def _first(monomial: Monomial) -> int:
     return min((f.origin for f, _ in monomial), default=-1)
 
 
 def _paired(ones: Sequence[Any], others: Sequence[Any], colour: Any) -> Pairs:
-    """Return pairs: the same item with itself, then those of equal colours, and of what is left if it is as many.
-
-    They are in the order in which terms were made.
-    """
-    both = {*ones} & {*others}
-    pairs, left = [(item, item) for item in ones if item in both], []
+    """Return pairs of equal colours, and of what is left if it is as many; in the order in which terms were made."""
     groups: dict[Any, list[Any]] = defaultdict(list)
-    for item in sorted((o for o in others if o not in both), key=_made):
+    for item in sorted(others, key=_made):
         groups[colour(item)].append(item)
-    for item in sorted((o for o in ones if o not in both), key=_made):
+    pairs, left = [], []
+    for item in sorted(ones, key=_made):
         if groups[colour(item)]:
             pairs.append((item, groups[colour(item)].pop(0)))
         else:

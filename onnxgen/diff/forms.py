@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.binding import Walk, assembled
 from onnxgen.canonical.capture import Captured, Reader, exported, still_free
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.rules import NotFollowed, dtype_name
 from onnxgen.canonical.terms import Monomial, Term, order
-from onnxgen.canonical.values import Unknown, value
 from onnxgen.diff.answer import Weight
+from onnxgen.diff.elements import Unknown, value
+from onnxgen.diff.walking import Walk, assembled
 from onnxgen.diff.weights import compared
 
 FAULTS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError)
