@@ -1,8 +1,8 @@
 """Bind the leaves of one network to what another one has in their places, for a comparison.
 
-Both are walked from their outputs to their inputs at once. Where the second has a parameter, or a part or a view of one,
-it is bound to what the first has there: any value that depends on parameters alone. Where the two differ, the walk goes
-on, so that one difference hides no others. What is bound is a proposal: the forms with these values decide.
+Both are walked from their outputs to their inputs at once. Where the second has a parameter, or a part or a view of
+one, it is bound to what the first has there: any value that depends on parameters alone. Where the two differ, the walk
+goes on, so that one difference hides no others. What is bound is a proposal: the forms with these values decide.
 """
 
 from __future__ import annotations
