@@ -205,7 +205,7 @@ class Comparing:
         from onnxgen.diff.forms import digest
 
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
-        alignment = aligned(forms.programs, digests, forms.states)
+        alignment = aligned(forms.exported, digests, forms.states)
         sources = [
             Source(
                 side.file,

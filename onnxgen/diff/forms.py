@@ -148,6 +148,7 @@ class Forms:
             first = exported(modules[0], arguments[0], free[0], asks=True)
             axes = still_free(first) if arguments[0] is arguments[1] else free[1]
             self.programs = (first, exported(modules[1], arguments[1], axes, asks=True))
+        self.exported = [getattr(program, "program", program) for program in self.programs]
 
     def match(self) -> Matched:
         """Compare the canonical forms. Raises `NotFollowed`."""
