@@ -89,7 +89,8 @@ class Comparing:
 
         try:
             self._need_pure()
-            forms = Forms([side.module for side in self.sides], self._arguments(), self._free())
+            arguments = self._arguments()
+            forms = Forms([side.module for side in self.sides], arguments, list(map(self._free, arguments)))
             try:
                 matched = forms.match()
                 self.result.weights = matched.weights
@@ -160,21 +161,24 @@ class Comparing:
         self.result.apart, self.result.runs = found.largest, found.runs
         return found
 
-    def _arguments(self) -> list[Tensor]:
+    def _arguments(self) -> list[list[Tensor]]:
+        """Return an example of inputs for both: the same one, if they take the same inputs."""
         from torch import Tensor
 
         from onnxgen.canonical.rules import NotFollowed
+        from onnxgen.diff.numbers import feeds
 
-        arguments = self._drawn()[0]
-        if any(not isinstance(a, Tensor) for a in arguments):
+        first = self._drawn()[0]
+        both = [first, first if self.alike else feeds((self.other, self.one), 1, self.seed)[0]]
+        if any(not isinstance(a, Tensor) for arguments in both for a in arguments):
             raise NotFollowed("an input that is no tensor")
-        return arguments
+        return both
 
-    def _free(self) -> list[list[int]]:
+    def _free(self, arguments: list[Tensor]) -> list[list[int]]:
         """Return, for each input, the axes that have any size in both."""
         dims = [[port.dims for port in s.signature.inputs] if s.signature else [] for s in (self.one, self.other)]
         found = []
-        for number, argument in enumerate(self._arguments()):
+        for number, argument in enumerate(arguments):
             fixed = {
                 axis
                 for side in dims
@@ -201,7 +205,7 @@ class Comparing:
         from onnxgen.diff.forms import digest
 
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
-        alignment = aligned([followed.program for followed in forms.programs], digests, forms.states)
+        alignment = aligned(forms.exported, digests, forms.states)
         sources = [
             Source(
                 side.file,

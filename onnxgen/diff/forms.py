@@ -24,9 +24,9 @@ from onnxgen.canonical.capture import Captured, Reader, exported, still_free
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.rules import NotFollowed, dtype_name
 from onnxgen.canonical.terms import Monomial, Term, order
-from onnxgen.canonical.values import Unknown, Values
 from onnxgen.diff.answer import Weight
-from onnxgen.diff.binding import Walk, assembled
+from onnxgen.diff.elements import Unknown, value
+from onnxgen.diff.walking import Walk, assembled
 from onnxgen.diff.weights import compared
 
 FAULTS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError)
@@ -129,17 +129,26 @@ class Forms:
     """Two networks, followed by `torch.export`."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], arguments: Sequence[Tensor], free: Sequence[Sequence[int]]
+        self,
+        modules: Sequence[nn.Module],
+        arguments: Sequence[Sequence[Tensor]],
+        free: Sequence[Sequence[Sequence[int]]],
     ) -> None:
-        """`free`: for each argument, its axes of any size. Raises `NotFollowed`."""
-        self.terms, self.modules, self.arguments = Algebra(), modules, arguments
+        """`arguments`: an example for each; `free`: the axes of each argument that have any size.
+
+        Raises:
+            NotFollowed: `torch.export` can't follow one.
+        """
+        self.terms = Algebra()
         self.states = [
             {**dict(m.named_parameters(remove_duplicate=False)), **dict(m.named_buffers(remove_duplicate=False))}
             for m in modules
         ]
         with _silent():
-            first = exported(modules[0], arguments, free, asks=True)
-            self.programs = (first, exported(modules[1], arguments, still_free(first), asks=True))
+            first = exported(modules[0], arguments[0], free[0], asks=True)
+            axes = still_free(first) if arguments[0] is arguments[1] else free[1]
+            self.programs = (first, exported(modules[1], arguments[1], axes, asks=True))
+        self.exported = [followed.program for followed in self.programs]
 
     def match(self) -> Matched:
         """Compare the canonical forms. Raises `NotFollowed`."""
@@ -212,7 +221,7 @@ class Forms:
         return found
 
     def _compared(self, side: int, mine: Captured, bound: Mapping[str, Term]) -> Iterator[Weight]:
-        floats = {f"first {p}": t.detach().double() for p, t in self._floats(1 - side).items()}
+        values = {f"first {p}": t.detach().double() for p, t in self._floats(1 - side).items()}
         for path in mine.leaves:
             tensor = self.states[side][path]
             if path not in bound:
@@ -224,7 +233,7 @@ class Forms:
             term = bound[path]
             leaves = [t for t in below([term]) if t.op in ("parameter", "frozen")]
             try:
-                old = Values(self.terms, {t: floats[t.args[0]] for t in leaves}).of(term).reshape(tensor.shape)
+                old = value(term, values).reshape(tensor.shape)
             except (Unknown, KeyError, RuntimeError):
                 yield Weight(path, (), "changed", "it can't be compared", tuple(tensor.shape))
                 continue

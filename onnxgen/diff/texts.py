@@ -40,6 +40,6 @@ def changed_lines(one: Side, other: Side) -> Iterator[Change]:
 
 def _where(side: Side, line: int) -> Where | None:
     """Return a line of the network, or None."""
-    if not line or line not in side.code:
+    if not line or line not in side.code or side.lines[line - 1].startswith(("import ", "from ")):
         return None
     return Where("", line, side.lines[line - 1].strip(), tuple(side.nodes.get(line, ())))

@@ -267,7 +267,7 @@ def test_the_command_tells(files: Files, capsys: pytest.CaptureFixture[str]) -> 
     one, other = files(model)
     assert run(one, other) == 1
     shown = capsys.readouterr().out
-    assert "relu -> tanh" in shown and "(nodes act1" in shown and "head.bias" in shown
+    assert "relu -> tanh" in shown and "(nodes act1)" in shown and "head.bias" in shown
     assert run(one, other, "--json") == 1
     told_ = json.loads(capsys.readouterr().out)
     assert set(told_) == {

@@ -51,6 +51,7 @@ GIVEN = {
     "tokenizer.json reader.py tagger.py writer.py reviews.csv pairs.csv sentences.jsonl book.txt "
     "| model.py people.py people.csv waves.py listener.py calls shards",
     "docs/DEVICES.md": "model.py",
+    "docs/DIFF.md": "mnist.onnx",
     "docs/EDITING.md": "model.py mine.safetensors",
     "docs/EVALUATE.md": "runs/digits three.png",
     "docs/EXPORT.md": "runs/digits three.png",

@@ -1,8 +1,8 @@
-"""Bind the leaves of one network to what another one has in their places.
+"""Bind the leaves of one network to what another one has in their places, for a comparison.
 
-Both networks are walked from their outputs to their inputs at once. Where the second has a parameter, or a part or a
-view of one, it is bound to what the first has there: any value that depends on parameters alone. Where the two differ,
-the walk goes on, so that one difference hides no others. What is bound is a proposal: terms with these leaves decide.
+Both are walked from their outputs to their inputs at once. Where the second has a parameter, or a part or a view of
+one, it is bound to what the first has there: any value that depends on parameters alone. Where the two differ, the walk
+goes on, so that one difference hides no others. What is bound is a proposal: the forms with these values decide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.terms import NOTHING, Monomial, Term, number_in
+from onnxgen.canonical.terms import Monomial, Term, number_in
 from onnxgen.canonical.views import Pattern, permutation
 
 LEAVES = ("parameter", "frozen")
@@ -298,6 +298,3 @@ def assembled(terms: Algebra, leaf: Term, pieces: Sequence[Piece]) -> Term | Non
         parts.append(piece.value)
         at = piece.stop
     return terms.joined(parts, axis) if at == leaf.shape[axis] else None
-
-
-_ = NOTHING
