@@ -118,6 +118,7 @@ class Contractions(Views):
             axes[:] = [() if size == 1 else labels for size, labels in zip(term.shape, axes, strict=True)]
         while any(self._step(work, i, name) for i in range(len(work.operands))):
             pass
+        work.operands = [self._without_ones(*operand) for operand in work.operands]
         scale: Sum = {work.scalars: work.number}
         used = {n for _, axes in work.operands for labels in axes for n in labels}
         result = self.sum_of(scale, (), dtype)
@@ -131,6 +132,14 @@ class Contractions(Views):
         for factor in factors:
             result = self.multiplied(result, factor, _broadcast(result.shape, factor.shape), dtype)
         return self.expanded(result, shape)
+
+    def _without_ones(self, term: Term, axes: Labels) -> Operand:
+        """Return a computed operand without its axes of size 1: they have no labels."""
+        kept = [n for n, size in enumerate(term.shape) if size != 1]
+        if term.op not in ("sum", "each") or len(kept) == len(term.shape):
+            return term, axes
+        flat = self.reshaped(term, tuple(term.shape[n] for n in kept))
+        return (flat, [axes[n] for n in kept]) if flat.op in ("sum", "each") else (term, axes)
 
     def _step(self, work: Work, number: int, name: str) -> bool:
         """Take one operand apart. Returns False if there is nothing to do."""

@@ -172,6 +172,8 @@ class Views(Terms):
             return self.rearranged(term.args[0], both)
         if term.op in ("sum", "each") and (moved := self._through(term, pattern)) is not None:
             return moved
+        if term.op == "expand" and (inner := _restricted(term.args[0], term.shape, pattern)) is not None:
+            return self.expanded(self.rearranged(term.args[0], inner), pattern.shape)
         if term.op in ("sum", "each") and any(len(axis) > 1 for axis in pattern.atoms):
             # what is split goes through always; what is joined stays outside
             split = self.rearranged(term, Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes)))))

@@ -71,6 +71,14 @@ EQUAL: dict[str, Pair] = {
     "slices": (lambda m, x, i, n: x.chunk(2, -1)[1], lambda m, x, i, n: x[..., 3:]),
     "slice_of_linear": (lambda m, x, i, n: F.linear(x, m.w)[..., :2], lambda m, x, i, n: F.linear(x, m.w[:2])),
     "slice_of_rows": (lambda m, x, i, n: F.linear(x, m.w)[:, 1], lambda m, x, i, n: F.linear(x[:, 1], m.w)),
+    "one_row_of_rows": (
+        lambda m, x, i, n: F.linear(x.exp(), m.w)[:, 1],
+        lambda m, x, i, n: F.linear(x[:, 1:2].exp(), m.w)[:, 0],
+    ),
+    "view_of_expanded": (
+        lambda m, x, i, n: m.mean[:, None].expand(4, 6).T,
+        lambda m, x, i, n: m.mean.expand(6, 4),
+    ),
     "part_of_rows": (lambda m, x, i, n: F.linear(x, m.w)[:, 1:3], lambda m, x, i, n: F.linear(x[:, 1:3], m.w)),
     "cat_of_each": (
         lambda m, x, i, n: torch.cat([x.exp(), (x * m.b).exp()], 1),
