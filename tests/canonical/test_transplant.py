@@ -388,3 +388,28 @@ def test_command_refuses(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_public_name(folder: Path) -> None:
     report = onnxgen.transplant("net.onnx", nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     assert report.filled.keys() == {"0.weight", "0.bias"}
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return self.fc(x) * scale  # type: ignore[no-any-return]
+
+
+class ScaledFirst(Scaled):
+    def forward(self, scale: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.fc(x) * scale  # type: ignore[no-any-return]
+
+
+def test_inputs_by_name(tmp_path: Path) -> None:
+    original, x, scale = drawn(Scaled(), 1), torch.randn(3, 4), torch.randn(3, 4)
+    file = tmp_path / "net.onnx"
+    torch.onnx.export(original, (x, scale), str(file), dynamo=False, input_names=["x", "scale"])
+    other = drawn(ScaledFirst(), 2)
+    transplant(file, other)
+    torch.testing.assert_close(other(scale, x), original(x, scale))
+    with pytest.raises(NotTheSame):  # names say which is which
+        transplant(nameless(file), drawn(ScaledFirst(), 2))
