@@ -50,8 +50,12 @@ SMALL = {
     "vocab_size": 500,
 }
 DEBERTA = {  # as in the trained networks, version 3
-    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "share_att_key": True,
-    "position_biased_input": False, "position_buckets": 256,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "position_buckets": 256,
 }
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "BertModel": ("BertConfig", SMALL, "ids"),
