@@ -92,7 +92,7 @@ FAMILIES = [
             "share_att_key": True,
             "position_biased_input": False,
         },
-        tables=WORDS,
+        tables={"words": "vocab_size"},
     ),
     Made("GPT2Model", "GPT2Config", GPT2, hidden=CACHE, tables={"words": "vocab_size", "positions": "n_positions"}),
     Made("LlamaModel", "LlamaConfig", LLAMA, hidden=CACHE, tables={"words": "vocab_size"}),
