@@ -27,11 +27,11 @@ from onnxgen.identify.families import NUMBER, value_of
 from onnxgen.identify.steps import Bag
 
 # Two sets of sizes: no number of one fits a wrong expression in both.
-FIRST = {"d": 72, "f": 202, "h": 6, "L": 3, "k": 2, "e": 38, "p": 8, "s": 60, "g": 4}
-SECOND = {"d": 160, "f": 326, "h": 10, "L": 7, "k": 5, "e": 54, "p": 4, "s": 100, "g": 8}
+FIRST = {"d": 72, "f": 202, "h": 6, "L": 3, "k": 2, "e": 38, "p": 8, "s": 60, "g": 4, "b": 46}
+SECOND = {"d": 160, "f": 326, "h": 10, "L": 7, "k": 5, "e": 54, "p": 4, "s": 100, "g": 8, "b": 82}
 EXPRESSIONS = [
-    *"dfhLkepsg",
-    *(f"{n}*{name}" for name in "dfhLes" for n in (2, 3, 4, 6)),
+    *"dfhLkepsgb",
+    *(f"{n}*{name}" for name in "dfhLesb" for n in (2, 3, 4, 6)),
     "d+2*k*d/h",
     "d*2/h",
     "d/h",
@@ -84,15 +84,15 @@ FAMILIES = [
     Made(
         "DebertaV2Model",
         "DebertaV2Config",
+        {**ENCODER, "b": "position_buckets"},
         fixed={
             "relative_attention": True,
             "pos_att_type": ["p2c", "c2p"],
             "norm_rel_ebd": "layer_norm",
             "share_att_key": True,
             "position_biased_input": False,
-            "position_buckets": 256,
         },
-        tables=WORDS,
+        tables={"words": "vocab_size"},
     ),
     Made("GPT2Model", "GPT2Config", GPT2, hidden=CACHE, tables={"words": "vocab_size", "positions": "n_positions"}),
     Made("LlamaModel", "LlamaConfig", LLAMA, hidden=CACHE, tables={"words": "vocab_size"}),

@@ -250,6 +250,13 @@ class _Tracing(TorchFunctionMode):
             return self.one("relu6", "", args[0])
         return self.one("relu", "", args[0]) if limits == [0, None] else self.of(args[0])
 
+    def addcmul(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
+        added, *factors = (*args, *kwargs.values())[:3]
+        size = self.scaled(factors)
+        taken = NOTHING.union(*map(self.of, factors))
+        product = self.network.scale(size, taken) if size else self.network.join("mul", "", map(self.of, factors))
+        return self.network.join("add", "", (self.of(added), product))
+
     def glu(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sources:
         taken = self.of(args[0])
         return self.network.join("mul", "", (taken, self.one("sigmoid", "", args[0])))
@@ -303,6 +310,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("clamp", "clamp_", "hardtanh", "hardtanh_"), _Tracing.clamp),
     **dict.fromkeys(("leaky_relu", "leaky_relu_"), _Tracing.leaky),
     **dict.fromkeys(("addmm", "baddbmm"), _Tracing.addmm),
+    "addcmul": _Tracing.addcmul,
     "linear": _Tracing.linear,
     "scaled_dot_product_attention": _Tracing.attention,
     "multi_head_attention_forward": _Tracing.multihead,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from onnxgen.export import ExportReport as ExportReport
     from onnxgen.export import export as export
     from onnxgen.graph.operators import op as op
-    from onnxgen.identify import Answer as Answer
     from onnxgen.identify import identify as identify
+    from onnxgen.identify.answering import Answer as Answer
     from onnxgen.lowering.builder import Arg as Arg
     from onnxgen.lowering.builder import Builder as Builder
     from onnxgen.options import Options as Options
@@ -65,7 +65,8 @@ _NAMES = {
     "errors": "EditedError OnnxgenError Problem",
     "export": "ExportReport export",
     "graph.operators": "op",
-    "identify": "Answer identify",
+    "identify": "identify",
+    "identify.answering": "Answer",
     "lowering.builder": "Arg Builder",
     "options": "Options",
     "output.compose": "Generated Report",

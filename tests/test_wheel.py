@@ -43,7 +43,7 @@ def installed(tree: Path) -> set[str]:
     found = set()
     for folder in ("onnxgen", *MOVED):
         for path in (tree / folder).rglob("*"):
-            if path.suffix in (".py", ".jinja", ".js") or path.name == "py.typed":
+            if path.suffix in (".py", ".jinja", ".js", ".json", ".txt") or path.name == "py.typed":
                 inside = path.relative_to(tree / folder).as_posix()
                 found.add(f"{MOVED.get(folder, folder)}/{inside}")
     return found

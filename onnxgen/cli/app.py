@@ -15,7 +15,7 @@ from onnxgen.cli.default import file_option, generate, model_argument, path_type
 from onnxgen.cli.group import CODES, MANNERS, Command, DefaultGroup, Examples, Finite, exit_codes, option
 from onnxgen.cli.options import add_all, generation_options, plugin_option, saying_options, take_options
 from onnxgen.cli.train_options import given_settings, train_options, wrong_options
-from onnxgen.identify.table import LIBRARIES
+from onnxgen.identify import LIBRARIES
 from onnxgen.ship.target import SHIPS
 from onnxgen.training.runs.folder import RUNS
 from onnxgen.training.settings import SETTINGS

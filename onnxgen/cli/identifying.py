@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from onnxgen.cli.say import progress, tell, tell_json
 
 if TYPE_CHECKING:
-    from onnxgen.identify import Answer
+    from onnxgen.identify.answering import Answer
 
 MAX_NAMES = 6  # that are printed without -v
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-LIBRARIES = ("torchvision", "timm", "transformers", "published")  # where known networks are from
 FILES = ("architectures.txt", "published.txt")
 MADE = "# made with "
 

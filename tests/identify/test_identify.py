@@ -22,7 +22,8 @@ from benchmarks.identify import STRANGERS, Encoder, residual, stripped
 from benchmarks.tracing import steps_of_module
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
-from onnxgen.identify import _Tables, table
+from onnxgen.identify import table
+from onnxgen.identify.answering import _Tables
 from onnxgen.identify.families import Family, bind, families, value_of
 from onnxgen.identify.reading import steps_of
 from onnxgen.identify.steps import Bag, Network, Table, digest, layers, weights_digest
@@ -143,7 +144,7 @@ def test_the_sizes_of_a_family_are_found_again(family: Family) -> None:
         groups = drawn.choice((1, 2, 4))
         sizes = {"h": heads, "k": drawn.choice([n for n in range(1, heads + 1) if heads % n == 0]), "g": groups}
         sizes["d"] = heads * groups * 2 * drawn.randint(1, 40)
-        sizes |= {name: drawn.randint(1, 900) for name in "fes"} | {
+        sizes |= {name: drawn.randint(1, 900) for name in "fesb"} | {
             "p": drawn.randint(1, 32),
             "L": drawn.randint(1, 30),
         }
@@ -227,7 +228,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [table.Entry(digest(body), weights_digest(body), layers(body), "torchvision", ("small",))]
     rows += [table.Entry(digest(body), weights_digest(body), layers(body), "timm", ("little",))]
     made = table.read([table.written(rows, ["timm 1", "torchvision 1"])])
-    monkeypatch.setattr("onnxgen.identify.architectures", lambda: made)
+    monkeypatch.setattr("onnxgen.identify.answering.architectures", lambda: made)
     return Path()
 
 
