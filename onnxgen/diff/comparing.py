@@ -131,7 +131,8 @@ class Comparing:
         largest = found.largest
         if largest is not None and largest > found.equal:
             size = "have other shapes or types" if largest == math.inf else f"differ by {largest:.2g} of the largest"
-            result.verdict, result.why = "different", f"outputs {size}, on {counted(self.runs, 'drawn input')}"
+            result.verdict = "different"
+            result.why = found.why or f"outputs {size}, on {counted(self.runs, 'drawn input')}"
         elif not self.alike:
             result.verdict, result.why = "different", "they take other inputs, or return other outputs"
         elif largest is not None:
