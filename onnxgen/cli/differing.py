@@ -68,7 +68,7 @@ def print_comparison(found: Comparison, quiet: bool, verbose: bool) -> None:
     if quiet:
         return
     if found.changes:
-        tell("Architecture")
+        tell("Architecture" if found.verdict == "different" else "Spelled otherwise, and no output differs")
         for change in found.changes[:most]:
             _print_change(found, change)
         _print_rest(len(found.changes), most)

@@ -58,14 +58,40 @@ class Comparing:
                 self._same("their sources are one program, and their weights are equal")
             else:
                 self._judge("the architecture is the same")
+        elif self._are_proved_in_integers():
+            self._proved()
         elif self._are_of_one_network():
             self._judge("they are one network in floats")
         else:
             self._followed()
+        if all(self.quantised) and result.verdict == "different" and not result.changes and not result.changed_weights:
+            result.changes.append(Change("changed", "they are quantised otherwise"))
         result.summary = self._summary()
         return result
 
     # ---- the ways to an answer ---------------------------------------------------------------------------------------
+
+    @property
+    def quantised(self) -> list[bool]:
+        return [s.facts is not None and s.facts.is_quantised for s in (self.one, self.other)]
+
+    def _are_proved_in_integers(self) -> bool:
+        """Return True if both are quantised, and the same with their integers."""
+        if not all(self.quantised):
+            return False
+        need_torch("diff", "verify")
+        from onnxgen.canonical.rules import NotFollowed
+        from onnxgen.diff.forms import Forms
+
+        try:
+            arguments = self._arguments()
+            forms = Forms([self.one.module, self.other.module], arguments, list(map(self._free, arguments)))
+            matched = forms.match()
+        except (NotFollowed, OnnxgenError):
+            return False
+        if matched.is_same:
+            self.result.weights = matched.weights
+        return matched.is_same and not self.result.changed_weights
 
     def _are_of_one_network(self) -> bool:
         """Return True if one is the other, rounded to integers."""
@@ -73,8 +99,9 @@ class Comparing:
         quantised = tuple(f is not s for f, s in zip(floats, self.sides, strict=True))
         if not any(quantised):
             return False
-        words = {(False, True): "the second is quantised", (True, False): "the first is quantised"}
-        self.result.changes.append(Change("changed", words.get(quantised, "they are quantised otherwise")))  # type: ignore[call-overload]
+        if quantised != (True, True):
+            which = "second" if quantised[1] else "first"
+            self.result.changes.append(Change("changed", f"the {which} is quantised"))
         self.sides = floats
         if floats[0].program != floats[1].program:
             return False
@@ -131,7 +158,8 @@ class Comparing:
         largest = found.largest
         if largest is not None and largest > found.equal:
             size = "have other shapes or types" if largest == math.inf else f"differ by {largest:.2g} of the largest"
-            result.verdict, result.why = "different", f"outputs {size}, on {counted(self.runs, 'drawn input')}"
+            result.verdict = "different"
+            result.why = found.why or f"outputs {size}, on {counted(self.runs, 'drawn input')}"
         elif not self.alike:
             result.verdict, result.why = "different", "they take other inputs, or return other outputs"
         elif largest is not None:
@@ -252,9 +280,10 @@ class Comparing:
         result = self.result
         said = []
         kinds = [change.kind for change in result.changes]
+        what = "architecture" if result.verdict == "different" else "spelling"
         for kind in ("added", "removed", "changed"):
             if kinds.count(kind):
-                said.append(f"architecture: {counted(kinds.count(kind), 'place')} {kind}")
+                said.append(f"{what}: {counted(kinds.count(kind), 'place')} {kind}")
         said += self.blocks
         said += [f"weights: {text}" for text in told(result.weights)]
         if result.ports:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, nn
 
@@ -261,12 +263,23 @@ def need_same_inputs(one: Captured, other: Captured) -> None:
     """Raises `NotFollowed` if one takes other sizes than the other."""
     if one.inputs != other.inputs:
         raise NotFollowed(f"one takes inputs of the sizes {one.inputs}, the other {other.inputs}")
-    if one.guards != other.guards:
+    if one.guards != other.guards and asked(one.guards) != asked(other.guards):
         raise NotFollowed(f"only one asks of sizes: {' and '.join(sorted(one.guards ^ other.guards))}")
     if one.ranges != other.ranges:
         raise NotFollowed(f"one takes the sizes {one.ranges}, the other {other.ranges}")
     if one.structure != other.structure:
         raise NotFollowed("they return other structures")
+
+
+def asked(guards: Iterable[str]) -> frozenset[str]:
+    """Return what guards ask of sizes, as expressions: in their texts, the order of factors and conditions varies."""
+    found = set()
+    for guard in (part for text in guards for part in text.split(" and ")):
+        try:
+            found.add(str(sympy.sympify(re.sub(r"L\[(\d+)\]\.size\(\)\[(\d+)\]", r"size_\1_\2", guard))))
+        except (sympy.SympifyError, TypeError, ValueError, AttributeError):
+            found.add(guard)
+    return frozenset(found - {"True"})
 
 
 def digest(tensor: Tensor) -> str:

@@ -62,6 +62,7 @@ def apart(one: Side, other: Side, inputs: Sequence[Sequence[Any]]) -> Apart:
 
 def _apart(modules: Sequence[nn.Module], inputs: Sequence[Sequence[Any]], wide: bool) -> Apart:
     worst, equal = 0.0, EQUAL if wide else NARROW
+    outputs: list[list[Any]] = []
     try:
         for run, feed in enumerate(inputs):
             outputs = []
@@ -73,7 +74,9 @@ def _apart(modules: Sequence[nn.Module], inputs: Sequence[Sequence[Any]], wide: 
                 return Apart(math.inf, run + 1, f"{len(outputs[0])} outputs and {len(outputs[1])}")
             worst = max([worst, *(difference(a, b) for a, b in zip(*outputs, strict=True))])
     except Exception as error:
-        return Apart(None, 0, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        fails = not wide and len(outputs) == 1  # and the first does not
+        return Apart(math.inf, 0, f"the second fails on a drawn input: {why}") if fails else Apart(None, 0, why)
     return Apart(worst, len(inputs), equal=equal)
 
 

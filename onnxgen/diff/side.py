@@ -169,8 +169,8 @@ def program_of(source: str) -> str:
     body = [node for node in tree.body if not _is_place(node)]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     keywords = {keyword.arg for call in calls for keyword in call.keywords if keyword.arg is not None}
-    names = {node.name: f"class_{i}" for i, node in enumerate(n for n in body if isinstance(n, ast.ClassDef))}
-    names |= {node.name: "build" for node in body if isinstance(node, ast.FunctionDef) and _has_pretrained(node)}
+    names = {node.name: f"<class {i}>" for i, node in enumerate(n for n in body if isinstance(n, ast.ClassDef))}
+    names |= {node.name: "<build>" for node in body if isinstance(node, ast.FunctionDef) and _has_pretrained(node)}
     return "\n".join(ast.dump(_Renamed(names, keywords).visit(node)) for node in body)
 
 
@@ -205,6 +205,7 @@ class _Renamed(ast.NodeTransformer):
 
     def __init__(self, classes: Mapping[str, str], kept: set[str]) -> None:
         self.names, self.kept = dict(classes), kept
+        self.versions = 0  # of values of the straight method that is renamed
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.name = self.names.get(node.name, node.name)
@@ -215,15 +216,36 @@ class _Renamed(ast.NodeTransformer):
         node.body, node.returns = _without_docstring(node.body), None
         node.name = self.names.get(node.name, node.name)
         outer, local = self.names, {}
+        if node.name == "forward" and _is_straight(node):
+            given = [a.arg for a in node.args.args[1:]]
+            self.versions = 1
+            self.names = {**outer, **{name: self._fresh() for name in given if name not in self.kept}}
+            node.args = self.visit(node.args)
+            node.body = [self.visit(statement) for statement in node.body]
+            self.names, self.versions = outer, 0
+            return node
         if node.name == "forward" and not _has_scopes(node):
             given = [a.arg for a in node.args.args[1:]]
             stored = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
             free = [name for name in dict.fromkeys([*given, *stored]) if name not in self.kept]
-            local = {name: f"value_{i}" for i, name in enumerate(free)}
+            local = {name: f"<{i}>" for i, name in enumerate(free)}
         self.names = {**outer, **local}
         node = self.generic_visit(node)  # type: ignore[assignment]
         self.names = outer
         return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Give what a straight method stores a new name: it says nothing that a name is used again."""
+        node.value = self.visit(node.value)
+        if self.versions:
+            stored = [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and _is_stored(n)]
+            self.names = {**self.names, **{name: self._fresh() for name in dict.fromkeys(stored)}}
+        node.targets = [self.visit(target) for target in node.targets]
+        return node
+
+    def _fresh(self) -> str:
+        self.versions += 1
+        return f"<{self.versions}>"  # no name of Python
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.arg, node.annotation = self.names.get(node.arg, node.arg), None
@@ -232,6 +254,18 @@ class _Renamed(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.AST:
         node.id = self.names.get(node.id, node.id)
         return node
+
+
+def _is_straight(function: ast.FunctionDef) -> bool:
+    """Return True if a method only assigns to names, one statement after the other, and returns."""
+    if not all(isinstance(statement, (ast.Assign, ast.Return, ast.Expr)) for statement in function.body):
+        return False
+    stores = [n for n in ast.walk(function) if isinstance(n, (ast.NamedExpr, ast.Delete, ast.Starred))]
+    return not stores and not _has_scopes(function) and not function.args.kwonlyargs and not function.args.defaults
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
 
 
 def _has_scopes(function: ast.FunctionDef) -> bool:

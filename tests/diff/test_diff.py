@@ -328,6 +328,10 @@ def test_programs_differ_by_more_than_names() -> None:
     same = source.format("z").replace("x", "u").replace("class A", "class B").replace("Text", "Other")
     assert program_of(source.format("z")) == program_of(same)
     assert program_of(source.format("z")) != program_of(source.format("x"))
+    again = "class A:\n    def forward(self, {0}):\n        {1}\n        y = {0} + 1\n        return y - {2}\n"
+    assert program_of(again.format("x", "x = x * 2", "x")) == program_of(again.format("u", "u = u * 2", "u"))
+    assert program_of(again.format("x", "z = x * 2", "x")) != program_of(again.format("x", "x = x * 2", "x"))
+    assert program_of(again.format("x", "z = x * 2", "z")) != program_of(again.format("x", "z = x * 2", "x"))
     call = "class A:\n    def forward(self, {0}):\n        return {1}\nb = A().forward(x=1, y=2)\n"
     assert program_of(call.format("x, y", "x - y")) != program_of(call.format("y, x", "y - x")), "arguments by name"
 
