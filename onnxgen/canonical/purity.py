@@ -34,6 +34,7 @@ BUILTINS = frozenset(
 IN_INIT = frozenset(
     {"str", "repr", "format", "print", "iter", "next"}
 )  # elsewhere, they could tell a capture from a call
+MAIN = {ast.dump(ast.parse(test, mode="eval").body) for test in ("__name__ == '__main__'", "'__main__' == __name__")}
 CALLED = frozenset({"getattr", "isinstance"})  # and never handed on
 KINDS = re.compile(r"(torch\.)?Tensor|tuple|list|dict|nn\.\w+")  # that `isinstance` may ask for
 # of torch: what depends on more than arguments, or lies about gradients
@@ -161,8 +162,8 @@ def _written(tree: ast.Module) -> set[str]:
 
 
 def _said(node: ast.AST, why: str) -> str:
-    text = " ".join(ast.unparse(node).split())
-    return f"line {getattr(node, 'lineno', 1)} {why}: {text[:80]}"
+    text = ast.unparse(node)
+    return f"line {getattr(node, 'lineno', 1)} {why}: {' '.join(text.split())[:80]}"
 
 
 def _is_of_torch(whole: str) -> bool:
@@ -197,20 +198,28 @@ def _statement(node: ast.stmt, file: File) -> Iterator[str]:
         yield _said(node, "is not followed (it)")
 
 
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _root(node: ast.AST) -> ast.AST:
+    """Return what an expression begins with: self, of self.layers[0].weight."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
+
+
 def _is_main(node: ast.stmt) -> bool:
     """Whether a statement runs only where the file is a script."""
-    return (
-        isinstance(node, ast.If)
-        and not node.orelse
-        and ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
-    )
+    return isinstance(node, ast.If) and not node.orelse and ast.dump(node.test) in MAIN
 
 
 def _class(node: ast.ClassDef, others: set[str], file: File) -> Iterator[str]:
     if node.decorator_list or node.keywords:
         yield _said(node, "is a class with a decorator or a metaclass")
     for base in node.bases:
-        if ast.unparse(base) not in file.classes and not file.whole(base).startswith("torch.nn."):
+        own = isinstance(base, ast.Name) and base.id in file.classes
+        if not own and not file.whole(base).startswith("torch.nn."):
             yield _said(node, "is a class of another kind")
     for part in node.body:
         if ast.dump(part) in others:
@@ -302,7 +311,7 @@ class Code:
 
     def _text(self, node: ast.AST) -> Iterator[str]:
         """A text that is made of values: a capture makes another one of a size."""
-        named = any(isinstance(n, ast.Call) and ast.unparse(n.func) == "getattr" for n in self._around(node))
+        named = any(isinstance(n, ast.Call) and _is_name(n.func, "getattr") for n in self._around(node))
         if node not in self.initial and not self._is_said(node) and not named:
             yield _said(node, "is a text that is made of values")
 
@@ -346,7 +355,7 @@ class Code:
     def _stored(self, node: ast.Attribute) -> Iterator[str]:
         if node not in self.initial:
             yield _said(node, "keeps something for the next call")
-        elif not re.match(r"self\b", ast.unparse(node)) or hasattr(nn.Module, node.attr):
+        elif not _is_name(_root(node), "self") or hasattr(nn.Module, node.attr):
             yield _said(node, "changes what is not the module's own")
 
     def _device(self, node: ast.Attribute) -> Iterator[str]:
@@ -376,12 +385,12 @@ class Code:
         return isinstance(self.node, ast.FunctionDef)
 
     def _getattr(self, node: ast.Call) -> Iterator[str]:
-        owner, name = ast.unparse(node.args[0]), node.args[1]
+        owner, name = node.args[0], node.args[1]
         if isinstance(name, ast.Constant):
             text = str(name.value)
-            wrong = text in ATTRIBUTES or _is_hidden(text) or not re.match(r"self\b", owner)
+            wrong = text in ATTRIBUTES or _is_hidden(text) or not _is_name(_root(owner), "self")
         else:
-            wrong = owner != "self"
+            wrong = not _is_name(owner, "self")
         if wrong:
             yield _said(node, "is not followed")
 
