@@ -55,11 +55,14 @@ PRODUCTS = ("MatMul", "Gemm", "Linear", "DynamicLinear", "QuantizedLinear")
 def steps_of(path: Path) -> Reading:
     """Read the steps of a file. Raises `OnnxgenError` if it can't be read."""
     with plugged(OPTIONS):
-        return reading_of(simplified_model(path).graph)
+        model, quantised = simplified_model(path)
+        reading = reading_of(model.graph)
+    reading.quantised = quantised
+    return reading
 
 
-def simplified_model(path: Path) -> ir.Model:
-    """Read a file and run the passes, without those that hide steps."""
+def simplified_model(path: Path) -> tuple[ir.Model, bool]:
+    """Read a file and run the passes, without those that hide steps. Returns also if it has quantised operators."""
     left_out, options = dict(LAYERS_OF_STEPS), Options()
     while True:
         model = read(path, options)
@@ -67,7 +70,7 @@ def simplified_model(path: Path) -> ir.Model:
             options = OPTIONS
             continue
         if simplified(model, options, left_out):
-            return model
+            return model, options is OPTIONS
 
 
 def reading_of(graph: ir.Graph) -> Reading:
@@ -89,10 +92,11 @@ class Reading:
         sources: the steps that each value is made of, if any.
         dynamic: the values that the inputs of the graph decide, with the names of these inputs.
         matrices: the weights of the layers.
+        quantised: the file has quantised operators.
     """
 
     def __init__(self) -> None:
-        self.network = Network()
+        self.network, self.quantised = Network(), False
         self.sources: dict[ir.Value, Sources] = {}
         self.dynamic: dict[ir.Value, frozenset[str]] = {}
         self.matrices: list[ir.Value] = []
