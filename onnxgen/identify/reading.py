@@ -16,6 +16,7 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
+from onnxgen.errors import WrongRewrite
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.identify.steps import NOTHING, Network, Sources, Table
@@ -63,14 +64,24 @@ def steps_of(path: Path) -> Reading:
 
 def simplified_model(path: Path) -> tuple[ir.Model, bool]:
     """Read a file and run the passes, without those that hide steps. Returns also if it has quantised operators."""
-    left_out, options = dict(LAYERS_OF_STEPS), Options()
+    left_out, options, may_be_quantised = dict(LAYERS_OF_STEPS), Options(), True
     while True:
         model = read(path, options)
-        if options is not OPTIONS and any(QUANTISED.search(node.op_type) for node in all_nodes(model.graph)):
+        if (
+            may_be_quantised
+            and options is not OPTIONS
+            and any(QUANTISED.search(node.op_type) for node in all_nodes(model.graph))
+        ):
             options = OPTIONS
             continue
-        if simplified(model, options, left_out):
-            return model, options is OPTIONS
+        try:
+            if simplified(model, options, left_out):
+                return model, options is OPTIONS
+        except WrongRewrite:
+            if options is not OPTIONS:
+                raise
+            # the check refuses the floats of these integers, as it does in a generation: they stay integers
+            options, may_be_quantised, left_out = Options(), False, dict(LAYERS_OF_STEPS)
 
 
 def reading_of(graph: ir.Graph) -> Reading:
