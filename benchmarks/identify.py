@@ -385,6 +385,7 @@ def main() -> None:
     }
     ways = [way.replace("-", ", ") if way.replace("-", ", ") in CHANGES else way for way in given.ways.split(",")]
     rows: list[dict[str, Any]] = []
+    torch.backends.mha.set_fastpath_enabled(False)  # the older exporter does not know it
     warm_up()
     for name, make in makers.items():
         if given.nets and not any(part in name for part in given.nets.split(",")):

@@ -87,7 +87,10 @@ def _architecture(path: Path, options: Options) -> list[str]:
 
     if options.inputs or options.outputs or options.plugins:
         return []
-    return [known.build or known.name for known in identify(path).networks]
+    try:
+        return [known.build or known.name for known in identify(path).networks]
+    except OnnxgenError:  # it needs an option that `inspect` was given
+        return []
 
 
 def _conversion(path: Path, options: Options) -> tuple[Reasons, tuple[Problem, ...], list[str], Purpose | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -61,9 +62,12 @@ def answer(reading: Reading, libraries: Sequence[str] = LIBRARIES) -> Answer:
         if layers(body) < FEWEST_LAYERS:
             break
         known = [*_of_table(network, body, depth, libraries), *_of_families(reading, body, libraries)]
+        limited = reading.quantised and not known
+        if limited:
+            known = list(_of_table(network, _limited(body), depth, libraries))
         if known:
             versions = {k: v for k, v in architectures().versions.items() if k in {each.library for each in known}}
-            return Answer(known, list(_evidence(body)), list(_differs(network, depth)), (), versions)
+            return Answer(known, list(_evidence(body)), list(_differs(network, depth, limited)), (), versions)
         entries = architectures().weights.get(weights_digest(body), [])
         nearest += [f"{e.library} {name}" for e in entries if e.library in libraries for name in e.names[:3]]
     return Answer(nearest=list(dict.fromkeys(nearest)))
@@ -77,7 +81,17 @@ def _evidence(body: Bag) -> Iterator[str]:
         yield f"attention with {' and '.join(sorted(heads, key=int))} heads"
 
 
-def _differs(network: Network, depth: int) -> Iterator[str]:
+def _limited(body: Bag) -> Bag:
+    """Return the steps with a ReLU6 for each ReLU. A quantiser leaves it out where its integers end at 6."""
+    limited: Bag = Counter()
+    for label, count in body.items():
+        limited[re.sub(r"\brelu\b", "relu6", label)] += count
+    return limited
+
+
+def _differs(network: Network, depth: int, limited: bool) -> Iterator[str]:
+    if limited:
+        yield "the file has ReLU where the network has ReLU6: the limit is that of its integers"
     if depth == 0:
         yield "the file has no head"
     elif depth > 1:

@@ -16,6 +16,7 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
+from onnxgen.errors import WrongRewrite
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, subgraphs
 from onnxgen.identify.steps import NOTHING, Network, Sources, Table
@@ -55,19 +56,32 @@ PRODUCTS = ("MatMul", "Gemm", "Linear", "DynamicLinear", "QuantizedLinear")
 def steps_of(path: Path) -> Reading:
     """Read the steps of a file. Raises `OnnxgenError` if it can't be read."""
     with plugged(OPTIONS):
-        return reading_of(simplified_model(path).graph)
+        model, quantised = simplified_model(path)
+        reading = reading_of(model.graph)
+    reading.quantised = quantised
+    return reading
 
 
-def simplified_model(path: Path) -> ir.Model:
-    """Read a file and run the passes, without those that hide steps."""
-    left_out, options = dict(LAYERS_OF_STEPS), Options()
+def simplified_model(path: Path) -> tuple[ir.Model, bool]:
+    """Read a file and run the passes, without those that hide steps. Returns also if it has quantised operators."""
+    left_out, options, may_be_quantised = dict(LAYERS_OF_STEPS), Options(), True
     while True:
         model = read(path, options)
-        if options is not OPTIONS and any(QUANTISED.search(node.op_type) for node in all_nodes(model.graph)):
+        if (
+            may_be_quantised
+            and options is not OPTIONS
+            and any(QUANTISED.search(node.op_type) for node in all_nodes(model.graph))
+        ):
             options = OPTIONS
             continue
-        if simplified(model, options, left_out):
-            return model
+        try:
+            if simplified(model, options, left_out):
+                return model, options is OPTIONS
+        except WrongRewrite:
+            if options is not OPTIONS:
+                raise
+            # the check refuses the floats of these integers, as it does in a generation: they stay integers
+            options, may_be_quantised, left_out = Options(), False, dict(LAYERS_OF_STEPS)
 
 
 def reading_of(graph: ir.Graph) -> Reading:
@@ -89,10 +103,11 @@ class Reading:
         sources: the steps that each value is made of, if any.
         dynamic: the values that the inputs of the graph decide, with the names of these inputs.
         matrices: the weights of the layers.
+        quantised: the file has quantised operators.
     """
 
     def __init__(self) -> None:
-        self.network = Network()
+        self.network, self.quantised = Network(), False
         self.sources: dict[ir.Value, Sources] = {}
         self.dynamic: dict[ir.Value, frozenset[str]] = {}
         self.matrices: list[ir.Value] = []

@@ -23,7 +23,7 @@ from benchmarks.tracing import steps_of_module
 from onnxgen.cli import run
 from onnxgen.errors import OnnxgenError
 from onnxgen.identify import table
-from onnxgen.identify.answering import _Tables
+from onnxgen.identify.answering import _Tables, answer
 from onnxgen.identify.families import Family, bind, families, value_of
 from onnxgen.identify.reading import steps_of
 from onnxgen.identify.steps import Bag, Network, Table, digest, layers, weights_digest
@@ -269,6 +269,22 @@ def test_a_network_of_no_library_has_no_name(name: str, tmp_path: Path) -> None:
     module, x = STRANGERS[name]()
     module(x)
     assert onnxgen.identify(file_of(module, x, tmp_path / "net.onnx")).networks == ()
+
+
+def test_a_limit_that_integers_replace_is_looked_for_in_quantised_files_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = body_of(residual((1, 1, 1), 8), torch.randn(IMAGE))
+    body = Bag({label.replace("relu", "relu6"): count for label, count in plain.items()})
+    entry = table.Entry(digest(body), weights_digest(body), layers(body), "torchvision", ("limited",))
+    made = table.read([table.written([entry], ["torchvision 1"])])
+    monkeypatch.setattr("onnxgen.identify.answering.architectures", lambda: made)
+    path = file_of(residual((1, 1, 1), 8), torch.randn(IMAGE), tmp_path / "net.onnx")
+    reading = steps_of(path)
+    assert not reading.quantised and not answer(reading).networks
+    reading.quantised = True
+    assert [known.name for known in answer(reading).networks] == ["limited"]
+    assert "the file has ReLU where the network has ReLU6: the limit is that of its integers" in answer(reading).differs
 
 
 def test_nothing_is_said_of_a_few_layers() -> None:
