@@ -1,4 +1,4 @@
-"""Compute terms that depend on parameters alone."""
+"""Compute the tensors that a walk has bound: terms that depend on parameters alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def _computed(term: Term, of: Callable[[Term], Tensor], leaves: Mapping[str, Ten
         case "sum":
             return _sum(term, of)
         case "each" if term.args[0] in EACH:
-            return EACH[term.args[0]](*(of(part) for part in term.args[2:]), *term.args[1])
+            made: Tensor = EACH[term.args[0]](*(of(part) for part in term.args[2:]), *term.args[1])
+            return made
     raise Unknown(term.op)
 
 

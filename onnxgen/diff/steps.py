@@ -133,7 +133,7 @@ class Steps:
         path = step.leaves["weight"][0]
         weight = self._tensor(path)
         mean, var = (self._tensor(norm[name][0]) for name in ("running_mean", "running_var"))
-        scale = (var + float(node.args[7])).rsqrt()  # type: ignore[arg-type]
+        scale = (var + float(node.args[7])).rsqrt()
         scale = scale * self._tensor(norm["weight"][0]) if "weight" in norm else scale
         bias = step.leaves.get("bias") or norm.get("bias")
         if bias is None or weight.shape[0] != scale.shape[0]:
