@@ -12,6 +12,7 @@ import builtins
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 from torch import Tensor, nn
@@ -162,8 +163,7 @@ def _written(tree: ast.Module) -> set[str]:
 
 
 def _said(node: ast.AST, why: str) -> str:
-    text = " ".join(ast.unparse(node).split())
-    return f"line {getattr(node, 'lineno', 1)} {why}: {text[:80]}"
+    return f"line {getattr(node, 'lineno', 1)} {why}: {shorten(ast.unparse(node), 80, placeholder=' ...')}"
 
 
 def _is_of_torch(whole: str) -> bool:
