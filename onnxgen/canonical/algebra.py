@@ -223,9 +223,9 @@ def _stored(number: float, dtype: str) -> float:
         return number
     if dtype == "bool":
         return int(number != 0)
-    bits = int(dtype.removeprefix("u").removeprefix("int"))
-    whole = math.trunc(number) % 2**bits
-    return whole - 2**bits if not dtype.startswith("u") and whole >= 2 ** (bits - 1) else whole
+    bits: int = int(dtype.removeprefix("u").removeprefix("int"))
+    whole: int = math.trunc(number) % 2**bits
+    return whole - 2**bits if not dtype.startswith("u") and 2 * whole >= 2**bits else whole
 
 
 WIDE = INTEGERS | {"float32", "float64"}  # between them, casts of numbers are computed

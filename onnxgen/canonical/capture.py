@@ -26,7 +26,7 @@ from torch.fx.experimental import _config as config
 
 from onnxgen.canonical import arranging, layers, pooling
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.arranging import constant
+from onnxgen.canonical.arranging import constant as constant
 from onnxgen.canonical.rules import NotFollowed, Result, add, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain
 

@@ -154,7 +154,7 @@ class Numbers:
         ]
         outputs = [o for o in self._outputs(wide, module, feed, 0) if isinstance(o, Tensor) and o.is_floating_point()]
         outputs = [o for o in outputs if o.requires_grad]
-        names = {self._old(module, n): p for n, p in wide.named_parameters() if p.requires_grad}
+        names: dict[str, Tensor] = {self._old(module, n): p for n, p in wide.named_parameters() if p.requires_grad}
         names |= {f"input {n}": a for n, a in enumerate(feed) if isinstance(a, Tensor) and a.requires_grad}
         if not outputs or not names:
             return {name: torch.zeros_like(p) for name, p in names.items()}

@@ -204,20 +204,20 @@ class Pair:
             other = self._followed(self.edited, mode, arguments, still_free(one))
             if one.is_functional != other.is_functional:
                 one, other = (functional(followed) for followed in (one, other))
-            one, other = ((read(terms, followed, {}), followed) for followed in (one, other))
-            pairs = match(one[0], other[0]) if mode == MODES[0] else self.renamed
+            mine, theirs = (read(terms, followed, {}) for followed in (one, other))
+            pairs = match(mine, theirs) if mode == MODES[0] else self.renamed
             self.renamed = self.renamed or pairs
-            again = other[0]
+            again = theirs
             if pairs:
-                again = read(terms, other[1], {new: one[0].leaves[old] for new, old in pairs.items()})
+                again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
-            self.sizes |= _sizes_asked(one[0], again)
-            ones |= _asked_if_one(one[0], again)
-            _need_same_inputs(one[0], again)
-            if (one[0].outputs, one[0].changed) != (again.outputs, again.changed):
-                self.has_gradients_of_its_own = _cuts(one[0]) != _cuts(again)
-                return part_ways(one[0], again, self.file, self.texts())
-        inputs = one[0].inputs
+            self.sizes |= _sizes_asked(mine, again)
+            ones |= _asked_if_one(mine, again)
+            _need_same_inputs(mine, again)
+            if (mine.outputs, mine.changed) != (again.outputs, again.changed):
+                self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
+                return part_ways(mine, again, self.file, self.texts())
+        inputs = mine.inputs
         for symbol in sorted(ones, key=str):  # the edited module may be another function there
             places = self._compared_at(
                 [_of_size_one(a, s, symbol) for a, s in zip(arguments, inputs, strict=True)], modes

@@ -12,6 +12,7 @@ import builtins
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,9 +35,8 @@ BUILTINS = frozenset(
 IN_INIT = frozenset(
     {"str", "repr", "format", "print", "iter", "next"}
 )  # elsewhere, they could tell a capture from a call
-MAIN = {ast.dump(ast.parse(test, mode="eval").body) for test in ("__name__ == '__main__'", "'__main__' == __name__")}
 CALLED = frozenset({"getattr", "isinstance"})  # and never handed on
-KINDS = re.compile(r"(torch\.)?Tensor|tuple|list|dict|nn\.\w+")  # that `isinstance` may ask for
+KINDS = re.compile(r"torch\.Tensor|tuple|list|dict|torch\.nn\.\w+")  # that `isinstance` may ask for
 # of torch: what depends on more than arguments, or lies about gradients
 STATEFUL = frozenset(
     """
@@ -71,6 +71,7 @@ GROWING = frozenset(
     {"append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault", "popitem", "discard"}
 )
 OVERRIDDEN = frozenset({"__init__", "forward", "train", "extra_repr", "reset_parameters"})
+MAIN = [ast.dump(ast.parse(t, mode="eval").body) for t in ("__name__ == '__main__'", "'__main__' == __name__")]
 MADE = ("from_pretrained",)  # of the file's own functions: what loads weights
 
 
@@ -162,8 +163,7 @@ def _written(tree: ast.Module) -> set[str]:
 
 
 def _said(node: ast.AST, why: str) -> str:
-    text = ast.unparse(node)
-    return f"line {getattr(node, 'lineno', 1)} {why}: {' '.join(text.split())[:80]}"
+    return f"line {getattr(node, 'lineno', 1)} {why}: {shorten(ast.unparse(node), 80, placeholder=' ...')}"
 
 
 def _is_of_torch(whole: str) -> bool:
@@ -178,6 +178,13 @@ def _is_hidden(name: str) -> bool:
     """Whether an attribute is torch's or Python's own, or a hook."""
     own = name.startswith("_") and (hasattr(Tensor, name) or name in vars(nn.Module()))
     return name.startswith("__") or own or HOOK.fullmatch(name) is not None
+
+
+def _is_of_self(node: ast.AST) -> bool:
+    """Whether an expression is the module, or what is found in it."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _statement(node: ast.stmt, file: File) -> Iterator[str]:
@@ -198,17 +205,6 @@ def _statement(node: ast.stmt, file: File) -> Iterator[str]:
         yield _said(node, "is not followed (it)")
 
 
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _root(node: ast.AST) -> ast.AST:
-    """Return what an expression begins with: self, of self.layers[0].weight."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
-
-
 def _is_main(node: ast.stmt) -> bool:
     """Whether a statement runs only where the file is a script."""
     return isinstance(node, ast.If) and not node.orelse and ast.dump(node.test) in MAIN
@@ -218,8 +214,9 @@ def _class(node: ast.ClassDef, others: set[str], file: File) -> Iterator[str]:
     if node.decorator_list or node.keywords:
         yield _said(node, "is a class with a decorator or a metaclass")
     for base in node.bases:
-        own = isinstance(base, ast.Name) and base.id in file.classes
-        if not own and not file.whole(base).startswith("torch.nn."):
+        if not (isinstance(base, ast.Name) and base.id in file.classes) and not file.whole(base).startswith(
+            "torch.nn."
+        ):
             yield _said(node, "is a class of another kind")
     for part in node.body:
         if ast.dump(part) in others:
@@ -311,7 +308,7 @@ class Code:
 
     def _text(self, node: ast.AST) -> Iterator[str]:
         """A text that is made of values: a capture makes another one of a size."""
-        named = any(isinstance(n, ast.Call) and _is_name(n.func, "getattr") for n in self._around(node))
+        named = any(isinstance(n, ast.Call) and self.file.whole(n.func) == "getattr" for n in self._around(node))
         if node not in self.initial and not self._is_said(node) and not named:
             yield _said(node, "is a text that is made of values")
 
@@ -355,7 +352,7 @@ class Code:
     def _stored(self, node: ast.Attribute) -> Iterator[str]:
         if node not in self.initial:
             yield _said(node, "keeps something for the next call")
-        elif not _is_name(_root(node), "self") or hasattr(nn.Module, node.attr):
+        elif not _is_of_self(node) or hasattr(nn.Module, node.attr):
             yield _said(node, "changes what is not the module's own")
 
     def _device(self, node: ast.Attribute) -> Iterator[str]:
@@ -367,12 +364,12 @@ class Code:
             yield _said(node, "is not followed")
 
     def _call(self, node: ast.Call) -> Iterator[str]:
-        function = ast.unparse(node.func)
+        function = self.file.whole(node.func)
         if function == "getattr":
             yield from self._getattr(node)
         elif function == "isinstance":
             kinds = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
-            if not all(KINDS.fullmatch(ast.unparse(kind)) for kind in kinds):
+            if not all(KINDS.fullmatch(self.file.whole(kind)) for kind in kinds):
                 yield _said(node, "is not followed")
         elif RANDOM.match(self.file.whole(node.func)) and (node in self.initial or not self._has_self()):
             made = [self.file.whole(n.func).split(".")[-1] for n in self._around(node) if isinstance(n, ast.Call)]
@@ -388,9 +385,9 @@ class Code:
         owner, name = node.args[0], node.args[1]
         if isinstance(name, ast.Constant):
             text = str(name.value)
-            wrong = text in ATTRIBUTES or _is_hidden(text) or not _is_name(_root(owner), "self")
+            wrong = text in ATTRIBUTES or _is_hidden(text) or not _is_of_self(owner)
         else:
-            wrong = not _is_name(owner, "self")
+            wrong = not isinstance(owner, ast.Name) or not _is_of_self(owner)
         if wrong:
             yield _said(node, "is not followed")
 
