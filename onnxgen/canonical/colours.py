@@ -97,6 +97,8 @@ class Colours:
     def _inside(self, term: Term) -> str:
         if self.is_still(term):
             return STILL
+        if term.op in VIEWS:
+            return self.inside(term.args[0])
         if "float" not in term.dtype and term.dtype != "tuple" and term.op != "input" and self.is_free(term):
             if drawn := self.drawn(term):
                 return digest(str([_varying(value).to(torch.int64).tolist() for value in drawn]))

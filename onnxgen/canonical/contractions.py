@@ -33,6 +33,7 @@ class Work:
         self.summed = {n for _, axes in self.operands for labels in axes for n in labels} - {
             *itertools.chain(*self.out)
         }
+        self.turned: set[Term] = set()  # each arrangement is tried once
         self.number: float = 1
         self.scalars: Monomial = NOTHING
 
@@ -148,7 +149,8 @@ class Contractions(Views):
             work.operands[number] = (term.args[0], _aligned(term.args[0].shape, term.shape, axes))
             return True
         turned = self.turned(term)
-        if turned is not None and work.under_view(number, *turned):
+        if turned is not None and turned[0] not in work.turned and work.under_view(number, *turned):
+            work.turned.add(term)
             return True
         if term.op != "sum" or name != "contract":
             return False

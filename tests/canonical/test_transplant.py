@@ -70,8 +70,18 @@ class Packed(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, count, size))  # type: ignore
 
 
+class NormedHeads(Packed):
+    """The same with norms of the queries and keys of each head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, count, size = x.shape
+        q, k, v = self.qkv(x).reshape(batch, count, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = (F.layer_norm(t, t.shape[-1:]) for t in (q, k))
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, count, size))  # type: ignore
+
+
 class Split(nn.Module):
-    """The same with three matrices, stored the other way round, and with its softmax written out."""
+    """Attention with three matrices, stored the other way round, and with its softmax written out."""
 
     q: nn.Parameter
     k: nn.Parameter
@@ -217,7 +227,7 @@ def test_norms_as_they_were(tmp_path: Path) -> None:
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
 
 
-@pytest.mark.parametrize("one, other", [(Packed, Packed), (Packed, Split), (Split, Packed)])
+@pytest.mark.parametrize("one, other", [(Packed, Packed), (Packed, Split), (Split, Packed), (NormedHeads, NormedHeads)])
 def test_transformer(tmp_path: Path, one: Any, other: Any) -> None:
     original = drawn(Words(one), 1)
     report = assert_filled(written(original, TOKENS, tmp_path / "net.onnx"), drawn(Words(other), 2), original, TOKENS)
