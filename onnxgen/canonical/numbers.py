@@ -75,7 +75,7 @@ class Numbers:
         if inputs != 1:
             feed = [a * inputs if isinstance(a, Tensor) and a.is_floating_point() else a for a in map(_wide, feed)]
         said = "" if scale == 1 else f"with all weights times {scale:g}"
-        said = f"with all inputs times {inputs:g}" if inputs != 1 else said
+        said = f"{said} with all inputs times {inputs:g}".strip() if inputs != 1 else said
         results = []
         for module in (self.reference, self.edited):
             wide = self._wide(module, mode, scale)
@@ -122,9 +122,10 @@ class Numbers:
             if found is not None:
                 return found
         for scale in SCALES:
-            found = self.differ(feed, MODES[0], 0, scale)
-            if found is not None:
-                return found
+            for inputs in (1, scale):
+                found = self.differ(feed, MODES[0], 0, scale, inputs)
+                if found is not None:
+                    return found
         for scale in SCALES_OF_INPUTS:
             found = self.differ(feed, MODES[0], 0, inputs=scale)
             if found is not None:

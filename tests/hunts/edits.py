@@ -252,7 +252,10 @@ def hunt(first: int, cases: int, only: str | None = None, keep: bool | None = No
     ratios: list[float] = []
     total: Counter[str] = Counter()
     for seed in range(first, first + cases):
-        found = judge(seed, folders, only, keep)
+        try:
+            found = judge(seed, folders, only, keep)
+        except KeyboardInterrupt:  # then the tables are of the seeds so far
+            break
         for name in {found.edit if "+" not in found.edit else "whole file"}:
             table[name][found.kind] += 1
         total[f"{'change' if found.edit in CHANGE else 'keep'} {found.kind}"] += 1
