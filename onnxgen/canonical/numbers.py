@@ -42,6 +42,10 @@ class Unrun(Exception):
     """A module does not run. Says which, and why."""
 
 
+class Untrainable(Unrun):
+    """The generated module does not run in training mode: a BatchNorm has no statistics of a single value."""
+
+
 class Numbers:
     """Two modules with the same weights."""
 
@@ -63,7 +67,7 @@ class Numbers:
     def differ(
         self, feed: Sequence[Any], mode: str, run: int, scale: float = 1, inputs: float = 1
     ) -> Counterexample | None:
-        """Return how outputs, or the buffers that training changes, differ.
+        """Return how outputs, or the buffers that training changes, differ; None also for inputs that train nothing.
 
         Args:
             feed: inputs.
@@ -79,8 +83,11 @@ class Numbers:
         results = []
         for module in (self.reference, self.edited):
             wide = self._wide(module, mode, scale)
-            with torch.no_grad():
-                out = self._outputs(wide, module, feed, run)
+            try:
+                with torch.no_grad():
+                    out = self._outputs(wide, module, feed, run)
+            except Untrainable:
+                return None
             state = wide.state_dict()
             buffers = sorted((self._old(module, n), b) for n, b in wide.named_buffers() if n in state)
             results.append([*out, *(b for _, b in buffers)] if mode == MODES[1] else out)
@@ -111,7 +118,8 @@ class Numbers:
                 out = wide(*(a if isinstance(a, Tensor) and a.requires_grad else _wide(a) for a in feed))
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise Unrun(f"{self._which(module)} does not run in float64: {why}") from error
+            kind = Untrainable if module is self.reference and wide.training else Unrun
+            raise kind(f"{self._which(module)} does not run in float64: {why}") from error
         return [*out] if isinstance(out, (tuple, list)) else [out]
 
     def elsewhere(self, feed: Sequence[Any], modes: Sequence[str], whole: bool) -> Counterexample | None:
@@ -133,7 +141,10 @@ class Numbers:
         return None
 
     def _gradients(self, feed: Sequence[Any], mode: str, whole: bool) -> Counterexample | None:
-        one, other = (self._gradients_of(m, feed, mode) for m in (self.reference, self.edited))
+        try:
+            one, other = (self._gradients_of(m, feed, mode) for m in (self.reference, self.edited))
+        except Untrainable:
+            return None
         if not one or one.keys() != other.keys():
             return None
         largest = max(float(g.abs().max()) for g in (*one.values(), *other.values()) if g.numel())

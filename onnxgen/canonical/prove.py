@@ -22,7 +22,7 @@ from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
-from onnxgen.canonical.purity import objections
+from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
 from onnxgen.errors import OnnxgenError
@@ -302,7 +302,7 @@ class Pair:
 
 def _statements(text: str) -> str:
     """Return what a file says, apart from comments and how it is laid out."""
-    return ast.dump(ast.parse(text))
+    return "\n".join(map(said, ast.parse(text).body))
 
 
 def _resized(value: Tensor, axis: int, size: int) -> Tensor:

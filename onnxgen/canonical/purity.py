@@ -79,7 +79,7 @@ def objections(text: str, known: str) -> Iterator[str]:
     """Yield what is not followed in a file, apart from what is written in the same way in another one."""
     file, others = File(ast.parse(text)), _written(ast.parse(known))
     for node in file.tree.body:
-        if ast.dump(node) in others:
+        if said(node) in others:
             continue
         if isinstance(node, ast.ClassDef):
             yield from _class(node, others, file)
@@ -157,8 +157,16 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
 
 
+def said(node: ast.stmt) -> str:
+    """Return what a statement says, apart from its layout, and from the name of the weights' file beside the module."""
+    match node:
+        case ast.Assign([ast.Name("WEIGHTS")], ast.Call(ast.Attribute(place, "with_name"), [ast.Constant(str())], [])):
+            return f"WEIGHTS beside {ast.dump(place)}"
+    return ast.dump(node)
+
+
 def _written(tree: ast.Module) -> set[str]:
-    found = {ast.dump(n) for n in tree.body}
+    found = {said(n) for n in tree.body}
     return found | {ast.dump(n) for c in tree.body if isinstance(c, ast.ClassDef) for n in c.body}
 
 

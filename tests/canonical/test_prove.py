@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import onnxgen
 from onnxgen.canonical.places import Texts
@@ -236,3 +237,20 @@ def test_a_record_takes_new_names_wherever_a_tensor_is_made_of_them() -> None:
     assert made["wayback"] == '{"t": "c", "u": {"parts": [{"key": "d", "size": [1]}]}}'
     assert made["uses"] == '{"t": {"c": [["n", 0]]}}'
     assert made["format"] == "pt"
+
+
+def test_the_name_of_the_weights_is_no_edit(tmp_path: Path) -> None:
+    """Neither are inputs of one sample, of which a BatchNorm has no statistics, a reason to prove nothing."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)).eval()
+    for training in (False, True):
+        mode = torch.onnx.TrainingMode.PRESERVE if training else torch.onnx.TrainingMode.EVAL
+        torch.onnx.export(
+            net, (torch.randn(3, 4),), tmp_path / "net.onnx", input_names=["x"], dynamic_axes={"x": {0: "n"}},
+            training=mode, do_constant_folding=not training, dynamo=False,
+        )  # fmt: skip
+        onnxgen.generate(tmp_path / "net.onnx", tmp_path / "other.py", force=True)
+        assert onnxgen.prove(tmp_path / "net.onnx", tmp_path / "other.py").verdict == "proved"
+        text = (tmp_path / "other.py").read_text()
+        (tmp_path / "edited.py").write_text(text.replace("return ", "return 1 * ", 1))
+        assert (tmp_path / "edited.py").read_text() != text
+        assert onnxgen.prove(tmp_path / "net.onnx", tmp_path / "edited.py").verdict == "proved"
