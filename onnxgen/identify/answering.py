@@ -93,7 +93,7 @@ def _differs(network: Network, depth: int, limited: bool) -> Iterator[str]:
     if limited:
         yield "the file has ReLU where the network has ReLU6: the limit is that of its integers"
     if depth == 0:
-        yield "the file has no head"
+        yield "all layers of the file are those of the body: it has no head of its own"
     elif depth > 1:
         yield f"the last {depth} layers on the way to an output are not compared: they are the file's own head"
 
