@@ -194,8 +194,11 @@ def export(module: Path | None, **params: Any) -> int:
     "transplant",
     "Put the weights of an ONNX file into a class of yours.",
     [
-        ("onnxgen transplant net.onnx --into nets:Net", "Fill nets.Net(), and write its weights."),
-        ("onnxgen transplant net.onnx --into timm:create_model --arg model_name=resnet18", "Fill a library's network."),
+        ("onnxgen transplant net.onnx --into nets:Net -o net.safetensors", "Fill nets.Net(), and write its weights."),
+        (
+            "onnxgen transplant net.onnx --into timm:create_model --arg model_name=resnet18 -o net.safetensors",
+            "Fill a library's network.",
+        ),
         (
             "onnxgen transplant net.onnx --into nets:Net --back tuned.safetensors -o tuned.onnx",
             "Write back what it learned.",

@@ -19,6 +19,8 @@ import onnx_ir as ir
 from onnxgen.errors import WrongRewrite
 from onnxgen.graph.domains import DOMAIN
 from onnxgen.graph.nodes import all_nodes, subgraphs
+from onnxgen.graph.operators import is_a
+from onnxgen.graph.traits import ACTIVATION, ADDS, CONVOLUTION, NORM, PRODUCT, RECURRENT, SCALES, SOFTMAX
 from onnxgen.identify.steps import NOTHING, Network, Sources, Table
 from onnxgen.options import Options
 from onnxgen.passes import simplified
@@ -31,26 +33,8 @@ OPTIONS = Options(quantized="float")
 QUANTISED = re.compile("QLinear|Quantize|Integer|QAttention|QGemm|QEmbed|MatMulNBits")
 STANDARD = ("", DOMAIN)
 
-UNARY = {
-    "Relu": "relu",
-    "LeakyRelu": "leaky",
-    "HardSwish": "hardswish",
-    "HardSigmoid": "hardsigmoid",
-    "Sigmoid": "sigmoid",
-    "Tanh": "tanh",
-    "Gelu": "gelu",
-    "Swish": "silu",
-    "Mish": "mish",
-    "Elu": "elu",
-    "Selu": "selu",
-    "PRelu": "prelu",
-    "Softplus": "softplus",
-    "Softmax": "softmax",
-    "LogSoftmax": "softmax",
-}
-BINARY = {"Add": "add", "Sum": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Concat": "cat"}
-SCALES = ("Mul", "Affine")
-PRODUCTS = ("MatMul", "Gemm", "Linear", "DynamicLinear", "QuantizedLinear")
+# What the tables call a step, where that isn't the operator's name in small letters.
+SHORT = {"leakyrelu": "leaky", "swish": "silu", "logsoftmax": "softmax", "sum": "add", "concat": "cat"}
 
 
 def steps_of(path: Path) -> Reading:
@@ -141,18 +125,40 @@ class Reading:
 
     def node(self, node: ir.Node, inputs: list[ir.Value]) -> Sources:
         """Add the steps of a node, and return those that its results are made of."""
-        name = node.op_type if node.domain in STANDARD else ""
-        rule = RULES.get(name)
-        if rule is not None:
-            return rule(self, node)
         union = self.union(inputs)
-        if name in UNARY and union:
-            return self.network.add(UNARY[name], _parameter(node), union)
-        if name in SCALES and union and (size := self.scaled(inputs)):
+        if node.domain not in STANDARD:
+            return union
+        rule = self.rule(node)
+        if rule is not None:
+            return rule(node)
+        name = node.op_type.lower()
+        kind = SHORT.get(name, name)
+        if is_a(node, ACTIVATION, SOFTMAX) and union:
+            return self.network.add(kind, _parameter(node), union)
+        if kind in ("mul", "affine") and union and (size := self.scaled(inputs)):
             return self.network.scale(size, union)
-        if name in BINARY:
-            return self.network.join(BINARY[name], "", map(self.of, inputs))
+        if is_a(node, ADDS, SCALES) or kind == "cat":
+            return self.network.join(kind, "", map(self.of, inputs))
         return union
+
+    def rule(self, node: ir.Node) -> Callable[[ir.Node], Sources] | None:
+        """Return what reads a layer, and other operators of which more counts than that they are there."""
+        if is_a(node, RECURRENT):
+            return self.recurrent
+        if is_a(node, NORM):
+            return self.norm if _norm(node) in NORMS else None
+        if node.op_type in ("Conv", "ConvTranspose") or node.op_type == "DynamicConv":
+            return self.conv
+        if (is_a(node, PRODUCT) and not is_a(node, CONVOLUTION)) or node.op_type.endswith("Linear"):
+            return self.product
+        own = {
+            "attention": self.attention,
+            "gather": self.gather,
+            "clip": self.clip,
+            "maxpool": self.pool,
+            "glu": self.glu,
+        }
+        return own.get(node.op_type.lower())
 
     def scaled(self, inputs: list[ir.Value]) -> int:
         """Return the size of the stored vector that a node multiplies by, or 0."""
@@ -202,8 +208,8 @@ class Reading:
         taken = self.of(node.inputs[0])
         if scale is None or not all(isinstance(size, int) for size in scale):
             return taken
-        kind, size = NORMS[node.op_type], prod(_sizes(info(node.inputs[1])))
-        return self.network.add("norm", norm_detail(kind, size, node.attributes.get_int("num_groups", 0)), taken)
+        size = prod(_sizes(info(node.inputs[1])))
+        return self.network.add("norm", norm_detail(_norm(node), size, node.attributes.get_int("num_groups", 0)), taken)
 
     def gather(self, node: ir.Node) -> Sources:
         table, rows = node.inputs[:2]
@@ -237,24 +243,11 @@ class Reading:
         return value is not None and value not in self.dynamic
 
 
-Rule = Callable[[Reading, ir.Node], Sources]
-NORMS = {
-    "LayerNormalization": "layer",
-    "RMSNormalization": "rms",
-    "InstanceNormalization": "instance",
-    "GroupNormalization": "group",
-}
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "DynamicConv"), Reading.conv),
-    **dict.fromkeys(PRODUCTS, Reading.product),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), Reading.recurrent),
-    **dict.fromkeys(NORMS, Reading.norm),
-    "Attention": Reading.attention,
-    "Gather": Reading.gather,
-    "Clip": Reading.clip,
-    "MaxPool": Reading.pool,
-    "Glu": Reading.glu,
-}
+NORMS = ("layer", "rms", "instance", "group")  # a batch norm is part of the layer before it
+
+
+def _norm(node: ir.Node) -> str:
+    return node.op_type.removesuffix("Normalization").lower()
 
 
 def convolution(

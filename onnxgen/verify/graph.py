@@ -255,7 +255,7 @@ def _rounds(node: ir.Node) -> bool:
     """Return True if a node may be part of a rounding to integers."""
     to = node.attributes["to"].as_int() if node.op_type == "Cast" and "to" in node.attributes else 0
     is_byte = to in (ir.DataType.INT8, ir.DataType.UINT8)
-    return is_byte or node.op_type in ("Round", "Floor", "Ceil") or STRAIGHT_THROUGH.search(node.op_type) is not None
+    return is_byte or known(node).rules.flat == PIECEWISE_CONSTANT or STRAIGHT_THROUGH.search(node.op_type) is not None
 
 
 def examine(model: ir.Model, options: Options) -> Graph:
