@@ -23,6 +23,7 @@ class Work:
         out: the labels of the result's axes.
         summed: the labels that are summed over.
         operands: what is multiplied.
+        turned: the operands that views were taken off.
         number, scalars: what the result is multiplied by.
     """
 
@@ -34,6 +35,7 @@ class Work:
             *itertools.chain(*self.out)
         }
         self.number: float = 1
+        self.turned: set[Term] = set()
         self.scalars: Monomial = NOTHING
 
     def _of(self, label: int) -> tuple[int, ...]:
@@ -148,7 +150,8 @@ class Contractions(Views):
             work.operands[number] = (term.args[0], _aligned(term.args[0].shape, term.shape, axes))
             return True
         turned = self.turned(term)
-        if turned is not None and work.under_view(number, *turned):
+        if turned is not None and turned[0] not in work.turned and work.under_view(number, *turned):
+            work.turned.add(term)  # two arrangements may each be a view of the other: one turn is enough
             return True
         if term.op != "sum" or name != "contract":
             return False
