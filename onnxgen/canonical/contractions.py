@@ -23,6 +23,7 @@ class Work:
         out: the labels of the result's axes.
         summed: the labels that are summed over.
         operands: what is multiplied.
+        turned: the operands that views were taken off.
         number, scalars: what the result is multiplied by.
     """
 
@@ -150,7 +151,7 @@ class Contractions(Views):
             return True
         turned = self.turned(term)
         if turned is not None and turned[0] not in work.turned and work.under_view(number, *turned):
-            work.turned.add(term)
+            work.turned.add(term)  # two arrangements may each be a view of the other: one turn is enough
             return True
         if term.op != "sum" or name != "contract":
             return False

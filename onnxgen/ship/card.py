@@ -44,10 +44,10 @@ def places_of_card(path: Path, force: bool = False) -> list[Path]:
     Raises:
         OnnxgenError: a person wrote that one, too; or, without `force`, the bill.
     """
-    names = ("README.md", f"{path.stem}.README.md")
+    names = ("README.md", f"{path.stem}.README.md", f"{path.name}.README.md")
     readme = next((place for place in map(path.with_name, names) if _is_free(place, partial(_replaces, path))), None)
     if readme is None:
-        what = f"the card can't be written: {' and '.join(names)} in {path.parent} were not written by onnxgen"
+        what = f"the card can't be written: {' and '.join(names[:2])} in {path.parent} were not written by onnxgen"
         raise OnnxgenError(what, help="move one of them, or name another file with -o")
     bill = path.with_name(f"{path.name}.cdx.json")
     if not _is_free(bill, is_own_bill) and (not force or bill.is_dir()):
