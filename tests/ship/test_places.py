@@ -116,8 +116,12 @@ def test_cards_and_bills_of_others_stay(rows: Path, tmp_path: Path) -> None:
     readme.write_text(readme.read_text() + "\nMine.\n")  # a person went on with it
     assert places_of_card(out)[0] == own
     own.mkdir()
+    third = tmp_path / "net.pt2.README.md"  # of files that differ in their ending
+    assert places_of_card(out)[0] == third
+    third.mkdir()
     with pytest.raises(OnnxgenError, match=r"README.md and net.README.md in .* were not written by onnxgen"):
         ship(rows, "pt2", out, force=True)
+    third.rmdir()
     own.rmdir()
     (tmp_path / "net.pt2.cdx.json").write_text("{}")
     with pytest.raises(OnnxgenError, match="cdx.json was not written by onnxgen"):
