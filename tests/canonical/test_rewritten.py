@@ -15,11 +15,7 @@ from tests.support.exported import exported
 REWRITTEN = Path(__file__).with_name("rewritten")
 
 
-# its last layer is applied to all rows, of which one is taken: the parts of a sum are not followed that far
-HARD = pytest.mark.xfail(reason="one row of a layer's result, behind a sum of views", strict=True)
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=HARD if n == "vit" else ()) for n in NETWORKS])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_file_that_was_written_again_by_hand_is_proved(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name]
