@@ -26,8 +26,8 @@ from onnxgen.canonical.capture import Captured, Reader, exported, still_free
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.rules import NotFollowed, dtype_name
 from onnxgen.canonical.terms import Monomial, Term, order
+from onnxgen.canonical.values import Unknown, Values
 from onnxgen.diff.answer import Weight
-from onnxgen.diff.elements import Unknown, value
 from onnxgen.diff.walking import Walk, assembled
 from onnxgen.diff.weights import compared
 
@@ -235,7 +235,8 @@ class Forms:
             term = bound[path]
             leaves = [t for t in below([term]) if t.op in ("parameter", "frozen")]
             try:
-                old = value(term, values).reshape(tensor.shape)
+                given = Values(self.terms, {leaf: values[leaf.args[0]] for leaf in leaves})
+                old = given.of(term).reshape(tensor.shape)
             except (Unknown, KeyError, RuntimeError):
                 yield Weight(path, (), "changed", "it can't be compared", tuple(tensor.shape))
                 continue
