@@ -39,7 +39,6 @@ FLOORS = (
     ("identify",),
     ("runtime", "view"),
     ("verify",),
-    ("canonical",),
     ("backend", "surgery"),
     ("export",),
     ("canonical",),
