@@ -1,4 +1,4 @@
-"""What pooling is in terms."""
+"""What pooling and resizing are in terms."""
 
 from __future__ import annotations
 
@@ -80,3 +80,33 @@ def pooled(t: Algebra, out: Result, x: Term, sizes: Any) -> Any:
         kernel = tuple(size // s for size, s in zip(here, sizes, strict=True))
         return x if math.prod(kernel) == 1 else avg_pool(t, out, x, kernel)
     return None
+
+
+@rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def nearest(t: Algebra, out: Result, x: Term, sizes: Any, scales: Any) -> Any:
+    return _enlarged(t, out, "nearest", x, None, scales)
+
+
+@rule("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
+def linear(t: Algebra, out: Result, x: Term, sizes: Any, align: bool, scales: Any) -> Any:
+    return _enlarged(t, out, "linear", x, align, scales)
+
+
+@rule("upsample_bicubic2d.vec")
+def cubic(t: Algebra, out: Result, x: Term, sizes: Any, align: bool, scales: Any) -> Any:
+    return _enlarged(t, out, "cubic", x, align, scales)
+
+
+def _enlarged(t: Algebra, out: Result, kind: str, x: Term, align: Any, scales: Any) -> Any:
+    """Of a whole factor, a size and a scale say the same: torch divides by the scale, or one size by the other."""
+    rank = len(x.shape) - 2
+    factors = [_whole(made / size) for size, made in zip(x.shape[-rank:], out.shape[-rank:], strict=True)]
+    if None in factors or (scales is not None and list(scales) != factors):
+        return None
+    return t.term("call", ("enlarged", kind, x, align), out.shape, out.dtype)
+
+
+def _whole(factor: Any) -> int | None:
+    """Return a factor of numbers or of sizes as a whole number, or None."""
+    is_whole = factor == int(factor) if isinstance(factor, (int, float)) else factor.is_Integer
+    return int(factor) if is_whole else None

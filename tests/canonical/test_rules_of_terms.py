@@ -49,6 +49,10 @@ EQUAL: dict[str, Pair] = {
         lambda m, x, i, n: F.softmax(x, 1),
         lambda m, x, i, n: torch.exp(x - x.amax(1, True)) / torch.exp(x - x.amax(1, True)).sum(1, True),
     ),
+    "enlarged": (
+        lambda m, x, i, n: F.interpolate(i, scale_factor=2, mode="bilinear"),
+        lambda m, x, i, n: F.interpolate(i, size=(10, 10), mode="bilinear", align_corners=False),
+    ),
     "layer_norm": (lambda m, x, i, n: F.layer_norm(x, (6,), m.g, m.b), lambda m, x, i, n: normed(x) * m.g + m.b),
     "group_norm": (
         lambda m, x, i, n: F.group_norm(i, 2),
@@ -109,6 +113,11 @@ OTHER: dict[str, Pair] = {
     "swapped": (lambda m, x, i, n: x - m.b, lambda m, x, i, n: m.b - x),
     "scale": (lambda m, x, i, n: x * 0.5, lambda m, x, i, n: x * 0.5001),
     "root_of_square": (lambda m, x, i, n: x.square().sqrt(), lambda m, x, i, n: x),
+    "corners": (
+        lambda m, x, i, n: F.interpolate(i, scale_factor=2, mode="bilinear"),
+        lambda m, x, i, n: F.interpolate(i, scale_factor=2, mode="bilinear", align_corners=True),
+    ),
+    "factors": (lambda m, x, i, n: F.interpolate(i, scale_factor=2.1), lambda m, x, i, n: F.interpolate(i, size=10)),
     "transposed": (lambda m, x, i, n: x @ m.w, lambda m, x, i, n: x @ m.w.T),
     "gelus": (lambda m, x, i, n: F.gelu(x), lambda m, x, i, n: F.gelu(x, approximate="tanh")),
     "axis": (lambda m, x, i, n: F.softmax(x, 1), lambda m, x, i, n: F.softmax(x, 2)),
