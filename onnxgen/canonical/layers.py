@@ -67,34 +67,6 @@ def pad(t: Algebra, out: Result, x: Term, pads: Any, *rest: Any) -> Any:
     return t.term("call", ("pad", x, tuple(pads)), out.shape, out.dtype)
 
 
-@rule("max_pool1d", "max_pool2d", "max_pool3d")
-def max_pool(
-    t: Algebra,
-    out: Result,
-    x: Term,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    up: Any = False,
-) -> Any:
-    rank = len(out.shape) - 2 if len(_wide(kernel, 1)) == 1 else len(kernel)
-    settings = tuple(_wide(v, rank) for v in (kernel, stride or kernel, padding, dilation))
-    return t.term("call", ("max_pool", x, *settings, bool(up)), out.shape, out.dtype)
-
-
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def avg_pool(
-    t: Algebra, out: Result, x: Term, kernel: Any, stride: Any = (), padding: Any = 0, up: Any = False,
-    with_padding: Any = True, divisor: Any = None,
-) -> Any:  # fmt: skip
-    rank = len(out.shape) - 2 if len(_wide(kernel, 1)) == 1 else len(kernel)
-    kernel, stride, padding = (_wide(v, rank) for v in (kernel, stride or kernel, padding))
-    with_padding = bool(with_padding) or not any(padding)
-    settings = (kernel, stride, padding, bool(up), with_padding, divisor)
-    return t.term("call", ("avg_pool", x, *settings), out.shape, out.dtype)
-
-
 @rule("scaled_dot_product_attention")
 def attention(
     t: Algebra,
