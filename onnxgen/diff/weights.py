@@ -171,7 +171,7 @@ def _which(some: Sequence[Weight], all_: Sequence[Weight]) -> str:
     if not others:
         return f"all {counted(len(some), 'tensor')}" if len(some) > 1 else f"the only tensor, {some[0].name},"
     left = [w for w in others if not w.name.endswith(STATISTICS)]
-    if not left:
+    if not left and not any(name.endswith(STATISTICS) for name in names):
         return "all weights but the statistics of BatchNorm"
     if all(name.endswith(STATISTICS) for name in names):
         return "only the statistics of BatchNorm"
