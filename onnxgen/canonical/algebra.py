@@ -46,6 +46,7 @@ class Algebra(Contractions):
             both = times(frozenset({(first, 1)}), frozenset({(second, 1)}))
             return self.sum_of({self.times(times(a[0], b[0]), both): a[1] * b[1]}, shape, dtype)
         items: dict[Monomial, Any] = {}
+        left, right = left or {NOTHING: 0}, right or {NOTHING: 0}  # 0 times what is undefined is not 0
         for m, c in left.items():
             for n, d in right.items():
                 both = self.times(m, n)

@@ -146,7 +146,7 @@ class Terms:
     def sum_of(self, items: Sum, shape: Shape, dtype: str) -> Term:
         """Return the term of a sum of products. A product of one factor alone is that factor."""
         exact = dtype in INTEGERS
-        kept = {m: (c if exact else self.near(c, dtype)) for m, c in items.items() if c != 0}
+        kept = {m: (c if exact else self.near(c, dtype)) for m, c in items.items() if c != 0 or _has_poles(m)}
         if len(kept) == 1:
             ((monomial, coefficient),) = kept.items()
             if coefficient == 1 and len(monomial) == 1:
@@ -193,6 +193,15 @@ def number_in(term: Term) -> float | None:
     for monomial, coefficient in term.args[0]:
         return coefficient if not monomial else None
     return 0
+
+
+# Functions of single elements that are undefined somewhere. A power is a root, or a quotient.
+PARTIAL = frozenset({"power", "log", "log2", "log10", "log1p", "asin", "acos"})
+
+
+def _has_poles(monomial: Monomial) -> bool:
+    """Return True if a product may be undefined where its factors are finite: 0 / x is no 0 where x is 0."""
+    return any(exponent <= 0 or (factor.op == "each" and factor.args[0] in PARTIAL) for factor, exponent in monomial)
 
 
 def times(one: Monomial, other: Monomial) -> Monomial:

@@ -113,6 +113,9 @@ OTHER: dict[str, Pair] = {
     "swapped": (lambda m, x, i, n: x - m.b, lambda m, x, i, n: m.b - x),
     "scale": (lambda m, x, i, n: x * 0.5, lambda m, x, i, n: x * 0.5001),
     "root_of_square": (lambda m, x, i, n: x.square().sqrt(), lambda m, x, i, n: x),
+    "nothing_divided": (lambda m, x, i, n: x + 0 / m.b, lambda m, x, i, n: x + 0 * m.b),
+    "root_of_nothing": (lambda m, x, i, n: x + 0 * x.sqrt(), lambda m, x, i, n: x),
+    "quotient_of_itself": (lambda m, x, i, n: x + 1 / m.b - 1 / m.b, lambda m, x, i, n: x),
     "corners": (
         lambda m, x, i, n: F.interpolate(i, scale_factor=2, mode="bilinear"),
         lambda m, x, i, n: F.interpolate(i, scale_factor=2, mode="bilinear", align_corners=True),
