@@ -249,9 +249,13 @@ def rows(t: Algebra, weight: Term, indices: Term, unlearned: Any = ()) -> Term:
 
 @rule("index.Tensor")
 def index(t: Algebra, out: Result, x: Term, indices: Sequence[Any]) -> Any:
-    if len(indices) != 1 or not isinstance(indices[0], Term) or indices[0].dtype in ("bool", "uint8"):
+    *before, last = indices
+    if any(i is not None for i in before) or not isinstance(last, Term) or last.dtype in ("bool", "uint8"):
         return None
-    return rows(t, x, indices[0])
+    axis, rank = len(before), len(x.shape)
+    taken = rows(t, t.permuted(x, [axis, *(a for a in range(rank) if a != axis)]), last)
+    count = len(last.shape)
+    return t.permuted(taken, [*range(count, count + axis), *range(count), *range(count + axis, count + rank - 1)])
 
 
 @rule("arange.default", "arange.start", "arange.start_step")

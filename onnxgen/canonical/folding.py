@@ -30,9 +30,11 @@ class FoldingReader(Reader):
         """Return the constant that a term is, if it is one. What matters for gradients alone is left out."""
         if isinstance(term, Term) and term.op == "detach":
             return term.args[0]
-        if isinstance(term, Term) and term.op == "call" and term.args[0] == "aten::index.Tensor":
-            indices = tuple(_counted(i, size) for i, size in zip(term.args[2], term.args[1].shape))
-            term = self.terms.term("call", (*term.args[:2], indices), term.shape, term.dtype)
+        if isinstance(term, Term) and term.op == "view":
+            base = self._plainly_indexed(term.args[0])
+            term = term if base is term.args[0] else self.terms.rearranged(base, term.args[1])
+        elif isinstance(term, Term):
+            term = self._plainly_indexed(term)
         if not isinstance(term, Term) or not self._is_fixed(term) or term.op == "constant":
             return term
         if number_in(term) is not None or term.dtype == "tuple":
@@ -44,6 +46,12 @@ class FoldingReader(Reader):
         if value.is_floating_point() or not value.dtype.is_complex:
             value = value.to(_dtype(term.dtype))
         return constant(self.terms, value.reshape(term.shape))
+
+    def _plainly_indexed(self, term: Term) -> Term:
+        if term.op != "call" or term.args[0] != "aten::index.Tensor":
+            return term
+        indices = tuple(_counted(i, size) for i, size in zip(term.args[2], term.args[1].shape))
+        return self.terms.term("call", (*term.args[:2], indices), term.shape, term.dtype)
 
     def _is_fixed(self, term: Term) -> bool:
         known = self.fixed.get(term)

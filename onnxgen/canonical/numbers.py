@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MODES = ("evaluation", "training")
@@ -114,7 +115,7 @@ class Numbers:
     def _outputs(self, wide: nn.Module, module: nn.Module, feed: Sequence[Any], run: int) -> list[Any]:
         torch.manual_seed(run)
         try:
-            with NothingDropped():  # type: ignore[no-untyped-call]
+            with NothingDropped(), WideMasks():  # type: ignore[no-untyped-call]
                 out = wide(*(a if isinstance(a, Tensor) and a.requires_grad else _wide(a) for a in feed))
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -174,6 +175,20 @@ class Numbers:
         loss = sum((o.nan_to_num(0, 0, 0) * torch.rand(o.shape, generator=draw, dtype=o.dtype)).sum() for o in outputs)
         found = torch.autograd.grad(loss, list(names.values()), allow_unused=True)  # type: ignore[arg-type]
         return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(names.items(), found, strict=True)}
+
+
+class WideMasks(TorchFunctionMode):
+    """Gives attention its mask in the type of its queries: torch reads one of float32 as if it was one of float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query, key, value, *rest = args
+            given = {**dict(zip(("attn_mask", "dropout_p", "is_causal"), rest)), **(kwargs or {})}
+            mask = given.get("attn_mask")
+            if isinstance(mask, Tensor) and mask.is_floating_point():
+                given["attn_mask"] = mask.to(query.dtype)
+            return func(query, key, value, **given)
+        return func(*args, **(kwargs or {}))
 
 
 class NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]

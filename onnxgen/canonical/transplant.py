@@ -21,7 +21,7 @@ from onnxgen.canonical.capture import Captured, exported
 from onnxgen.canonical.colours import Colours
 from onnxgen.canonical.folding import FoldingReader
 from onnxgen.canonical.matching import below
-from onnxgen.canonical.numbers import difference
+from onnxgen.canonical.numbers import WideMasks, difference
 from onnxgen.canonical.parting import Parting
 from onnxgen.canonical.places import Place
 from onnxgen.canonical.prove import drawn
@@ -318,7 +318,7 @@ class Transplant:
         reference, module = (copy.deepcopy(m).double() for m in (self.reference, self.filled))
         for feed in self.feeds:
             wide = [a.double() if a.is_floating_point() else a for a in feed]
-            with torch.no_grad():
+            with torch.no_grad(), WideMasks():  # type: ignore[no-untyped-call]
                 expected = reference(*wide)
                 got = tree_leaves(self._run(module, wide))
             expected = [expected] if isinstance(expected, Tensor) else list(expected)

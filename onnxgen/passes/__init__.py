@@ -107,6 +107,7 @@ PASSES: list[Pass] = [
     Step("broadcasts:filled", "ConstantOfShape"),
     Step("indexed:chosen", "GatherND Gather NonZero"),
     Step("indexed", COMPARISON, "GatherND And"),  # before broadcasts, which takes an Expand away
+    Step("indexed:whole", "GatherND Gather"),  # after the masks, which are found by GatherND
     Step("norms:standardised", "BatchNormalization"),  # before norms, which would take its statistics
     Step("dropout", RANDOM),  # before another idiom takes its Mul
     Step("unrolled", "Gemm MatMul"),  # before recurrent, which finds the module of such layers

@@ -5,8 +5,10 @@
     Transpose(NonZero(mask))                           is   mask.nonzero()
     GatherND(x, the same)                              is   x[mask]
     Gather(x, Squeeze(the same), axis) of one          is   x[:, mask], which is a Compress
+    GatherND(x, indices of one axis)                   is   x[indices]
+    Gather(x.flatten(), every place, once, by strides) is   x.view(...).permute(...)
 
-Exporters write masks by counting indices that are functions of positions, for each query and each key. torch has a row
+The last is how torch's exporter writes `as_strided`. Exporters write masks by counting indices that are functions of positions, for each query and each key. torch has a row
 for the position of each element, ONNX a column. Sizes must be the same for certain.
 """
 
@@ -23,7 +25,7 @@ from onnxgen.graph.operators import is_a
 from onnxgen.graph.traits import RESHAPE
 from onnxgen.options import Options
 from onnxgen.passes.match import elements, ints, scalar, standard_nodes, uniform
-from onnxgen.passes.rewrite import constant, insert, known_ints, own, replace
+from onnxgen.passes.rewrite import constant, insert, known_ints, own, replace, reshaped
 from onnxgen.shapes.dims import Dim
 from onnxgen.shapes.info import Info, info
 
@@ -146,6 +148,43 @@ def chosen(model: ir.Model, options: Options) -> None:
             replace(node, own("Positions", [nonzero.inputs[0]]))
     for node in standard_nodes(model, "GatherND", "Gather"):
         (_of_axes if node.op_type == "GatherND" else _of_axis)(node)
+
+
+def whole(model: ir.Model, options: Options) -> None:
+    """Replace each node that takes rows as if by elements, or all elements as if by places."""
+    for node in standard_nodes(model, "GatherND"):
+        _of_one_axis(node)
+    for node in standard_nodes(model, "Gather"):
+        _strided(node)
+
+
+def _of_one_axis(node: ir.Node) -> None:
+    indices = node.inputs[1]
+    shape = info(indices).shape
+    if indices is None or not shape or shape[-1] != 1 or node.attributes.get_int("batch_dims", 0):
+        return
+    maker = made_by(indices, "Unsqueeze")
+    if maker is not None and ints(maker, "axes", 1) in ([-1], [len(shape) - 1]):
+        rows = maker.inputs[0]
+    else:
+        rows = reshaped(node, indices, shape[:-1], f"{node.outputs[0].name}.rows")
+    replace(node, ir.node("Gather", [node.inputs[0], rows], {"axis": 0}, version=13))
+
+
+def _strided(node: ir.Node) -> None:
+    places, shape = elements(node.inputs[1]), info(node.inputs[0]).shape
+    if places is None or shape is None or len(shape) != 1 or shape[0] != places.size:
+        return
+    if places.dtype.kind != "i" or places.ndim < 2 or not places.size:
+        return
+    steps = [int(places.take(1, axis).flat[0] - places.flat[0]) if n > 1 else 0 for axis, n in enumerate(places.shape)]
+    order = sorted(range(places.ndim), key=lambda axis: (-steps[axis], axis))  # from the outermost
+    sizes = [places.shape[axis] for axis in order]
+    perm = [order.index(axis) for axis in range(places.ndim)]
+    if not np.array_equal(np.arange(places.size).reshape(sizes).transpose(perm), places):
+        return
+    split = reshaped(node, node.inputs[0], sizes, f"{node.outputs[0].name}.split")
+    replace(node, ir.node("Transpose", [split], {"perm": perm}, version=13))
 
 
 def _of_axes(node: ir.Node) -> None:
