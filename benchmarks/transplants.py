@@ -128,20 +128,30 @@ def onnxsim(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
     onnx.save(sim.simplify(onnx.load(path))[0], path)
 
 
-def onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+def onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, level: str = "EXTENDED") -> None:
     runtime: Any = importlib.import_module("onnxruntime")
     torchscript(module, inputs, path.with_suffix(".plain.onnx"))
     options = runtime.SessionOptions()
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
     options.optimized_model_filepath = str(path)
     options.log_severity_level = 3
     runtime.InferenceSession(str(path.with_suffix(".plain.onnx")), options, providers=["CPUExecutionProvider"])
 
 
+def onnxruntime_basic(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    onnxruntime(module, inputs, path, "BASIC")
+
+
 def float16(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
     half = importlib.import_module("onnxconverter_common.float16")
     torchscript(module, inputs, path)
-    onnx.save(half.convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
+    model = onnx.load(path)
+    casts = {output for node in model.graph.node if node.op_type == "Cast" for output in node.output}
+    model = half.convert_float_to_float16(model, keep_io_types=True)
+    for node in model.graph.node:  # the converter leaves casts to float32 as they are, and calls their outputs float16
+        for attribute in node.attribute if casts & {*node.output} else ():
+            attribute.i = onnx.TensorProto.FLOAT16 if attribute.i == onnx.TensorProto.FLOAT else attribute.i
+    onnx.save(model, path)
 
 
 def nameless(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
@@ -168,7 +178,18 @@ def nameless(module: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
 
 
 FORMS: dict[str, Callable[..., None]] = {
-    f.__name__: f for f in (torchscript, training, dynamo, onnxslim, onnxsim, onnxruntime, float16, nameless)
+    f.__name__: f
+    for f in (
+        torchscript,
+        training,
+        dynamo,
+        onnxslim,
+        onnxsim,
+        onnxruntime_basic,
+        onnxruntime,
+        float16,
+        nameless,
+    )
 }
 
 

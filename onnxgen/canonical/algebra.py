@@ -211,6 +211,10 @@ class Algebra(Contractions):
         whole = self.total(powers, [axis], True)
         return self.multiplied(powers, self.powered(whole, -1, whole.shape), shape, dtype)
 
+    def nothing_if_hidden(self, shares: Term, mask: Term) -> Term:
+        """Return shares of attention: a row without any key is 0, and not NaN."""
+        return self.each("nothing_for_nan", [shares], shares.shape, shares.dtype)
+
     def exponents(self, term: Term, axis: int) -> Term:
         largest = self.extreme("amax", term, [axis], True)
         return self.each(

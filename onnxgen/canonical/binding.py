@@ -20,10 +20,9 @@ from torch import Tensor
 from onnxgen.canonical.algebra import SYMMETRIC, Algebra
 from onnxgen.canonical.colours import KINDS, Colours
 from onnxgen.canonical.overlay import overlaid
-from onnxgen.canonical.terms import INTEGERS, NOTHING, Monomial, Shape, Term, number_in, times
+from onnxgen.canonical.terms import INTEGERS, NOTHING, VIEWS, Monomial, Shape, Term, times
 
 Pairs = list[tuple[Any, Any, Any]]  # of the first network, of the second, and the term of the second that they are in
-HIDING = -1e4  # numbers as low as this hide what is in their place from a softmax
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 WHOLE = INTEGERS - {"bool"}
 PERMUTED = 5  # operands that are paired in every order, if need be
@@ -50,10 +49,12 @@ class Laid:
     Attributes:
         equations: what parameters have to be.
         apart: pairs of terms that can't be the same, each with the term that they are in.
+        hiding: masks that are the same only if each row of them shows something.
     """
 
     equations: list[Equation] = field(default_factory=list)
     apart: Pairs = field(default_factory=list)
+    hiding: list[Term] = field(default_factory=list)
 
 
 class Walk:
@@ -106,7 +107,11 @@ class Walk:
         if not (self.colours[0].is_free(one) and self.colours[1].is_free(other)) or "tuple" in (one.dtype, other.dtype):
             return False
         pairs = list(zip(self.colours[0].drawn(one), self.colours[1].drawn(other), strict=False))
-        return bool(pairs) and all(self.same(a, b) for a, b in pairs)
+        if not pairs or not all(self.same(a, b) for a, b in pairs):
+            return False
+        if any(bool(a.isinf().any()) != bool(b.isinf().any()) for a, b in pairs):
+            self.laid.hiding += [one, other]
+        return True
 
     def _base(self, term: Term) -> Term:
         while (base := self.colours[0].through(term)) is not None:
@@ -139,7 +144,6 @@ class Walk:
         return self.terms.reshaped(term, shape)
 
     def _moving(self, one: Term, other: Term, inside: Any) -> Pairs:
-        one, other = self._masked(one), self._masked(other)
         if "sum" in (one.op, other.op):
             return self._sums(one, other)
         if other.op in ("contract", "amax", "amin"):
@@ -156,20 +160,6 @@ class Walk:
         if len(one.args) != len(other.args):
             return self._apart(one, other, inside)
         return [(a, b, other) for a, b in zip(one.args, other.args, strict=True)]
-
-    def _masked(self, term: Term) -> Term:
-        """Return a term as a sum, if it is one that is hidden at known places: as if -inf was added there."""
-        if term.op != "each" or term.args[0] != "where" or not self.is_still(term.args[2]):
-            return term
-        _, _, condition, one, other = term.args
-        shown, hidden = (other, one) if self.is_still(one) else (one, other)
-        number = number_in(hidden)
-        if number is None or number > HIDING or self.is_still(shown):
-            return term
-        zero = self.terms.constant(0, (), term.dtype)
-        sides = (zero, hidden) if shown is one else (hidden, zero)
-        mask = self.terms.each("where", [condition, *sides], condition.shape, term.dtype)
-        return self.terms.added([(shown, 1), (mask, 1)], term.shape, term.dtype)
 
     def _turned_cat(self, one: Term, other: Term) -> Pairs:
         """Compare a permutation of joined pieces with joined pieces."""
@@ -238,23 +228,43 @@ class Walk:
     def _sums(self, one: Term, other: Term) -> Pairs:
         """Compare sums: products of values that depend on inputs, each with what it is multiplied by."""
         mine, theirs = self.grouped(one), self.grouped(other)
+        self._without_free(one, mine, theirs)
         zero = self.terms.constant(0, (), other.dtype)
         pairs: Pairs = [(mine.pop(NOTHING, zero), theirs.pop(NOTHING, zero), other)]
         if len(mine) != len(theirs):
             return [*pairs, *self._apart(one, other)]
         for a, b in self._products(list(mine), list(theirs)):
             factors = self._factors(a, b)
-            if factors is None:
+            if factors is None or (one.shape == other.shape and any(_crosses(f, g) for f, g in factors)):
                 pairs += self._apart(one, other)
                 continue
             pairs += [(f, g, other) for f, g in factors]
             pairs.append((mine[a], theirs[b], other))
         return pairs
 
+    def _without_free(self, term: Term, mine: dict[Monomial, Term], theirs: dict[Monomial, Term]) -> None:
+        """Leave out what depends on no parameter, such as masks, if it is the same on both sides for drawn inputs."""
+        wholes = []
+        for side, groups in enumerate((mine, theirs)):
+            free = [m for m, c in groups.items() if self.colours[side].has_no_leaves([c, *(f for f, _ in m)])]
+            parts: list[tuple[Term, float]] = []
+            for monomial in free:
+                moving = self.terms.sum_of({monomial: 1}, together(f.shape for f, _ in monomial), term.dtype)
+                by = groups[monomial]
+                parts.append((self.terms.multiplied(moving, by, together((moving.shape, by.shape)), term.dtype), 1))
+            if not any(free):
+                return
+            wholes.append((self.terms.added(parts, together(p.shape for p, _ in parts), term.dtype), free))
+        if not self._are_drawn_alike(wholes[0][0], wholes[1][0]):
+            return
+        for groups, (_, free) in zip((mine, theirs), wholes, strict=True):
+            for monomial in free:
+                del groups[monomial]
+
     def _products(self, ones: list[Monomial], others: list[Monomial]) -> list[tuple[Monomial, Monomial]]:
         pairs: list[tuple[Monomial, Monomial]] = []
         ones, others = sorted(ones, key=_first), sorted(others, key=_first)
-        for level in range(4):
+        for level in range(5):
             for b in list(others):
                 found = next((a for a in ones if self._are_like(a, b, level)), None)
                 if found is not None:
@@ -264,10 +274,12 @@ class Walk:
         return pairs
 
     def _are_like(self, one: Monomial, other: Monomial, level: int) -> bool:
-        if level == 3:
+        if level == 4:
             return True
         if sorted(e for _, e in one) != sorted(e for _, e in other):
             return False
+        if level == 3:
+            return sorted(map(_kind, one)) == sorted(map(_kind, other))
         if level == 0:
             partners = {(self.partner.get(self._base(f)), e) for f, e in other}
             return partners == {(self._base(f), e) for f, e in one}
@@ -363,6 +375,19 @@ def together(shapes: Iterable[Shape]) -> Shape:
         wide = [(1,) * (rank - len(s)) + tuple(s) for s in (shape, each)]
         shape = tuple(b if a == 1 else a for a, b in zip(*wide, strict=True))
     return shape
+
+
+def _crosses(one: Term, other: Term) -> bool:
+    """Return True if each of two operands has an axis that the other leaves to broadcasting."""
+    mine, theirs = ({n - len(t.shape) for n, size in enumerate(t.shape) if size != 1} for t in (one, other))
+    return bool(mine - theirs) and bool(theirs - mine)
+
+
+def _kind(factor: tuple[Term, int]) -> str:
+    term, exponent = factor
+    while term.op in VIEWS:
+        term = term.args[0]
+    return f"{term.op} {term.args[0] if term.op in ('each', 'call') else ''} {exponent}"
 
 
 def _first(monomial: Monomial) -> int:

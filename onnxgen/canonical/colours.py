@@ -52,13 +52,16 @@ class Colours:
 
     def is_free(self, term: Term) -> bool:
         """Return True if a term depends on inputs, and on no parameter."""
-        return not self.is_still(term) and self._has_no_leaves(term)
+        return not self.is_still(term) and self.has_no_leaves([term])
 
-    def _has_no_leaves(self, term: Term) -> bool:
-        known = self.free.get(term)
-        if known is None:
-            known = self.free[term] = term.op not in LEAVES and all(map(self._has_no_leaves, term.parts()))
-        return known
+    def has_no_leaves(self, terms: Iterable[Term]) -> bool:
+        """Return True if terms depend on no parameter."""
+        for term in terms:
+            if term not in self.free:
+                self.free[term] = term.op not in LEAVES and self.has_no_leaves(term.parts())
+            if not self.free[term]:
+                return False
+        return True
 
     def drawn(self, term: Term) -> list[Tensor]:
         """Return what a term is for the drawn inputs; nothing if that can't be computed."""
@@ -111,7 +114,8 @@ class Colours:
             return digest(f"{term.op} {moving} {product(term.shape)}")
         if term.op == "each" and term.args[0] in SYMMETRIC:
             return digest(f"{term.args[0]} {sorted(map(self.inside, term.args[2:]))}")
-        return digest(f"{term.op} {self._text(term.args, term.op == 'call')} {product(term.shape)}")
+        size = "" if term.op == "each" and self.is_free(term) else product(term.shape)  # a mask may be broadcast
+        return digest(f"{term.op} {self._text(term.args, term.op == 'call')} {size}")
 
     def _sum(self, term: Term) -> str:
         return digest(f"sum {sorted({str(self.product(monomial)) for monomial, _ in term.args[0]} - {'[]'})}")

@@ -97,7 +97,7 @@ def attention(
         scores = t.added([(scores, 1), (mask, 1)], _together(scores.shape, mask.shape), dtype)
     shares = t.softmax(scores, len(scores.shape) - 1)
     if mask is not None and not causal and _may_hide_a_row(t, mask):
-        shares = t.each("nothing_for_nan", [shares], shares.shape, dtype)  # a row without any key is 0, and not NaN
+        shares = t.nothing_if_hidden(shares, mask)
     return matrices(t, shares, v, dtype)
 
 

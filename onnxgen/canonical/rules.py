@@ -311,15 +311,23 @@ for _name in ("lt", "le", "eq", "ne"):
     rule(_name)(lambda t, out, one, other, name=_name: compared(t, out, name, one, other))
 rule("gt")(lambda t, out, one, other: compared(t, out, "lt", other, one))
 rule("ge")(lambda t, out, one, other: compared(t, out, "le", other, one))
-for _name in ("logical_and", "logical_or", "bitwise_and", "bitwise_or"):
-    rule(_name)(
-        lambda t, out, one, other, name=_name: t.each(
-            name.replace("bitwise", "logical") if out.dtype == "bool" else name,
-            [scalar(t, one, out.dtype), scalar(t, other, out.dtype)],
-            out.shape,
-            out.dtype,
-        )
-    )
+
+
+def junction(t: Algebra, out: Result, name: str, one: Any, other: Any) -> Term:
+    """Return `and` or `or`. Of what is true, or false, everywhere, nothing is left."""
+    operands = [scalar(t, one, out.dtype), scalar(t, other, out.dtype)]
+    if out.dtype != "bool":
+        return t.each(name, operands, out.shape, out.dtype)
+    if all(o.dtype == "bool" for o in operands):
+        for number, rest in ((number_in(operands[0]), operands[1]), (number_in(operands[1]), operands[0])):
+            if number is not None:
+                decides = bool(number) == ("or" in name)
+                return t.constant(number, out.shape, "bool") if decides else t.expanded(t.bare(rest), out.shape)
+    return t.each(name.replace("bitwise", "logical"), operands, out.shape, out.dtype)
+
+
+for _name, *_others in (("logical_and",), ("logical_or",), ("bitwise_and", "__and__"), ("bitwise_or", "__or__")):
+    rule(_name, *_others)(lambda t, out, one, other, name=_name: junction(t, out, name, one, other))
 
 
 @rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")

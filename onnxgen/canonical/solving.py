@@ -291,6 +291,8 @@ class Solver:
         one, other = one[~huge], other[~huge]
         if not one.numel():
             return True
+        if bool(one.isinf().any()):
+            return bool(torch.equal(one, other))
         return float((one - other).abs().max()) <= self.near[0] * float(one.abs().max()) + self.near[1]
 
     def _fitting(self, value: Tensor, term: Term) -> Tensor:

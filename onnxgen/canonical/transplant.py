@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.back import export_back
 from onnxgen.canonical.binding import Equation, Laid, Walk
 from onnxgen.canonical.capture import Captured, exported
 from onnxgen.canonical.colours import Colours
 from onnxgen.canonical.folding import FoldingReader
+from onnxgen.canonical.hiding import ASSUMED, Hiding, Showing
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.numbers import WideMasks, difference
 from onnxgen.canonical.parting import Parting
@@ -36,6 +36,7 @@ from onnxgen.runtime.load import load, need_torch
 
 APART, APART_HALF = 1e-5, 1e-2  # of the largest element, in float64: what rounded constants of the file make
 NEAR, NEAR_HALF = (1e-4, 0.0), (2e-3, 1e-7)  # how far constants may be apart: of the largest, and at least
+MORE = 20  # drawn inputs, if the first break what was assumed
 NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -49,6 +50,7 @@ class Report:
         chosen: parameters that the file has folded into others, with the number that they got.
         partly: parameters of which the file has only a part; the other elements keep their values.
         kept: parameters and buffers that the network does not use; they keep their values.
+        assumed: what has to hold for inputs, so that both are the same; inputs that break it are not compared.
         difference: the largest difference of outputs, as a share of the largest element, in float64.
         runs: the number of drawn inputs that were compared.
         source, options: the ONNX file, and how it was read.
@@ -59,6 +61,7 @@ class Report:
     chosen: dict[str, float] = field(default_factory=dict)
     partly: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    assumed: str = ""
     difference: float = 0.0
     runs: int = 0
     source: Path = field(default_factory=Path, repr=False)
@@ -93,7 +96,7 @@ class NotTheSame(OnnxgenError):
 class Matched:
     """What a module was filled with: the equations, and the parameters of both networks by their terms."""
 
-    terms: Algebra
+    terms: Showing
     equations: list[Equation]
     one: dict[Term, str]
     other: dict[Term, str]
@@ -132,7 +135,8 @@ def transplant(
         read_as = replace(options, dtype="float32")
         reference = load(model, read_as)
     names, feeds = drawn(Path(model), read_as, reference, runs, seed)
-    report = Transplant(reference, module, names, feeds, is_half).run()
+    more = lambda: drawn(Path(model), read_as, reference, MORE + runs, seed)[1][runs:]  # noqa: E731
+    report = Transplant(reference, module, names, feeds, is_half, more).run()
     report.source, report.options = Path(model), options
     return report
 
@@ -147,17 +151,19 @@ class Transplant:
         names: Sequence[str],
         feeds: Sequence[Sequence[Any]],
         is_half: bool,
+        more: Callable[[], Sequence[Sequence[Any]]],
     ) -> None:
         self.module, self.is_half = module, is_half
         self.reference, self.filled = plain_copy(reference), plain_copy(module).float()
-        self.feeds = [[a.float() if _is_half(a) else a for a in feed] for feed in feeds]
+        self.feeds, self.more = _plain(feeds), more
         taken = inspect.signature(module.forward).parameters
         self.names = list(names) if all(name in taken for name in names) else []
-        self.terms = Algebra()
+        self.terms = Showing()
 
     def run(self) -> Report:
         try:
-            one, other = self._captured(self.reference, [], "file "), self._captured(self.filled, self.names, "module ")
+            one, noted = self._captured(self.reference, [], "file "), self.terms.taken()
+            other = self._captured(self.filled, self.names, "module ")
         except NotFollowed as stop:
             raise OnnxgenError(f"the module can't be followed: {stop}") from stop
         numbers = self._outputs(one, other)
@@ -178,6 +184,7 @@ class Transplant:
         if laid.apart or solution.apart or solution.open or missing:
             raise self._refused(parting, laid, solution, missing)
         report = self._report(one, other, laid, solution)
+        report.assumed = self._assumed(Hiding(self.terms, (noted, self.terms.taken()), colours, laid))
         put(self.filled, {p: solution.values[t] for p, t in other.leaves.items() if p in report.filled})
         report.difference, report.runs = self._difference(numbers), len(self.feeds)
         if not report.difference <= (APART_HALF if self.is_half else APART):
@@ -212,6 +219,25 @@ class Transplant:
         inputs = {t.args[0]: t for t in below(roots) if t.op == "input"}
         alike = [f for f in self.feeds if [a.shape for a in f] == [a.shape for a in self.feeds[0]]]
         return [Values(self.terms, {t: feed[n] for n, t in inputs.items()}) for feed in alike]
+
+    def _assumed(self, hiding: Hiding) -> str:
+        """Leave out the drawn inputs for which what was assumed does not hold. Returns what was assumed."""
+        if not hiding.masks:
+            return ""
+        inputs = {t.args[0]: t for t in below(hiding.masks) if t.op == "input"}
+        known = lambda feed: {t: feed[n] for n, t in inputs.items()}  # noqa: E731
+        count, feeds = len(self.feeds), self.feeds
+        self.feeds = []
+        for draw in (feeds, None):
+            every = _plain(self.more()) if draw is None else draw
+            drawn_ = [f for f in every if [a.shape for a in f] == [a.shape for a in feeds[0]]]
+            self.feeds += [f for f in drawn_ if hiding.holds(known(f))]
+            if len(self.feeds) >= count and hiding.hides([*map(known, self.feeds[:count])]):
+                break
+        self.feeds = self.feeds if draw is None else self.feeds[:count]
+        if not hiding.hides([*map(known, self.feeds)]):
+            raise NotTheSame("the module is another network than the file: masks of attention hide every key, or none")
+        return ASSUMED
 
     def _tensor(self, module: nn.Module, captured: Captured, leaf: Term) -> Tensor:
         return tensors_of(module)[_path(captured, leaf)]
@@ -318,7 +344,7 @@ class Transplant:
         reference, module = (copy.deepcopy(m).double() for m in (self.reference, self.filled))
         for feed in self.feeds:
             wide = [a.double() if a.is_floating_point() else a for a in feed]
-            with torch.no_grad(), WideMasks():  # type: ignore[no-untyped-call]
+            with torch.no_grad(), WideMasks():
                 expected = reference(*wide)
                 got = tree_leaves(self._run(module, wide))
             expected = [expected] if isinstance(expected, Tensor) else list(expected)
@@ -358,6 +384,10 @@ def _path(captured: Captured, leaf: Term) -> str:
 
 def _leaves(roots: Iterable[Any]) -> list[Term]:
     return [t for t in below(roots) if t.op in ("parameter", "frozen")]
+
+
+def _plain(feeds: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return [[a.float() if _is_half(a) else a for a in feed] for feed in feeds]
 
 
 def _is_half(value: Any) -> bool:

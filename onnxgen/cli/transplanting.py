@@ -102,6 +102,7 @@ def _facts(report: Report) -> dict[str, Any]:
         "chosen": report.chosen,
         "partly": report.partly,
         "kept": report.kept,
+        "assumed": report.assumed,
         "difference": report.difference,
         "runs": report.runs,
     }
@@ -116,6 +117,8 @@ def _print(report: Report, out: Path, into: str) -> None:
         tell(f"  the file has these folded into others: {_some([f'{p} = {n:g}' for p, n in report.chosen.items()])}")
     if report.partly:
         tell(f"  the file has only a part of these; the rest is as it was: {_some(report.partly)}")
+    if report.assumed:
+        tell(f"  assumed: {report.assumed}")
     unused = [path for path in report.kept if not path.endswith("num_batches_tracked")]
     if unused:
         tell(f"  not in the file, and left as they were: {_some(unused)}")

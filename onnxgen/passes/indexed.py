@@ -8,8 +8,9 @@
     GatherND(x, indices of one axis)                   is   x[indices]
     Gather(x.flatten(), every place, once, by strides) is   x.view(...).permute(...)
 
-The last is how torch's exporter writes `as_strided`. Exporters write masks by counting indices that are functions of positions, for each query and each key. torch has a row
-for the position of each element, ONNX a column. Sizes must be the same for certain.
+The last is how torch's exporter writes `as_strided`. Exporters write masks by counting indices that are functions of
+positions, for each query and each key. torch has a row for the position of each element, ONNX a column. Sizes must be
+the same for certain.
 """
 
 from __future__ import annotations
@@ -161,19 +162,19 @@ def whole(model: ir.Model, options: Options) -> None:
 def _of_one_axis(node: ir.Node) -> None:
     indices = node.inputs[1]
     shape = info(indices).shape
-    if indices is None or not shape or shape[-1] != 1 or node.attributes.get_int("batch_dims", 0):
+    if indices is None or not shape or shape[-1] != 1 or node.attributes.get_int("batch_dims", 0) != 0:
         return
     maker = made_by(indices, "Unsqueeze")
-    if maker is not None and ints(maker, "axes", 1) in ([-1], [len(shape) - 1]):
-        rows = maker.inputs[0]
-    else:
+    rows = maker.inputs[0] if maker is not None and ints(maker, "axes", 1) in ([-1], [len(shape) - 1]) else None
+    if rows is None:
         rows = reshaped(node, indices, shape[:-1], f"{node.outputs[0].name}.rows")
     replace(node, ir.node("Gather", [node.inputs[0], rows], {"axis": 0}, version=13))
 
 
 def _strided(node: ir.Node) -> None:
-    places, shape = elements(node.inputs[1]), info(node.inputs[0]).shape
-    if places is None or shape is None or len(shape) != 1 or shape[0] != places.size:
+    flat, places = node.inputs[0], elements(node.inputs[1])
+    shape = info(flat).shape
+    if flat is None or places is None or shape is None or len(shape) != 1 or shape[0] != places.size:
         return
     if places.dtype.kind != "i" or places.ndim < 2 or not places.size:
         return
@@ -183,7 +184,7 @@ def _strided(node: ir.Node) -> None:
     perm = [order.index(axis) for axis in range(places.ndim)]
     if not np.array_equal(np.arange(places.size).reshape(sizes).transpose(perm), places):
         return
-    split = reshaped(node, node.inputs[0], sizes, f"{node.outputs[0].name}.split")
+    split = reshaped(node, flat, sizes, f"{node.outputs[0].name}.split")
     replace(node, ir.node("Transpose", [split], {"perm": perm}, version=13))
 
 

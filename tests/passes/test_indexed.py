@@ -112,3 +112,39 @@ def test_only_whether_a_place_is_negative_is_known(operator: str, than: int) -> 
     ran = run_model(model, feeds)
     np.testing.assert_array_equal(ran.outputs[0], run_onnxruntime(model, feeds)[0])
     assert ("arange" in ran.forward) == (than != 0)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 0, 1), (1, 0, 2), (2, 1, 0)])
+@pytest.mark.parametrize("change", ["none", "flip", "short", "again"])
+def test_all_places_of_a_vector_are_a_view(axes: tuple[int, ...], change: str) -> None:
+    """As torch's exporter writes `as_strided`."""
+    places = np.arange(24).reshape(2, 3, 4).transpose(axes)
+    places = {"none": places, "flip": places[::-1], "short": places[1:], "again": places * 0}[change]
+    text = """<ir_version: 9, opset_import: ["" : 18]> net (float[24] x) => (float[a, b, c] y) {
+        y = Gather (x, places) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(places), "places"))
+    feeds = {"x": np.arange(24, dtype=np.float32)}
+    ran = run_model(model, feeds)
+    np.testing.assert_array_equal(ran.outputs[0], run_onnxruntime(model, feeds)[0])
+    assert ("view" in ran.forward or "unflatten" in ran.forward or "reshape" in ran.forward) == (change == "none")
+
+
+@pytest.mark.parametrize("kind", ["stored", "given", "unsqueezed"])
+def test_indices_of_one_axis_take_rows(kind: str) -> None:
+    indices = np.array([[[0], [-1], [2]]], np.int64)
+    inside = "idx = Unsqueeze (i, last)" if kind == "unsqueezed" else "idx = Identity (i)"
+    shape = "1, 3" if kind == "unsqueezed" else "1, 3, 1"
+    given = f", int64[{shape}] i" if kind != "stored" else ""
+    text = f"""<ir_version: 9, opset_import: ["" : 18]> net (float[3, 4] x{given}) => (float[a, b, c] y)
+        <int64[1] last = {{-1}}> {{ {inside}  y = GatherND (x, idx) }}"""
+    model = onnx.parser.parse_model(text)
+    feeds: dict[str, np.ndarray] = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    value = indices[..., 0] if kind == "unsqueezed" else indices
+    if kind == "stored":
+        model.graph.initializer.append(numpy_helper.from_array(value, "i"))
+    else:
+        feeds["i"] = value
+    ran = run_model(model, feeds)
+    np.testing.assert_array_equal(ran.outputs[0], run_onnxruntime(model, feeds)[0])
+    assert "unbind" not in ran.forward
