@@ -203,7 +203,7 @@ class Walk:
     def _paired(self, ones: Sequence[Term], others: Sequence[Term]) -> list[tuple[Term, Term]]:
         """Pair terms: those of one colour, and then what is left, in order."""
         left, pairs = sorted(ones, key=_made), []
-        for level in range(4):
+        for level in range(5):
             rest = []
             for item in sorted(others, key=_made):
                 found = next((a for a in left if self._is_like(a, item, level)), None)
@@ -217,11 +217,15 @@ class Walk:
 
     def _is_like(self, one: Term, other: Term, level: int) -> bool:
         mine, theirs = self.colours
+        if _crosses(one, other):
+            return level == 4
         if level == 0:
             return self.partner.get(self._base(other)) is self._base(one) and mine.inside(one) == theirs.inside(other)
         if level == 1:
             return mine.both(one) == theirs.both(other)
-        return level == 3 or mine.inside(one) == theirs.inside(other)
+        if level == 2:
+            return mine.inside(one) == theirs.inside(other)
+        return level == 4 or _kind((one, 1)) == _kind((other, 1))
 
     # ---- sums --------------------------------------------------------------------------------------------------------
 
@@ -353,7 +357,7 @@ class Walk:
         for order in itertools.permutations(moving[0]):
             pairs = list(zip(order, moving[1], strict=True))
             both = [(operands[0][a], operands[1][b]) for a, b in pairs]
-            ranks = [next(level for level in range(4) if self._is_like(x, y, level)) for x, y in both]
+            ranks = [next(level for level in range(5) if self._is_like(x, y, level)) for x, y in both]
             found.append((max(ranks, default=0), sum(ranks), pairs))
         for _, _, pairs in sorted(found, key=lambda each: each[:2]):
             for order in itertools.permutations(still[0]):

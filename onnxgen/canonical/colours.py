@@ -104,7 +104,7 @@ class Colours:
             return self.inside(term.args[0])
         if "float" not in term.dtype and term.dtype != "tuple" and term.op != "input" and self.is_free(term):
             if drawn := self.drawn(term):
-                return digest(str([_varying(value).to(torch.int64).tolist() for value in drawn]))
+                return digest(str([_elements(value) for value in drawn]))
         if (base := self.through(term)) is not None:
             return self.inside(base)
         if term.op == "sum":
@@ -188,12 +188,14 @@ def _leaves_of(term: Term, is_still: Callable[[Term], bool]) -> list[Term]:
     return [t for t in below([p for p in term.parts() if is_still(p)]) if t.op in LEAVES]
 
 
-def _varying(value: Tensor) -> Tensor:
-    """Return a value without the axes along which it is the same."""
+def _elements(value: Tensor) -> list[list[int]]:
+    """Return what the elements of a value are, without the axes along which it is the same, in any order of the axes."""
+    value = value.to(torch.int64)
     for axis in reversed(range(value.dim())):
         if value.shape[axis] and bool((value == value.narrow(axis, 0, 1)).all()):
             value = value.select(axis, 0)
-    return value
+    sums = [value.movedim(axis, 0).flatten(1).sum(1) if value.dim() > 1 else value for axis in range(value.dim())]
+    return sorted(each.sort().values.tolist() for each in (value.flatten(), *sums))
 
 
 def sizes_of(term: Term) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.binding import Equation
+from onnxgen.canonical.fitting import Unfit, fitted
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.terms import NOTHING, VIEWS, Monomial, Term
 from onnxgen.canonical.values import LEAVES, Unknown, Values, region, viewed
@@ -55,12 +56,14 @@ class Solution:
     Attributes:
         values: by parameter.
         chosen: what was open.
+        fitted: the weights and biases of layers of which only the result is known.
         apart: the equations that don't hold.
         open: the equations that were not solved.
     """
 
     values: dict[Term, Tensor] = field(default_factory=dict)
     chosen: list[Choice] = field(default_factory=list)
+    fitted: list[Term] = field(default_factory=list)
     apart: list[Equation] = field(default_factory=list)
     open: list[Equation] = field(default_factory=list)
 
@@ -94,7 +97,7 @@ class Solver:
     def solve(self, equations: Sequence[Equation]) -> Solution:
         open_ = list(equations)
         while open_:
-            for step in (self._direct, self._taken_apart, self._loosely, self._chosen):
+            for step in (self._direct, self._taken_apart, self._loosely, self._fitted, self._chosen):
                 rest = step(open_)
                 if len(rest) < len(open_) or step is self._chosen:
                     break
@@ -106,6 +109,7 @@ class Solver:
 
     _progress = False
     _is_loose = False
+    _may_fit = False
 
     # ---- three ways --------------------------------------------------------------------------------------------------
 
@@ -113,7 +117,7 @@ class Solver:
         """Solve what can be solved for one parameter. Returns what is left."""
         rest = []
         for equation in equations:
-            if not self._is_new(equation, f"direct {self._is_loose}"):
+            if not self._is_new(equation, f"direct {self._is_loose} {self._may_fit}"):
                 rest.append(equation)
                 continue
             try:
@@ -173,6 +177,14 @@ class Solver:
             self._is_loose = False
         solved = {*possible} - {*rest}
         return [e for e in equations if e not in solved]
+
+    def _fitted(self, equations: Sequence[Equation]) -> list[Equation]:
+        """Solve what can be solved if a layer of known inputs may have any weights that make its result."""
+        self._may_fit = True
+        try:
+            return self._direct(equations)
+        finally:
+            self._may_fit = False
 
     def _is_new(self, equation: Equation, how: str) -> bool:
         """Return False if an equation was tried in this way before, and nothing in it has changed since."""
@@ -407,6 +419,8 @@ class Solver:
                 rest = rest - _times(values, monomial, coefficient)
         if not open_:
             return
+        if self._may_fit and self._fit([(f, n) for m, n, f in open_ if len(m) == 1], rest, len(open_)):
+            return
         if len(open_) > 1:
             raise Stuck
         ((monomial, coefficient, factor),) = open_
@@ -415,6 +429,28 @@ class Solver:
             by = torch.where(by == 0, torch.nan, by)
         wanted = rest / by
         self._assign(factor, self._narrowed(wanted, factor) if wanted.shape != factor.shape else wanted)
+
+    def _fit(self, addends: Sequence[tuple[Term, float]], value: Tensor, count: int) -> bool:
+        """Let a layer of known inputs, and what is added to it, be a value. Returns False if it is no such layer."""
+        layers = [(f, n) for f, n in addends if self._alone(f) is None]
+        biases = [(f, n) for f, n in addends if self._alone(f) is not None]
+        if len(layers) != 1 or len(biases) > 1 or count != len(addends):
+            return False
+        ((layer, number),) = layers
+        weights = [t for t in below([layer]) if self._alone(t) is not None and self.unknown(t)]
+        try:
+            value = value.expand(layer.shape) / number
+            weight, bias = fitted(self._values(), layer, weights[-1], value, bool(biases))
+        except (Unfit, Unknown, RuntimeError):
+            return False
+        self._assign(weights[-1], weight)
+        if bias is not None:
+            ((factor, by),) = biases
+            whole = bias.expand(layer.shape) * number / by
+            self._assign(factor, self._narrowed(whole, factor))
+        leaves = (self._alone(t) for t in (weights[-1], *(f for f, _ in biases)))
+        self.solution.fitted += [leaf for leaf in leaves if leaf is not None]
+        return True
 
     def _argument(self, term: Term, value: Tensor) -> None:
         name, attributes, *operands = term.args

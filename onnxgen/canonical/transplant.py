@@ -48,6 +48,7 @@ class Report:
         filled: for each parameter or buffer of the module, the keys of the generated module that it was made of.
         folded: the paths of BatchNorms that became the identity: their fold is in the layer before them.
         chosen: parameters that the file has folded into others, with the number that they got.
+        fitted: parameters of layers whose inputs never change: the file has what they make, and many make the same.
         partly: parameters of which the file has only a part; the other elements keep their values.
         kept: parameters and buffers that the network does not use; they keep their values.
         assumed: what has to hold for inputs, so that both are the same; inputs that break it are not compared.
@@ -59,6 +60,7 @@ class Report:
     filled: dict[str, list[str]] = field(default_factory=dict)
     folded: list[str] = field(default_factory=list)
     chosen: dict[str, float] = field(default_factory=dict)
+    fitted: list[str] = field(default_factory=list)
     partly: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     assumed: str = ""
@@ -225,7 +227,10 @@ class Transplant:
         if not hiding.masks:
             return ""
         inputs = {t.args[0]: t for t in below(hiding.masks) if t.op == "input"}
-        known = lambda feed: {t: feed[n] for n, t in inputs.items()}  # noqa: E731
+
+        def known(feed: Sequence[Any]) -> dict[Term, Tensor]:
+            return {t: feed[n] for n, t in inputs.items()}
+
         count, feeds = len(self.feeds), self.feeds
         self.feeds = []
         for draw in (feeds, None):
@@ -276,6 +281,7 @@ class Transplant:
         for choice in solution.chosen:
             if not choice.norm:
                 report.chosen[_path(other, choice.leaf)] = choice.number
+        report.fitted = [_path(other, leaf) for leaf in dict.fromkeys(solution.fitted)]
         report.folded = list(dict.fromkeys(c.norm for c in solution.chosen if c.norm))
         report.kept = [path for path in self.filled.state_dict() if path not in report.filled]
         return report

@@ -100,6 +100,7 @@ def _facts(report: Report) -> dict[str, Any]:
         "filled": report.filled,
         "folded": report.folded,
         "chosen": report.chosen,
+        "fitted": report.fitted,
         "partly": report.partly,
         "kept": report.kept,
         "assumed": report.assumed,
@@ -115,6 +116,8 @@ def _print(report: Report, out: Path, into: str) -> None:
         tell(f"  {norms} became the identity: the file has them folded into other layers ({_some(report.folded)})")
     if report.chosen:
         tell(f"  the file has these folded into others: {_some([f'{p} = {n:g}' for p, n in report.chosen.items()])}")
+    if report.fitted:
+        tell(f"  the file has only what these make, and others would make the same: {_some(report.fitted)}")
     if report.partly:
         tell(f"  the file has only a part of these; the rest is as it was: {_some(report.partly)}")
     if report.assumed:
