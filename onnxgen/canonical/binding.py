@@ -9,6 +9,7 @@ known, then by their colours (`colours.py`), then by their order.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch import Tensor
 from onnxgen.canonical.algebra import SYMMETRIC, Algebra
 from onnxgen.canonical.colours import KINDS, Colours
 from onnxgen.canonical.overlay import overlaid
-from onnxgen.canonical.terms import INTEGERS, NOTHING, VIEWS, Monomial, Shape, Term, times
+from onnxgen.canonical.terms import INTEGERS, NOTHING, VIEWS, Monomial, Shape, Term, number_in, times
 
 Pairs = list[tuple[Any, Any, Any]]  # of the first network, of the second, and the term of the second that they are in
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -242,9 +243,56 @@ class Walk:
             if factors is None or (one.shape == other.shape and any(_crosses(f, g) for f, g in factors)):
                 pairs += self._apart(one, other)
                 continue
-            pairs += [(f, g, other) for f, g in factors]
-            pairs.append((mine[a], theirs[b], other))
+            scaled = self._scaled(mine[a], theirs[b], factors)
+            pairs += scaled or [*((f, g, other) for f, g in factors), (mine[a], theirs[b], other)]
         return pairs
+
+    # ---- attention whose scale is in a matrix ------------------------------------------------------------------------
+
+    def _scaled(self, one: Term, other: Term, factors: Sequence[tuple[Term, Term]]) -> Pairs:
+        """Compare attention whose scale, or the root of it, is in the weights of the file's queries or keys.
+
+        Exporters multiply both by the root, and optimisers fold what they find behind a layer into its weights.
+        """
+        mine, theirs = number_in(one), number_in(other)
+        if not mine or not theirs or len(factors) != 1:
+            return []
+        one, other = self._without_views(*factors[0])
+        if other.op != "contract" or len(other.args[0]) != 2 or any(self.is_still(t) for t, _ in other.args[0]):
+            return []
+        size = math.prod(n for label, n in enumerate(other.args[2]) if label not in other.args[1])
+        by = mine / theirs
+        if not any(self.same(torch.tensor(by), torch.tensor(size**power)) for power in (0.25, 0.5)):
+            return []
+        marks = len(self.laid.apart)
+        pairs = self._contractions(one, other)
+        for number, (x, y, inside) in enumerate(pairs):
+            if (times_ := self._multiplied(x, y, by, inside)) is not None:
+                return [*pairs[:number], *times_, *pairs[number + 1 :]]
+        del self.laid.apart[marks:]
+        return []
+
+    def _multiplied(self, one: Term, other: Term, by: float, inside: Any) -> Pairs | None:
+        """Return pairs for `by` times what a layer with weights makes, where the layer takes the factor."""
+        one, other = self._without_views(one, other)
+        mine, theirs = self.grouped(one), self.grouped(other)
+        zero = self.terms.constant(0, (), other.dtype)
+        first, second = mine.pop(NOTHING, zero), theirs.pop(NOTHING, zero)
+        pairs: Pairs = [(self.terms.added([(first, by)], first.shape, first.dtype), second, inside)]
+        if len(mine) != 1 or len(theirs) != 1:
+            return None
+        (((a, x),), ((b, y),)) = mine.items(), theirs.items()
+        factors = self._factors(a, b)
+        if factors is None or len(factors) != 1:
+            return None
+        f, g = self._without_views(*factors[0])
+        operands = self._contractions(f, g) if f.op == g.op == "contract" else []
+        still = [number for number, (weight, _, _) in enumerate(operands) if self.is_still(weight)]
+        if len(still) != 1:
+            return None
+        weight, unknown, where = operands[still[0]]
+        operands[still[0]] = (self.terms.added([(weight, by)], weight.shape, weight.dtype), unknown, where)
+        return [*pairs, (x, y, inside), *operands]
 
     def _without_free(self, term: Term, mine: dict[Monomial, Term], theirs: dict[Monomial, Term]) -> None:
         """Leave out what depends on no parameter, such as masks, if it is the same on both sides for drawn inputs."""
