@@ -189,7 +189,7 @@ def _leaves_of(term: Term, is_still: Callable[[Term], bool]) -> list[Term]:
 
 
 def _elements(value: Tensor) -> list[list[int]]:
-    """Return what the elements of a value are, without the axes along which it is the same, in any order of the axes."""
+    """Return what the elements of a value are, in any order of its axes, without those along which it is the same."""
     value = value.to(torch.int64)
     for axis in reversed(range(value.dim())):
         if value.shape[axis] and bool((value == value.narrow(axis, 0, 1)).all()):

@@ -1,9 +1,8 @@
-"""Solve for the parameters of a layer whose inputs are known. Exporters store what such a layer makes, as of positions."""
+"""Solve for the parameters of a layer whose inputs are known. Exporters store what it makes, such as of positions."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +11,14 @@ from torch import Tensor
 from onnxgen.canonical.terms import Term
 from onnxgen.canonical.values import Values, labelled, viewed
 
+Fitted = tuple[Tensor, Tensor | None]
+
 
 class Unfit(Exception):
     """It is no such layer, or nothing fits."""
 
 
-def fitted(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+def fitted(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> Fitted:
     """Return the weight with which a layer makes certain values, and what is added to the layer: of all, the smallest.
 
     Args:
@@ -43,7 +44,7 @@ def fitted(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bo
     raise Unfit
 
 
-def _of_convolution(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> Any:
+def _of_convolution(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> Fitted:
     _, x, mine, stride, padding, dilation, groups = layer.args
     if mine is not weight or groups != 1:
         raise Unfit
@@ -56,7 +57,7 @@ def _of_convolution(values: Values, layer: Term, weight: Term, made: Tensor, has
     return found.T.reshape(weight.shape), by_channel
 
 
-def _of_contraction(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> Any:
+def _of_contraction(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> Fitted:
     operands, out, sizes = layer.args
     (wanted,) = [n for n, (t, _) in enumerate(operands) if t is weight] or [-1]
     if wanted < 0 or operands[0][0] is operands[1][0]:
@@ -79,7 +80,7 @@ def _of_contraction(values: Values, layer: Term, weight: Term, made: Tensor, has
     return whole.reshape(weight.shape), bias
 
 
-def _solved(rows: Tensor, wanted: Tensor, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+def _solved(rows: Tensor, wanted: Tensor, has_bias: bool) -> Fitted:
     if has_bias:
         rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=rows.dtype)], 1)
     if not rows.numel():

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import sympy
@@ -29,21 +29,24 @@ class Term:
         origin: the number of the first term that it is made of element by element; views don't change it.
     """
 
-    __slots__ = ("args", "colour", "dtype", "number", "op", "origin", "shape")
+    __slots__ = ("_parts", "args", "colour", "dtype", "number", "op", "origin", "shape")
 
     def __init__(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str, number: int) -> None:
         self.op, self.args, self.shape, self.dtype, self.number = op, args, shape, dtype, number
         is_leaf = op in ("parameter", "frozen")
         self.colour: int = args[0].colour if op in VIEWS else _digest(("leaf", shape) if is_leaf else (op, args))
-        inside = [part.origin for part in self.parts()] if op in ELEMENTWISE or op in VIEWS else []
-        self.origin: int = min(inside, default=number)
+        self._parts: tuple[Term, ...] | None = None
+        inside = _unordered(args) if op in ELEMENTWISE or op in VIEWS else ()
+        self.origin: int = min((part.origin for part in inside), default=number)
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.number} {list(self.shape)}>"
 
-    def parts(self) -> Iterable[Term]:
+    def parts(self) -> tuple[Term, ...]:
         """The terms that it is made of, in order; a factor of a sum as often as it occurs."""
-        return terms_in(self.args)
+        if self._parts is None:
+            self._parts = tuple(terms_in(self.args))
+        return self._parts
 
 
 VIEWS = frozenset({"view", "reshape", "expand"})
@@ -75,6 +78,15 @@ def terms_in(value: Any) -> Iterable[Term]:
     elif isinstance(value, frozenset):
         for item in sorted(value, key=order):
             yield from terms_in(item)
+
+
+def _unordered(value: Any) -> Iterator[Term]:
+    """Yield the terms in an argument, in any order."""
+    if isinstance(value, Term):
+        yield value
+    elif isinstance(value, (tuple, frozenset)):
+        for item in value:
+            yield from _unordered(item)
 
 
 def order(value: Any) -> Any:
