@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,22 @@ def fitted(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bo
     if layer.op == "contract" and len(layer.args[0]) == 2:
         return _of_contraction(values, layer, weight, made, has_bias)
     raise Unfit
+
+
+def quotient(product: Tensor, by: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return what of a shape is multiplied by `by` to make a product, and the product that this makes.
+
+    Where all of an axis say it, it is what fits best; else there is nothing to compare.
+    """
+    product, by = torch.broadcast_tensors(product, by)  # type: ignore[no-untyped-call]
+    shape = (1,) * (product.dim() - len(shape)) + tuple(shape)
+    axes = [n for n, (size, wanted) in enumerate(zip(product.shape, shape)) if size != wanted == 1]
+    if not axes or len(shape) != product.dim():
+        return product / torch.where(by == 0, torch.nan, by), None
+    stated = ~product.isnan()
+    weight = torch.where(stated, by * by, 0.0).sum(axes, keepdim=True)
+    best = torch.where(stated, product * by, 0.0).sum(axes, keepdim=True) / weight
+    return best, best * by
 
 
 def _of_convolution(values: Values, layer: Term, weight: Term, made: Tensor, has_bias: bool) -> Fitted:

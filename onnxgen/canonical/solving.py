@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.binding import Equation
-from onnxgen.canonical.fitting import Unfit, fitted
+from onnxgen.canonical.fitting import Unfit, fitted, quotient
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.terms import NOTHING, VIEWS, Monomial, Term
 from onnxgen.canonical.values import LEAVES, Unknown, Values, region, viewed
@@ -425,9 +425,9 @@ class Solver:
             raise Stuck
         ((monomial, coefficient, factor),) = open_
         by = _times(values, monomial - {(factor, 1)}, coefficient)
-        if bool((by == 0).any()):
-            by = torch.where(by == 0, torch.nan, by)
-        wanted = rest / by
+        wanted, parts = quotient(rest, by, factor.shape)
+        if parts is not None and not self.same(rest, parts):
+            raise Conflict
         self._assign(factor, self._narrowed(wanted, factor) if wanted.shape != factor.shape else wanted)
 
     def _fit(self, addends: Sequence[tuple[Term, float]], value: Tensor, count: int) -> bool:
@@ -532,8 +532,8 @@ class Solver:
     def _alike(self, one: tuple[Monomial, Any], other: tuple[Monomial, Any]) -> bool:
         if not math.isclose(one[1], other[1], rel_tol=1e-5):
             return False
-        kinds = [sorted((f.op, e, f.args[:2] if f.op == "each" else ()) for f, e in m) for m in (one[0], other[0])]
-        if [(k[0], k[1]) for k in kinds[0]] != [(k[0], k[1]) for k in kinds[1]]:
+        kinds = [sorted((_operation(f), e) for f, e in m) for m in (one[0], other[0])]
+        if kinds[0] != kinds[1]:
             return False
         return all(any(self._fits(f, g) for f, _ in one[0]) for g, _ in other[0])
 
@@ -551,7 +551,8 @@ class Solver:
         left = sorted(one, key=lambda p: p[0].origin)
         pairs = []
         for factor, exponent in sorted(other, key=lambda p: (bool(self.unknown(p[0])), p[0].origin)):
-            fitting = [p for p in left if p[1] == exponent and p[0].op == factor.op and self._fits(p[0], factor)]
+            fitting = [p for p in left if p[1] == exponent and _operation(p[0]) == _operation(factor)]
+            fitting = [p for p in fitting if self._fits(p[0], factor)]
             if not fitting:
                 fitting = [p for p in left if p[1] == exponent]
             if not fitting:
@@ -567,6 +568,13 @@ INVERSE: Mapping[str, Any] = {
     "tanh": torch.atanh,
     "sigmoid": torch.logit,
 }
+
+
+def _operation(term: Term) -> str:
+    """Return what makes a term, but for views. A file may store a parameter in another layout."""
+    while term.op in VIEWS:
+        term = term.args[0]
+    return term.op
 
 
 def _times(values: Values, monomial: Iterable[tuple[Term, int]], coefficient: Any) -> Tensor:

@@ -35,7 +35,8 @@ from onnxgen.options import Options
 from onnxgen.runtime.load import load, need_torch
 
 APART, APART_HALF = 1e-5, 1e-2  # of the largest element, in float64: what rounded constants of the file make
-NEAR, NEAR_HALF = (1e-4, 0.0), (2e-3, 1e-7)  # how far constants may be apart: of the largest, and at least
+SMALLEST_HALF = 2.0**-23  # what converters to float16 make of positive numbers below 1e-7
+NEAR, NEAR_HALF = (1e-4, 0.0), (2e-3, SMALLEST_HALF)  # how far constants may be apart: of the largest, and at least
 MORE = 20  # drawn inputs, if the first break what was assumed
 NORMS = nn.modules.batchnorm._BatchNorm
 
