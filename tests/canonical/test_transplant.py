@@ -272,6 +272,39 @@ def test_a_bias_that_the_file_has_not(tmp_path: Path) -> None:
     assert not other.state_dict()["0.bias"].any()
 
 
+class Placed(nn.Module):
+    """Adds what a layer makes of positions, or what was stored of that."""
+
+    def __init__(self, stored: Tensor | None, layer: nn.Module, positions: Tensor) -> None:
+        super().__init__()
+        self.layer = layer if stored is None else nn.Identity()
+        self.places = None if stored is None else nn.Parameter(stored)
+        self.register_buffer("positions", positions, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.layer(self.positions) if self.places is None else self.places
+        return F.relu(x + places)
+
+
+@pytest.mark.parametrize("count", [3, 30])  # fewer positions than weights of a channel, and more
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_a_layer_of_positions(tmp_path: Path, kind: str, count: int) -> None:
+    layer, positions = (
+        (nn.Linear(6, 4), torch.randn(1, count, 6))
+        if kind == "linear"
+        else (nn.Conv1d(6, 4, 3, padding=1), torch.randn(1, 6, count))
+    )
+    stored = layer(positions).detach()
+    x, original = torch.randn(2, *stored.shape[1:]), Placed(stored, layer, positions).eval()
+    file = written(original, x, tmp_path / "net.onnx")
+    report = assert_filled(file, drawn(Placed(None, layer, positions), 2), original, x)
+    assert report.fitted == ["layer.weight", "layer.bias"]
+    if count > 18:  # what no layer makes is refused
+        other = written(Placed(torch.randn_like(stored), layer, positions).eval(), x, tmp_path / "other.onnx")
+        with pytest.raises(NotTheSame):
+            transplant(other, drawn(Placed(None, layer, positions), 2))
+
+
 WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "depth": (lambda: Words(depth=3), "norms.4"),
     "width": (lambda: Words(size=24), ""),
