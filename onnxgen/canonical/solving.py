@@ -505,7 +505,8 @@ class Solver:
         return [Equation(a, b, equation.inside) for a, b in zip(mine, theirs, strict=True)]
 
     def _products(self, one: Term, other: Term, equation: Equation) -> list[Equation] | None:
-        mine, theirs = list(one.args[0]), [item for item in other.args[0] if not self._is_nothing(item[0])]
+        mine = list(one.args[0])
+        theirs = [(self._without_ones(m), n) for m, n in other.args[0] if not self._is_nothing(m)]
         if len(mine) != len(theirs):
             return None
         parts: list[Equation] = []
@@ -519,6 +520,10 @@ class Solver:
             mine.remove(found)
             parts += [Equation(a, b, equation.inside) for a, b in self._factors(found[0], monomial)]
         return parts
+
+    def _without_ones(self, monomial: Monomial) -> Monomial:
+        """Return a product without what was chosen to be 1."""
+        return frozenset((f, e) for f, e in monomial if self.unknown(f) or bool((self._values().of(f) != 1).any()))
 
     def _is_nothing(self, monomial: Monomial) -> bool:
         """Return True for a product that is known to be 0, such as with the mean of a folded norm."""
