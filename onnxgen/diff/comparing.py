@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxgen.diff.answer import Change, Comparison, Weight
+from onnxgen.diff.changes import Changes, partners
 from onnxgen.diff.interface import beside, ports
 from onnxgen.diff.side import Side, opened
 from onnxgen.diff.texts import changed_lines
@@ -33,7 +34,7 @@ def compare(one: Path, other: Path, runs: int, seed: int, options: Options) -> C
     if runs < 1:
         raise OnnxgenError("comparing needs at least one run")
     with ExitStack() as stack:
-        sides = [stack.enter_context(opened(path, options, n)) for n, path in enumerate((one, other))]
+        sides = [stack.enter_context(opened(path, options)) for path in (one, other)]
         return Comparing(sides[0], sides[1], runs, seed).run()
 
 
@@ -228,20 +229,14 @@ class Comparing:
 
     def _aligned(self, forms: Forms) -> None:
         """Say which operators changed, and compare the tensors of those that stand for each other."""
-        from onnxgen.diff.aligning import aligned
-        from onnxgen.diff.changes import Changes, Source, blocks, partners
         from onnxgen.diff.forms import digest
+        from onnxgen.diff.steps import Traced, aligned_programs, blocks
 
         digests = [{path: digest(t) for path, t in state.items()} for state in forms.states]
-        alignment = aligned(forms.exported, digests, forms.states)
+        alignment = aligned_programs(forms.exported, digests, forms.states)
         sources = [
-            Source(
-                side.file,
-                side.nodes,
-                side.facts.kinds if side.facts is not None else {},
-                {path: type(module).__name__ for path, module in side.module.named_modules()},
-            )
-            for side in self.sides
+            Traced(side.file, side.nodes, side.facts.kinds if side.facts is not None else {}, side.module, steps)
+            for side, steps in zip(self.sides, (alignment.ones, alignment.others), strict=True)
         ]
         changes = Changes(alignment, sources).all()
         self.result.changes += changes
