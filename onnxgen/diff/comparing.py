@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxgen.diff.aligning import Alignment
 from onnxgen.diff.answer import Change, Comparison, Weight
 from onnxgen.diff.changes import Changes, partners
-from onnxgen.diff.interface import beside, ports
+from onnxgen.diff.interface import Facts, beside, ports
+from onnxgen.diff.nodes import FEW, FEW_OF, aligned_nodes, has_few_changes
 from onnxgen.diff.side import Side, opened
 from onnxgen.diff.texts import changed_lines
 from onnxgen.diff.weights import compared, rounded, told
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from onnxgen.diff.numbers import Apart
 
 FOLDED = 1e-4  # of the largest element: by how much outputs may differ if tensors were folded in float32
+FAR = 1e-3  # the same: what no rounding makes
 
 
 def compare(one: Path, other: Path, runs: int, seed: int, options: Options) -> Comparison:
@@ -45,8 +48,9 @@ class Comparing:
         self.one, self.other, self.runs, self.seed = one, other, runs, seed
         self.result = Comparison(str(one.path), str(other.path), sources=(one.lines, other.lines))
         self.sides = one, other  # whose operators and tensors are compared: of quantised files the networks in floats
-        self.inputs: list[list[Any]] | None = None
+        self.inputs: list[list[list[Any]]] | None = None
         self.blocks: list[str] = []
+        self.found: Apart | None = None
 
     def run(self) -> Comparison:
         result = self.result
@@ -63,6 +67,8 @@ class Comparing:
             self._proved()
         elif self._are_of_one_network():
             self._judge("they are one network in floats")
+        elif not any(self.quantised) and self._differ_in_few_nodes():
+            self._judge("a few nodes differ")
         else:
             self._followed()
         if all(self.quantised) and result.verdict == "different" and not result.changes and not result.changed_weights:
@@ -108,6 +114,26 @@ class Comparing:
             return False
         self.result.weights = [rounded(weight) for weight in by_key(*floats)]
         return True
+
+    def _differ_in_few_nodes(self) -> bool:
+        """Return True if few nodes differ, and outputs by more than rounding: then no network has to be followed."""
+        one, other = self.one.facts, self.other.facts
+        if one is None or other is None or one.opset != other.opset or not self.alike or _are_far(one, other):
+            return False
+        changes, weights, alignment = self._nodes()
+        if not has_few_changes(alignment, len(changes)):
+            return False
+        found = self._numbers()
+        if found.largest is None or not FAR < found.largest < math.inf:
+            return False
+        self.result.changes, self.result.weights = changes, weights
+        return True
+
+    def _nodes(self) -> tuple[list[Change], list[Weight], Alignment]:
+        """Return what the nodes of two files say."""
+        alignment, nodes = aligned_nodes((self.one, self.other))
+        pairs = {b: a for a, b in partners(alignment) if a is not None and b is not None}
+        return Changes(alignment, nodes).all(), list(by_key(self.one, self.other, pairs)), alignment
 
     def _followed(self) -> None:
         """Compare the canonical forms, and where they part, the operators."""
@@ -172,14 +198,16 @@ class Comparing:
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
-    def _drawn(self) -> list[list[Any]]:
+    def _drawn(self) -> list[list[list[Any]]]:
         from onnxgen.diff.numbers import feeds
 
         if self.inputs is None:
-            self.inputs = feeds((self.one, self.other), self.runs, self.seed)
+            self.inputs = feeds(self.one, self.other, self.alike, self.runs, self.seed)
         return self.inputs
 
     def _numbers(self) -> Apart:
+        if self.found is not None:
+            return self.found
         need_torch("diff", "verify")
         from onnxgen.diff.numbers import Apart, apart
 
@@ -188,6 +216,7 @@ class Comparing:
         except OnnxgenError as error:
             found = Apart(None, 0, str(error))
         self.result.apart, self.result.runs = found.largest, found.runs
+        self.found = found
         return found
 
     def _arguments(self) -> list[list[Tensor]]:
@@ -195,10 +224,8 @@ class Comparing:
         from torch import Tensor
 
         from onnxgen.canonical.rules import NotFollowed
-        from onnxgen.diff.numbers import feeds
 
-        first = self._drawn()[0]
-        both = [first, first if self.alike else feeds((self.other, self.one), 1, self.seed)[0]]
+        both = [inputs[0] for inputs in self._drawn()]
         if any(not isinstance(a, Tensor) for arguments in both for a in arguments):
             raise NotFollowed("an input that is no tensor")
         return both
@@ -262,12 +289,16 @@ class Comparing:
                 old, new = (t.astype(np.float64) if is_folded else t for t in (mine[a], theirs[b]))
                 weights.append(compared(b, [a], old, new, computed=is_folded))
         self.result.weights = weights if self.sides == (self.one, self.other) else list(map(rounded, weights))
-        if not changes:
+        if not changes and self.alike:
             self._by_lines()
 
     def _by_lines(self) -> None:
-        """Say which lines of the sources differ, where the operators can't be followed or are the same."""
-        self.result.changes += changed_lines(*self.sides)
+        """Say which nodes, or else which lines of the sources, differ, where the operators can't be followed or are the
+        same."""
+        if self.sides == (self.one, self.other) and self.one.model is not None and self.other.model is not None:
+            self.result.changes, self.result.weights, _ = self._nodes()
+        if not self.result.changes:
+            self.result.changes += changed_lines(*self.sides)
         if not self.result.weights:
             self.result.weights = list(by_key(*self.sides))
 
@@ -288,17 +319,30 @@ class Comparing:
         return said or ["nothing differs"] * (result.verdict == "same")
 
 
-def by_key(one: Side, other: Side) -> Iterator[Weight]:
-    """Compare the tensors of two sides by their keys."""
+def by_key(one: Side, other: Side, partners: Mapping[str, str] | None = None) -> Iterator[Weight]:
+    """Compare the tensors of two sides by their keys. `partners`: keys of the first for those of the second, if they
+    are known otherwise."""
     mine, theirs = one.tensors, other.tensors
+    known = dict(partners or {})
+    pairs = {key: key for key in theirs if key in mine and key not in {*known.values()}} | known
+    taken: set[str] = set()
     for key, new in theirs.items():
-        old = mine.get(key)
+        was = pairs.get(key, "")
+        old = mine.get(was)
         if old is None:
             yield Weight(key, (), "added", "", tuple(new.shape))
-        elif old.shape != new.shape:
-            yield Weight(key, (key,), "resized", f"{list(old.shape)} -> {list(new.shape)}", tuple(new.shape))
+            continue
+        taken.add(was)
+        if old.shape != new.shape:
+            yield Weight(key, (was,), "resized", f"{list(old.shape)} -> {list(new.shape)}", tuple(new.shape))
         else:
-            yield compared(key, [key], old, new)
+            yield compared(key, [was], old, new)
     for key, old in mine.items():
-        if key not in theirs:
+        if key not in taken:
             yield Weight(key, (), "removed", "", tuple(old.shape))
+
+
+def _are_far(one: Facts, other: Facts) -> bool:
+    """Return True if two files have quite other operators, so that their nodes are not worth aligning."""
+    apart = sum(((one.operators - other.operators) + (other.operators - one.operators)).values())
+    return apart > max(FEW, FEW_OF * sum(other.operators.values()))

@@ -31,14 +31,35 @@ class Apart:
     equal: float = EQUAL
 
 
-def feeds(sides: Sequence[Side], runs: int, seed: int) -> list[list[Any]]:
-    """Return inputs that an ONNX file accepts, or else of the recorded shapes. Raises `OnnxgenError`."""
-    for side in sides:
-        if side.generated is not None:
-            return drawn(side.path, side.options, side.module, runs, seed)[1]
-    signature = sides[0].signature
+def feeds(one: Side, other: Side, alike: bool, runs: int, seed: int) -> list[list[list[Any]]]:
+    """Return drawn inputs of both. Raises `OnnxgenError`.
+
+    Args:
+        alike: they take the same inputs. Else those of the second have the first's values under the same names.
+    """
+    if alike:
+        first = _feeds(one if one.generated is not None or other.generated is None else other, runs, seed)[1]
+        return [first, first]
+    (names, first), (others, second) = (_feeds(side, runs, seed) for side in (one, other))
+    for mine, theirs in zip(first, second, strict=False):
+        shared = dict(zip(names, mine))
+        for number, name in enumerate(others):
+            if name in shared and _form(shared[name]) == _form(theirs[number]):
+                theirs[number] = shared[name]
+    return [first, second]
+
+
+def _form(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
+
+
+def _feeds(side: Side, runs: int, seed: int) -> tuple[list[str], list[list[Any]]]:
+    """Return the names of inputs, and values that the ONNX file accepts, or else of the recorded shapes."""
+    if side.generated is not None:
+        return drawn(side.path, side.options, side.module, runs, seed)
+    signature = side.signature
     if signature is None:
-        raise OnnxgenError(f"{sides[0].path} has no weights beside it that name its inputs")
+        raise OnnxgenError(f"{side.path} has no weights beside it that name its inputs")
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(runs):
@@ -51,22 +72,22 @@ def feeds(sides: Sequence[Side], runs: int, seed: int) -> list[list[Any]]:
             values = torch.randn(shape, generator=generator)
             feed.append(values.to(dtype) if dtype.is_floating_point else (values > 0).to(dtype))
         found.append(feed)
-    return found
+    return [port.name for port in signature.inputs], found
 
 
-def apart(one: Side, other: Side, inputs: Sequence[Sequence[Any]]) -> Apart:
+def apart(one: Side, other: Side, inputs: Sequence[Sequence[Sequence[Any]]]) -> Apart:
     """Compare outputs in float64, or else in the types of the files."""
     found = _apart([side.wide().eval() for side in (one, other)], inputs, True)
     return found if found.largest is not None else _apart([one.module, other.module], inputs, False)
 
 
-def _apart(modules: Sequence[nn.Module], inputs: Sequence[Sequence[Any]], wide: bool) -> Apart:
+def _apart(modules: Sequence[nn.Module], inputs: Sequence[Sequence[Sequence[Any]]], wide: bool) -> Apart:
     worst, equal = 0.0, EQUAL if wide else NARROW
     outputs: list[list[Any]] = []
     try:
-        for run, feed in enumerate(inputs):
+        for run, both in enumerate(zip(*inputs)):
             outputs = []
-            for module in modules:
+            for module, feed in zip(modules, both, strict=True):
                 torch.manual_seed(run)
                 with torch.no_grad():
                     outputs.append(flat(module(*(map(_wide, feed) if wide else feed))))
@@ -77,7 +98,7 @@ def _apart(modules: Sequence[nn.Module], inputs: Sequence[Sequence[Any]], wide: 
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         fails = not wide and len(outputs) == 1  # and the first does not
         return Apart(math.inf, 0, f"the second fails on a drawn input: {why}") if fails else Apart(None, 0, why)
-    return Apart(worst, len(inputs), equal=equal)
+    return Apart(worst, min(map(len, inputs)), equal=equal)
 
 
 def flat(value: Any) -> list[Any]:

@@ -30,6 +30,7 @@ from onnxgen.view.page import traced
 from onnxgen.weights.sidecar import read_tensors, write_pair
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from torch import nn
 
 PLACES = ("WEIGHTS", "FINGERPRINT")  # names of a generated file that say where the weights are
@@ -48,6 +49,7 @@ class Side:
         metadata: of the sidecar.
         facts: what the ONNX file says; None for a module.
         generated: what was generated of an ONNX file.
+        model: the ONNX file, as it was read.
     """
 
     path: Path
@@ -59,6 +61,7 @@ class Side:
     facts: Facts | None = None
     generated: Generated | None = None
     space: Any = None
+    model: ir.Model | None = None
 
     @property
     def signature(self) -> Signature | None:
@@ -144,8 +147,9 @@ def opened(path: Path, options: Options) -> Iterator[Side]:
     """
     if path.suffix != ".py":
         with plugged(options):
-            said = facts(read(path, options))
-        yield _generated(path, options, said)
+            model = read(path, options)
+            said = facts(model)
+        yield replace(_generated(path, options, said), model=model)
         return
     from onnxgen.runtime.load import imported
 

@@ -131,6 +131,7 @@ def _step(levels: Array) -> float | None:
         step = first / part
         if (levels[-1] - levels[0]) / step > LEVELS:
             return None
+        step = top / round(top / step)  # a difference of rounded numbers is not exact
         if np.abs(levels / step - np.round(levels / step)).max() < 1e-3 and top / step <= LEVELS:
             return step
     return None

@@ -99,9 +99,9 @@ def users(model: onnx.ModelProto, value: str) -> set[str]:
 
 
 def only_input(model: onnx.ModelProto) -> Any:
-    """Return the first input that is no initializer."""
+    """Return the first input that is no initializer, or None."""
     stored = {t.name for t in model.graph.initializer}
-    return next(i for i in model.graph.input if i.name not in stored)
+    return next((i for i in model.graph.input if i.name not in stored), None)
 
 
 # ---- changes ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,10 @@ def quantised(model: onnx.ModelProto, rng: random.Random) -> Planted | None:
     step = np.float32(np.abs(array).max() / 127)
     if not step:
         return None
-    tensor.CopyFrom(nh.from_array((np.round(array / step) * step).astype(np.float32), tensor.name))
+    rounded = (np.round(array / step) * step).astype(np.float32)
+    if np.array_equal(rounded, array):
+        return None  # it is on the grid already: nothing would change
+    tensor.CopyFrom(nh.from_array(rounded, tensor.name))
     return Planted(model, "weights", {tensor.name} | users(model, tensor.name), "8 bits")
 
 
@@ -254,6 +257,8 @@ def metadata(model: onnx.ModelProto, rng: random.Random) -> Planted | None:
 @change
 def renamed_input(model: onnx.ModelProto, rng: random.Random) -> Planted | None:
     given = only_input(model)
+    if given is None:
+        return None
     old, given.name = given.name, "another_name"
     for node in model.graph.node:
         node.input[:] = ["another_name" if i == old else i for i in node.input]
@@ -263,7 +268,8 @@ def renamed_input(model: onnx.ModelProto, rng: random.Random) -> Planted | None:
 @change
 def shape(model: onnx.ModelProto, rng: random.Random) -> Planted | None:
     """A fixed batch becomes another one, or a free one fixed."""
-    dims = only_input(model).type.tensor_type.shape.dim
+    given = only_input(model)
+    dims = given.type.tensor_type.shape.dim if given is not None else []
     if not dims:
         return None
     dims[0].dim_value = 1 if dims[0].dim_value != 1 else 2
@@ -459,6 +465,8 @@ def judged(path: Path, kind: str, seed: int) -> tuple[str, str]:
     made = (CHANGES.get(kind) or KEEPS[kind])(copy.deepcopy(model), rng)
     if made is None:
         return "void", "nothing to change"
+    if isinstance(made, Planted) and made.model.SerializeToString() == model.SerializeToString():
+        return "void", "the planted change is none: both files are the same bytes"
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder) / "one.onnx", Path(folder) / "other.onnx"
         onnx.save(model, one)
