@@ -199,7 +199,7 @@ def _table(ones: Sequence[Step], others: Sequence[Step]) -> list[tuple[int | Non
         if i and j and rows[i][j] == rows[i - 1][j - 1] + _cost(mine[i - 1], theirs[j - 1]):
             i, j = i - 1, j - 1
             found.append((start + i, start + j))
-        elif i and rows[i][j] == rows[i - 1][j] + GAP:
+        elif i and (not j or rows[i][j] == rows[i - 1][j] + GAP):
             i -= 1
             found.append((start + i, None))
         else:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.arranging import constant
 from onnxgen.canonical.binding import Equation, Walk
 from onnxgen.canonical.capture import Captured, Reader, exported, still_free
 from onnxgen.canonical.colours import Colours
@@ -234,6 +235,8 @@ class Forms:
         return self.read(side, {path: self._element_leaf(t) for path, t in self._floats(side).items()}, "")
 
     def _element_leaf(self, tensor: Tensor) -> Term:
+        if tensor.numel() and bool((tensor == 0).all() or (tensor == 1).all()):
+            return constant(self.terms, tensor.detach().cpu())  # the other may have no tensor there
         return self.terms.term("parameter", (digest(tensor),), tuple(tensor.shape), dtype_name(tensor.dtype))
 
     def _floats(self, side: int) -> dict[str, Tensor]:

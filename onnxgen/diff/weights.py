@@ -141,7 +141,8 @@ def rounded(weight: Weight) -> Weight:
     """Return what is said of a tensor of a file that is known to be quantised: a small change is its rounding."""
     if weight.how != "changed" or weight.relative > INTEGERS:
         return weight
-    return replace(weight, how="quantised", what=f"rounded to integers, by {weight.relative:.2g} of its norm")
+    how = f", by {weight.relative:.2g} of its norm" if weight.relative else ": these numbers"
+    return replace(weight, how="quantised", what=f"rounded to integers{how}")
 
 
 def told(weights: Sequence[Weight]) -> list[str]:

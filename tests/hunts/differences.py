@@ -215,13 +215,26 @@ def swapped(model: onnx.ModelProto, rng: random.Random) -> Planted | None:
     stored = {t.name for t in model.graph.initializer} | {
         n.output[0] for n in model.graph.node if n.op_type == "Constant"
     }
-    nodes = [n for n in nodes if not (set(n.input) & stored)]
+    nodes = [n for n in nodes if not (set(n.input) & stored) and not _is_squared(model, n)]
     if not nodes:
         return None
     node = rng.choice(nodes)
     node.input[:] = list(node.input)[::-1]
     del model.graph.value_info[:]
     return Planted(model, "changes", {node.name})
+
+
+def _is_squared(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Return True for a difference that is only squared: (a - b)^2 is (b - a)^2."""
+    stored = {t.name: nh.to_array(t) for t in model.graph.initializer}
+    stored |= {
+        n.output[0]: nh.to_array(n.attribute[0].t)
+        for n in model.graph.node
+        if n.op_type == "Constant" and n.attribute[0].name == "value"
+    }
+    taking = [n for n in model.graph.node if node.output[0] in n.input]
+    squares = [n for n in taking if n.op_type == "Pow" and np.all(stored.get(n.input[1], np.zeros(1)) == 2)]
+    return node.op_type == "Sub" and bool(taking) and len(squares) == len(taking)
 
 
 @change
