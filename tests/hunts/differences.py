@@ -494,6 +494,8 @@ def judged(path: Path, kind: str, seed: int) -> tuple[str, str]:
             made.keys = keys_of(one, made.names) if made.part == "weights" else ""
             verdict, why = _located(found, made)
             return ("void", "the changed file does not run") if verdict != "ok" and not runs(other) else (verdict, why)
+        if found.verdict == "different" and inputs_of(one) != inputs_of(other):
+            return "void", "the rewriting made other inputs, as onnxruntime says"
     if found.verdict == "same" and not found.changes and not found.changed_weights and not found.ports:
         return "ok", found.why
     return ("not proved" if found.verdict == "not proved" else "invented"), _told(found)
@@ -507,6 +509,13 @@ def keys_of(path: Path, names: set[str]) -> str:
 
     made = WayBack.from_metadata(build(path, Options(), path.with_suffix(".py")).metadata).tensors
     return " ".join(str(made[name]) for name in names if name in made)
+
+
+def inputs_of(path: Path) -> int:
+    """Return how many inputs a file needs: an optimiser may drop the initializer of one."""
+    import onnxruntime
+
+    return len(onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).get_inputs())
 
 
 def runs(path: Path) -> bool:
