@@ -6,14 +6,10 @@ sequence of two proteins (1970).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
-
-from torch import Tensor
-
-from onnxgen.diff.steps import Step, Steps
 
 GAP = 0.9  # the cost of an operator that only one has
 OTHER_VALUES = 0.15  # the same operator with other weights
@@ -23,6 +19,45 @@ OTHER = 1.7  # any other pair: near the cost of one that was removed and one tha
 OTHER_PATH = 0.05  # of another module
 NEAR = 1e-4  # of the largest number of a sketch: rounding
 MAX_CELLS = 1_500_000  # of the table; larger networks are aligned by their longest common parts first
+
+Operand = Any  # the number of a step, or ("input", its number)
+
+
+@dataclass
+class Step:
+    """An operator that is executed.
+
+    Attributes:
+        name: of the operator.
+        given: its arguments, without tensors, by name.
+        leaves: the parameters and buffers that it takes, each with its shape, by argument.
+        digests: names for their elements.
+        operands: the values that it takes.
+        node: what it was read from; None for the outputs.
+        path: the module that called it.
+        sketch: a few numbers of its tensors, which are near for tensors that were rounded otherwise.
+    """
+
+    name: str
+    given: tuple[tuple[str, str], ...]
+    leaves: dict[str, tuple[str, tuple[int, ...]]]
+    digests: tuple[str, ...]
+    operands: list[Operand]
+    node: Any
+    path: str
+    sketch: tuple[float, ...] = ()
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        return tuple((name, shape) for name, (_, shape) in self.leaves.items())
+
+    @property
+    def token(self) -> Any:
+        return self.name, self.given, self.shapes, len(self.operands)
+
+    @property
+    def label(self) -> str:
+        return self.name.strip("_")
 
 
 @dataclass
@@ -37,35 +72,21 @@ class Alignment:
     ones: list[Step]
     others: list[Step]
     pairs: list[tuple[int | None, int | None]] = field(default_factory=list)
-    folded: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {})
+    folded: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
 
     @property
     def cost(self) -> float:
         return sum(GAP if a is None or b is None else _cost(self.ones[a], self.others[b]) for a, b in self.pairs)
 
 
-def aligned(
-    programs: Sequence[Any], digests: Sequence[Mapping[str, str]], states: Sequence[Mapping[str, Tensor]]
-) -> Alignment:
-    """Align two networks: in the order of their programs, or in that in which outputs need the operators.
-
-    The first says nothing about files whose independent nodes are in another order, the second about operators whose
-    operands are. If one has fewer norms, they are also folded into the layers before them. The cheapest alignment is
-    taken.
-    """
+def aligned(ways: Iterable[tuple[list[Step], list[Step]]]) -> Alignment:
+    """Return the cheapest alignment of two networks, each of which is given in one order or in several."""
     found: list[Alignment] = []
-    for folds in (False, True):
-        for in_need in (False, True):
-            both = [Steps(p, d, s, in_need, folds) for p, d, s in zip(programs, digests, states, strict=True)]
-            ones, others = (side.read() for side in both)
-            pairs = list(_pairs(ones, others, 0, 0))
-            found.append(Alignment(ones, others, pairs, (both[0].folded, both[1].folded)))
-            if found[-1].cost < OTHER_NUMBERS:
-                break
-            found.append(with_equals(found[-1]))
-        norms = [sum(step.name == "batch_norm" for step in side) for side in (found[0].ones, found[0].others)]
-        if norms[0] == norms[1]:
+    for ones, others in ways:
+        found.append(Alignment(ones, others, list(_pairs(ones, others, 0, 0))))
+        if found[-1].cost < OTHER_NUMBERS:
             break
+        found.append(with_equals(found[-1]))
     return min(found, key=lambda alignment: alignment.cost)
 
 
@@ -178,7 +199,7 @@ def _table(ones: Sequence[Step], others: Sequence[Step]) -> list[tuple[int | Non
         if i and j and rows[i][j] == rows[i - 1][j - 1] + _cost(mine[i - 1], theirs[j - 1]):
             i, j = i - 1, j - 1
             found.append((start + i, start + j))
-        elif i and rows[i][j] == rows[i - 1][j] + GAP:
+        elif i and (not j or rows[i][j] == rows[i - 1][j] + GAP):
             i -= 1
             found.append((start + i, None))
         else:

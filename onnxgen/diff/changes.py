@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from torch import nn
-
-from onnxgen.canonical.places import Place, place_of
 from onnxgen.diff import answer
-from onnxgen.diff.aligning import Alignment
+from onnxgen.diff.aligning import Alignment, Operand, Step
 from onnxgen.diff.answer import Change
-from onnxgen.diff.steps import Operand, Step
-from onnxgen.errors import counted
 
 COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"})
 MAX_OPERATORS = 6  # of a block that are named
 
 
-@dataclass(frozen=True)
-class Source:
-    """What is known of the source of one network.
+class Source(Protocol):
+    """Says where a step of one network is."""
 
-    Attributes:
-        file: the name of the file in tracebacks.
-        nodes: of the ONNX file, by line.
-        kinds: the operator of each node of the ONNX file, in its order.
-        classes: the name of the class of each module, by its path.
-    """
+    def place(self, step: Step) -> answer.Side: ...
 
-    file: str
-    nodes: Mapping[int, list[str]]
-    kinds: Mapping[str, str]
-    classes: Mapping[str, str]
+    def class_of(self, path: str) -> str:
+        """Return the name of a module's class."""
+        ...
 
 
 class Changes:
@@ -72,7 +59,7 @@ class Changes:
             what += " (of the inputs: preprocessing)"
         path = common([step.path for step in steps])
         if path and len(steps) > 1:
-            what = f"{self.sources[side].classes.get(path, 'module')} ({what})"
+            what = f"{self.sources[side].class_of(path)} ({what})"
         places = [self._place(side, step) for step in steps]
         nodes = tuple(dict.fromkeys(n for place in places for n in place.nodes))
         where = answer.Side(path, places[0].line, places[0].code, nodes)
@@ -115,45 +102,7 @@ class Changes:
         return f"takes {names[1]} in place of {names[0]}"
 
     def _place(self, side: int, step: Step) -> answer.Side:
-        if step.node is None:
-            return answer.Side()
-        place = self._line(side, step)
-        if place is None:
-            return answer.Side(step.path)
-        return answer.Side(step.path, place.line, place.code, self._nodes(side, step, place.line))
-
-    def _line(self, side: int, step: Step) -> Place | None:
-        file = self.sources[side].file
-        return (
-            None if step.node is None else place_of(step.node, "generated" if file.startswith("<") else "edited", file)
-        )
-
-    def _nodes(self, side: int, step: Step, line: int) -> tuple[str, ...]:
-        """Return the nodes of a step: those of its line, and of these the one that it is, if it can be told.
-
-        A line of a class that is used several times has the nodes of all uses, in the order in which they run.
-        """
-        source, steps = self.sources[side], (self.alignment.ones, self.alignment.others)[side]
-        nodes = tuple(source.nodes.get(line, ()))
-        alike = [name for name, kind in source.kinds.items() if is_called(step.name, kind)]
-        runs = [s for s in steps if s.name == step.name]
-        if len(alike) != len(runs):
-            alike = [name for name in alike if name in nodes]
-            runs = [s for s in runs if (at := self._line(side, s)) is not None and at.line == line]
-        if len(alike) != len(runs):
-            return nodes
-        found = alike[[id(s) for s in runs].index(id(step))]
-        return (found,) if found in nodes else nodes
-
-
-CALLED = {"cat": "concat", "linear": "gemm matmul", "permute": "transpose", "view": "reshape", "mm": "matmul gemm"}
-
-
-def is_called(name: str, kind: str) -> bool:
-    """Return True if an operator of torch may be that of an ONNX node, by their names."""
-    mine, theirs = ("".join(c for c in word.lower() if c.isalpha()) for word in (re.sub(r"\d+d$", "", name), kind))
-    words = CALLED.get(name, mine).split()
-    return bool(theirs) and any(theirs.startswith(word) or word.startswith(theirs) for word in words)
+        return answer.Side() if step.node is None else self.sources[side].place(step)
 
 
 def _other_arguments(a: Step, b: Step) -> list[str]:
@@ -168,17 +117,6 @@ def _other_arguments(a: Step, b: Step) -> list[str]:
         if shapes[0] != shapes[1]:
             said.append(f"{name} {shapes[0] or 'none'} -> {shapes[1] or 'none'}")
     return [f"{a.label}: {', '.join(said)}"] if said else [f"{a.label}: its arguments differ"]
-
-
-def blocks(one: nn.Module, other: nn.Module) -> Iterator[str]:
-    """Say which lists of modules have another length."""
-    lengths = [
-        {p: len(list(m.children())) for p, m in side.named_modules() if isinstance(m, (nn.Sequential, nn.ModuleList))}
-        for side in (one, other)
-    ]
-    for path, length in lengths[0].items():
-        if path and lengths[1].get(path, length) != length:
-            yield f"{path}: {counted(length, 'block')} -> {lengths[1][path]}"
 
 
 def common(paths: Sequence[str]) -> str:

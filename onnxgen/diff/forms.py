@@ -1,8 +1,9 @@
 """Whether two networks are one function, by their canonical forms, and which tensors stand for each other.
 
 Leaves are known by their elements here: a tensor that both have is one leaf, under whatever name. Where the forms then
-differ, both are walked from their outputs, and each tensor of the second is bound to what the first has in its place.
-The second is read again with these: if the forms are equal then, only values differ.
+differ, one is laid over the other (`canonical/binding.py`), and each tensor of the second that an equation leaves alone
+on its side is replaced by the other side. The second is read again with these: if the forms are equal then, only values
+differ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import io
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -22,13 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.arranging import constant
+from onnxgen.canonical.binding import Equation, Walk
 from onnxgen.canonical.capture import Captured, Reader, exported, still_free
+from onnxgen.canonical.colours import Colours
 from onnxgen.canonical.matching import below
 from onnxgen.canonical.rules import NotFollowed, dtype_name
-from onnxgen.canonical.terms import Monomial, Term, order
-from onnxgen.canonical.values import Unknown, Values
+from onnxgen.canonical.terms import Monomial, Shape, Term, order
+from onnxgen.canonical.values import LEAVES, Unknown, Values
 from onnxgen.diff.answer import Weight
-from onnxgen.diff.walking import Walk, assembled
 from onnxgen.diff.weights import compared
 
 FAULTS = (TypeError, ValueError, AttributeError, IndexError, KeyError, ZeroDivisionError, RecursionError)
@@ -88,7 +91,7 @@ class Folder:
     """Takes factors of a channel each, such as those of a BatchNorm, into the weight of the convolution before them."""
 
     def __init__(self, terms: Algebra) -> None:
-        self.terms, self.walk = terms, Walk(terms)
+        self.terms, self.is_still = terms, Colours(()).is_still
 
     def folded(self, term: Term) -> Term:
         if term.op != "sum":
@@ -116,7 +119,7 @@ class Folder:
                 continue
             wide = (1,) * (rank - len(factor.shape)) + tuple(factor.shape)
             alone = all(size == 1 for axis, size in enumerate(wide) if axis != 1)
-            if len(wide) != rank or not alone or wide[1] not in (1, per) or not self.walk.is_still(factor):
+            if len(wide) != rank or not alone or wide[1] not in (1, per) or not self.is_still(factor):
                 return None
             column = self.terms.reshaped(factor, (wide[1], *[1] * (rank - 1)))
             for _ in range(exponent):
@@ -125,6 +128,65 @@ class Folder:
         return self.terms.term(
             "call", ("conv", convolution.args[1], made, *convolution.args[3:]), convolution.shape, convolution.dtype
         )
+
+
+class Alone:
+    """What parameters are, by the equations that have one of them, or a part or a view of one, alone on a side."""
+
+    def __init__(self, terms: Algebra) -> None:
+        self.terms = terms
+        self.pieces: dict[Term, list[Piece]] = defaultdict(list)
+
+    def of(self, equations: Iterable[Equation]) -> dict[Term, Term]:
+        for equation in equations:
+            self._put(equation.one, equation.other)
+        found = {leaf: self._assembled(leaf) for leaf in self.pieces}
+        return {leaf: made for leaf, made in found.items() if made is not None}
+
+    def _put(self, value: Term, term: Term) -> None:
+        region: tuple[int, int, int] | None = None
+        while term.op not in LEAVES:
+            fitting = self._reshaped(value, term.args[1].shape) if term.op == "view" else None
+            if fitting is not None:
+                value, term = self.terms.rearranged(fitting, term.args[1].inverse()), term.args[0]
+            elif term.op == "slice" and term.args[4] == 1 and region is None:
+                region, term = term.args[1:4], term.args[0]
+            else:
+                return
+        shape = tuple(region[2] - region[1] if region and i == region[0] else size for i, size in enumerate(term.shape))
+        fitting = self._reshaped(value, shape)
+        if fitting is not None:
+            self.pieces[term].append(Piece(region, fitting))
+
+    def _reshaped(self, value: Term, shape: Shape) -> Term | None:
+        """Return a value with other axes of size 1."""
+        if [s for s in value.shape if s != 1] != [s for s in shape if s != 1]:
+            return None
+        return self.terms.reshaped(value, shape)
+
+    def _assembled(self, leaf: Term) -> Term | None:
+        """Return what a leaf is, from its pieces, or None if they are not all of it."""
+        pieces = self.pieces[leaf]
+        whole = [p.value for p in pieces if p.region is None]
+        if whole:
+            return whole[0]
+        regions = sorted({p.region: p for p in pieces if p.region is not None}.items())
+        (axis, at, _), parts = regions[0][0], []
+        for region, piece in regions:
+            if region[:2] != (axis, at):
+                return None
+            parts.append(piece.value)
+            at = region[2]
+        complete = regions[0][0][1] == 0 and at == leaf.shape[axis]
+        return self.terms.joined(parts, axis) if complete else None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a leaf: the elements of an axis, from the first to one behind the last (None: all of it)."""
+
+    region: tuple[int, int, int] | None
+    value: Term
 
 
 class Forms:
@@ -173,6 +235,8 @@ class Forms:
         return self.read(side, {path: self._element_leaf(t) for path, t in self._floats(side).items()}, "")
 
     def _element_leaf(self, tensor: Tensor) -> Term:
+        if tensor.numel() and bool((tensor == 0).all() or (tensor == 1).all()):
+            return constant(self.terms, tensor.detach().cpu())  # the other may have no tensor there
         return self.terms.term("parameter", (digest(tensor),), tuple(tensor.shape), dtype_name(tensor.dtype))
 
     def _floats(self, side: int) -> dict[str, Tensor]:
@@ -196,14 +260,9 @@ class Forms:
         base = self.read(1 - side, {}, "first ", folds)
         known = self._same_elements(base, side)
         mine = self.read(side, known, "second ", folds)
-        walk = Walk(self.terms).walk(base.outputs, mine.outputs)
-        bound: dict[str, Term] = {}
-        for path, leaf in mine.leaves.items():
-            made = assembled(self.terms, leaf, walk.pieces[leaf]) if leaf in walk.pieces else None
-            if made is not None:
-                bound[path] = made
-            elif path in known:
-                bound[path] = leaf
+        laid = Walk(self.terms, Colours(base.outputs), Colours(mine.outputs)).walk(base.outputs, mine.outputs)
+        made = Alone(self.terms).of(laid.equations)
+        bound = {path: made.get(leaf, leaf) for path, leaf in mine.leaves.items() if leaf in made or path in known}
         again = self.read(side, bound, "second ", folds)
         is_same = again.outputs == base.outputs and again.structure == base.structure
         return Matched(is_same, list(self._compared(side, mine, bound)), side == 0)
@@ -233,7 +292,7 @@ class Forms:
                     )
                 continue
             term = bound[path]
-            leaves = [t for t in below([term]) if t.op in ("parameter", "frozen")]
+            leaves = [t for t in below([term]) if t.op in LEAVES]
             try:
                 given = Values(self.terms, {leaf: values[leaf.args[0]] for leaf in leaves})
                 old = given.of(term).reshape(tensor.shape)

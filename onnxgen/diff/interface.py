@@ -43,6 +43,10 @@ class Facts:
     unused: frozenset[str] = frozenset()
 
     @property
+    def norms(self) -> int:
+        return self.operators["BatchNormalization"]
+
+    @property
     def is_quantised(self) -> bool:
         return any(word in op for op in self.operators for word in QUANTISED)
 

@@ -25,10 +25,12 @@ from onnxgen.plugins import plugged
 from onnxgen.reader import read
 from onnxgen.record.sidecar import METADATA, metadata_of, sidecar_of
 from onnxgen.record.signature import Signature, recorded
+from onnxgen.runtime.load import shown_as
 from onnxgen.view.page import traced
 from onnxgen.weights.sidecar import read_tensors, write_pair
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from torch import nn
 
 PLACES = ("WEIGHTS", "FINGERPRINT")  # names of a generated file that say where the weights are
@@ -47,6 +49,7 @@ class Side:
         metadata: of the sidecar.
         facts: what the ONNX file says; None for a module.
         generated: what was generated of an ONNX file.
+        model: the ONNX file, as it was read.
     """
 
     path: Path
@@ -58,6 +61,7 @@ class Side:
     facts: Facts | None = None
     generated: Generated | None = None
     space: Any = None
+    model: ir.Model | None = None
 
     @property
     def signature(self) -> Signature | None:
@@ -119,7 +123,7 @@ class Side:
         """Return the network of a quantised file in floats."""
         if self.generated is None or self.facts is None or not self.facts.is_quantised:
             return self
-        return _generated(self.path, replace(self.options, quantized="float"), self.file + " in floats", self.facts)
+        return _generated(self.path, replace(self.options, quantized="float"), self.facts)
 
     def wide(self) -> nn.Module:
         """Return the network in float64."""
@@ -135,17 +139,17 @@ def arrays(module: nn.Module) -> dict[str, Array]:
 
 
 @contextmanager
-def opened(path: Path, options: Options, number: int) -> Iterator[Side]:
+def opened(path: Path, options: Options) -> Iterator[Side]:
     """Read a model: an ONNX file, or a module that onnxgen generated.
 
     Raises:
         OnnxgenError: it can't be read or converted.
     """
     if path.suffix != ".py":
-        shown = f"<onnxgen {printable(path.name)} diff{number}>"
         with plugged(options):
-            said = facts(read(path, options))
-        yield _generated(path, options, shown, said)
+            model = read(path, options)
+            said = facts(model)
+        yield replace(_generated(path, options, said), model=model)
         return
     from onnxgen.runtime.load import imported
 
@@ -156,9 +160,10 @@ def opened(path: Path, options: Options, number: int) -> Iterator[Side]:
         yield Side(path, options, str(path), lines, {}, metadata_of(vars(space)), space=space)
 
 
-def _generated(path: Path, options: Options, shown: str, said: Facts) -> Side:
+def _generated(path: Path, options: Options, said: Facts) -> Side:
     out = default_out(path, None)
     generated, lines, nodes = traced(path, replace(options, weights=None), out)
+    shown = shown_as(Path(printable(path.name).replace('"', "'")))
     return Side(path, options, shown, lines, nodes, generated.metadata, said, generated)
 
 

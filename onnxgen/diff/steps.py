@@ -3,58 +3,47 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
+
+from onnxgen.canonical.places import Place, place_of
+from onnxgen.diff import answer
+from onnxgen.diff.aligning import Alignment, Operand, Step, aligned
+from onnxgen.errors import counted
 
 SILENT = frozenset(
     {"alias", "detach", "contiguous", "clone", "lift_fresh_copy", "_to_copy", "dropout", "feature_dropout"}
 )
 FOLDABLE = ("conv1d", "conv2d", "conv3d", "linear")
 
-Operand = Any  # the number of a step, or ("input", its number)
 
+def aligned_programs(
+    programs: Sequence[Any], digests: Sequence[Mapping[str, str]], states: Sequence[Mapping[str, Tensor]]
+) -> Alignment:
+    """Align two networks: in the order of their programs, or in that in which outputs need the operators.
 
-@dataclass
-class Step:
-    """An operator that is executed.
-
-    Attributes:
-        name: of the operator.
-        given: its arguments, without tensors, by name.
-        leaves: the parameters and buffers that it takes, each with its shape, by argument.
-        digests: names for their elements.
-        operands: the values that it takes.
-        node: of the graph.
-        path: the module that called it.
-        sketch: a few numbers of its tensors, which are near for tensors that were rounded otherwise.
+    The first says nothing about files whose independent nodes are in another order, the second about operators whose
+    operands are. If one has fewer norms, they are also folded into the layers before them. The cheapest alignment is
+    taken.
     """
-
-    name: str
-    given: tuple[tuple[str, str], ...]
-    leaves: dict[str, tuple[str, tuple[int, ...]]]
-    digests: tuple[str, ...]
-    operands: list[Operand]
-    node: Node | None
-    path: str
-    sketch: tuple[float, ...] = ()
-
-    @property
-    def shapes(self) -> tuple[Any, ...]:
-        return tuple((name, shape) for name, (_, shape) in self.leaves.items())
-
-    @property
-    def token(self) -> Any:
-        return self.name, self.given, self.shapes, len(self.operands)
-
-    @property
-    def label(self) -> str:
-        return self.name.strip("_")
+    found: list[Alignment] = []
+    for folds in (False, True):
+        sides = [
+            [Steps(p, d, s, in_need, folds) for in_need in (False, True)]
+            for p, d, s in zip(programs, digests, states, strict=True)
+        ]
+        found.append(aligned((one.read(), other.read()) for one, other in zip(*sides, strict=True)))
+        found[-1].folded = (sides[0][0].folded, sides[1][0].folded)
+        norms = [sum(step.name == "batch_norm" for step in side) for side in (found[-1].ones, found[-1].others)]
+        if norms[0] == norms[1]:
+            break
+    return min(found, key=lambda alignment: alignment.cost)
 
 
 class Steps:
@@ -213,3 +202,70 @@ def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_text, value))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Traced:
+    """Says where steps of an exported program are in the source."""
+
+    def __init__(
+        self, file: str, nodes: Mapping[int, list[str]], kinds: Mapping[str, str], module: nn.Module, steps: list[Step]
+    ) -> None:
+        """
+        Args:
+            file: the name of the source in tracebacks.
+            nodes: of the ONNX file, by line.
+            kinds: the operator of each node of the ONNX file, in its order.
+            steps: all of the program.
+        """
+        self.file, self.nodes, self.kinds, self.steps = file, nodes, kinds, steps
+        self.classes = {path: type(part).__name__ for path, part in module.named_modules()}
+
+    def class_of(self, path: str) -> str:
+        return self.classes.get(path, "module")
+
+    def place(self, step: Step) -> answer.Side:
+        place = self._line(step)
+        if place is None:
+            return answer.Side(step.path)
+        return answer.Side(step.path, place.line, place.code, self._nodes(step, place.line))
+
+    def _line(self, step: Step) -> Place | None:
+        side = "generated" if self.file.startswith("<") else "edited"
+        return None if step.node is None else place_of(step.node, side, self.file)
+
+    def _nodes(self, step: Step, line: int) -> tuple[str, ...]:
+        """Return the nodes of a step: those of its line, and of these the one that it is, if it can be told.
+
+        A line of a class that is used several times has the nodes of all uses, in the order in which they run.
+        """
+        nodes = tuple(self.nodes.get(line, ()))
+        alike = [name for name, kind in self.kinds.items() if is_called(step.name, kind)]
+        runs = [s for s in self.steps if s.name == step.name]
+        if len(alike) != len(runs):
+            alike = [name for name in alike if name in nodes]
+            runs = [s for s in runs if (at := self._line(s)) is not None and at.line == line]
+        if len(alike) != len(runs):
+            return nodes
+        found = alike[[id(s) for s in runs].index(id(step))]
+        return (found,) if found in nodes else nodes
+
+
+CALLED = {"cat": "concat", "linear": "gemm matmul", "permute": "transpose", "view": "reshape", "mm": "matmul gemm"}
+
+
+def is_called(name: str, kind: str) -> bool:
+    """Return True if an operator of torch may be that of an ONNX node, by their names."""
+    mine, theirs = ("".join(c for c in word.lower() if c.isalpha()) for word in (re.sub(r"\d+d$", "", name), kind))
+    words = CALLED.get(name, mine).split()
+    return bool(theirs) and any(theirs.startswith(word) or word.startswith(theirs) for word in words)
+
+
+def blocks(one: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Say which lists of modules have another length."""
+    lengths = [
+        {p: len(list(m.children())) for p, m in side.named_modules() if isinstance(m, (nn.Sequential, nn.ModuleList))}
+        for side in (one, other)
+    ]
+    for path, length in lengths[0].items():
+        if path and lengths[1].get(path, length) != length:
+            yield f"{path}: {counted(length, 'block')} -> {lengths[1][path]}"

@@ -131,6 +131,7 @@ def _step(levels: Array) -> float | None:
         step = first / part
         if (levels[-1] - levels[0]) / step > LEVELS:
             return None
+        step = top / round(top / step)  # a difference of rounded numbers is not exact
         if np.abs(levels / step - np.round(levels / step)).max() < 1e-3 and top / step <= LEVELS:
             return step
     return None
@@ -140,7 +141,8 @@ def rounded(weight: Weight) -> Weight:
     """Return what is said of a tensor of a file that is known to be quantised: a small change is its rounding."""
     if weight.how != "changed" or weight.relative > INTEGERS:
         return weight
-    return replace(weight, how="quantised", what=f"rounded to integers, by {weight.relative:.2g} of its norm")
+    how = f", by {weight.relative:.2g} of its norm" if weight.relative else ": these numbers"
+    return replace(weight, how="quantised", what=f"rounded to integers{how}")
 
 
 def told(weights: Sequence[Weight]) -> list[str]:

@@ -51,10 +51,15 @@ def load(path: Path | str, options: Options | None = None) -> nn.Module:
         out = Path(folder) / "model.py"
         generated = pipeline.generate(path, out, replace(options, weights=None))
         source = out.read_text(encoding="utf-8")
-        module = _execute(source, out, f"<onnxgen {path.name} {next(_numbers)}>")
+        module = _execute(source, out, shown_as(path))
         model = from_pretrained(module, path)
         vars(module)[METADATA] = generated.metadata  # the sidecar no longer exists
     return model.eval()
+
+
+def shown_as(path: Path) -> str:
+    """Return a name for a source generated in memory. No other source has it, so none is forgotten for another."""
+    return f"<onnxgen {path.name} {next(_numbers)}>"
 
 
 def _execute(source: str, file: Path, shown: str) -> ModuleType:

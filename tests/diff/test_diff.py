@@ -6,6 +6,7 @@ import base64
 import copy
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -371,6 +372,40 @@ def test_nothing_of_the_files_is_html(files: Files) -> None:
     found = Elements(text)
     assert "img" in text and "img" not in found.tags and not found.loads
     assert text.count("<script>") == text.count("</script>") == 1 and "default-src 'none'" in text
+
+
+HOSTILE = {
+    "tags": "<script>alert(1)</script>",
+    "control": "\x01\x1b[31m\u202e\u2028",
+    "quotes": "\"'`${x}{{ x }}{% x %}\\",
+    "long": "<marquee>" * 3000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_texts_in_the_page_and_in_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the names of the files, one of which is no Unicode."""
+    model = net()
+    for each in model.graph.node:
+        each.name += text
+        each.input[:], each.output[:] = [f"{i}{text}" for i in each.input], [f"{o}{text}" for o in each.output]
+    for item in (*model.graph.initializer, *model.graph.input, *model.graph.output):
+        item.name += text
+    model.graph.node[1].op_type = "Tanh"
+    entry = model.metadata_props.add()
+    entry.key, entry.value, model.producer_name, model.doc_string = text, text, text, text
+    one, other = tmp_path / "one.onnx", tmp_path / os.fsdecode(b"\xff'&.onnx")
+    onnx.save(net(), one)
+    other.write_bytes(model.SerializeToString())
+    assert run(one, other, "--html", tmp_path / "page.html") == 1
+    shown = capsys.readouterr().out
+    assert "relu -> tanh" in shown and not re.search(r"[^\n -~]", shown)
+    page_ = (tmp_path / "page.html").read_bytes().decode()
+    found = Elements(page_)
+    assert "marquee" not in found.tags and not found.loads and page_.count("<script>") == 1
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2028]", page_)
+    assert run(one, other, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "different"
 
 
 CLICK = """
