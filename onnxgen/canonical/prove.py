@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
+from onnxgen.canonical.guards import Questions
 from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
@@ -113,10 +114,22 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
             proof.places = [*proof.places, *([] if first is None else [first])]
         weights = sidecar_of(vars(space))
     if rename and proof.verdict == "proved" and proof.renamed and weights is not None:
+        _need_same_shapes(reference, edited, proof.renamed)
         proof.written = [str(file) for file in write_renamed(module, weights, proof.renamed)]
     if proof.places:
         proof.places = with_nodes(proof.places, model, options, module)
     return proof
+
+
+def _need_same_shapes(reference: nn.Module, edited: nn.Module, renamed: Mapping[str, str]) -> None:
+    """Raises `OnnxgenError` if a tensor has more than another name: `export` needs the file's shapes."""
+    mine, theirs = reference.state_dict(), edited.state_dict()
+    for new, old in renamed.items():
+        if mine[old].shape != theirs[new].shape:
+            raise OnnxgenError(
+                f"{new} has the shape {[*theirs[new].shape]}, and {old} of the generated module {[*mine[old].shape]}",
+                help=f"give {new} that shape, then ask for --rename again",
+            )
 
 
 def _built(space: Any, path: Path) -> nn.Module:
@@ -199,21 +212,20 @@ class Pair:
         free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, self.free, strict=True)]
         ones: set[Any] = set()
         for mode in modes:
-            terms = Algebra()
+            terms = Algebra(thorough=True)
             one = self._followed(self.reference, mode, arguments, free)
             other = self._followed(self.edited, mode, arguments, still_free(one))
             if one.is_functional != other.is_functional:
                 one, other = (functional(followed) for followed in (one, other))
             mine, theirs = (read(terms, followed, {}) for followed in (one, other))
-            pairs = match(mine, theirs) if mode == MODES[0] else self.renamed
+            pairs = match(mine, theirs, terms) if mode == MODES[0] else self.renamed
             self.renamed = self.renamed or pairs
             again = theirs
             if pairs:
                 again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
             self.sizes |= _sizes_asked(mine, again)
-            ones |= _asked_if_one(mine, again)
-            _need_same_inputs(mine, again)
+            ones |= _need_same_inputs(mine, again)
             if (mine.outputs, mine.changed) != (again.outputs, again.changed):
                 self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
                 return part_ways(mine, again, self.file, self.texts())
@@ -310,18 +322,6 @@ def _resized(value: Tensor, axis: int, size: int) -> Tensor:
     return value.index_select(axis, torch.arange(size) % value.shape[axis])
 
 
-ASKED_IF_ONE = re.compile(r"1 != L\[(\d+)\]\.size\(\)\[(\d+)\]")
-
-
-def _asked_if_one(one: Captured, other: Captured) -> set[Any]:
-    """Return the sizes that the second asks to be more than 1, where the first doesn't."""
-    found = set()
-    for guard in other.guards - one.guards:
-        if (match_ := ASKED_IF_ONE.fullmatch(guard)) is not None:
-            found.add(one.inputs[int(match_[1])][int(match_[2])])
-    return found
-
-
 def _of_size_one(value: Tensor, shape: Sequence[Any], symbol: Any) -> Tensor:
     """Return an example in which a size is 1."""
     for axis, size in enumerate(shape):
@@ -405,8 +405,11 @@ def _in_mode(module: nn.Module, mode: str) -> Iterator[None]:
             part.training = training
 
 
-def _need_same_inputs(one: Captured, other: Captured) -> None:
-    """Raises `NotFollowed` if the second takes fewer sizes than the first."""
+def _need_same_inputs(one: Captured, other: Captured) -> set[Any]:
+    """Return the sizes that the second asks to be more than 1, where the first doesn't.
+
+    Raises `NotFollowed` if the second takes fewer sizes than the first.
+    """
     if one.inputs != other.inputs:
         raise NotFollowed(f"it takes inputs of the sizes {other.inputs}, and the generated module {one.inputs}")
     if one.structure != other.structure:
@@ -415,10 +418,10 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
         theirs = other.ranges.get(name, (low, high))
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
-    for guard in sorted(other.guards - one.guards):
-        if ASKED_IF_ONE.fullmatch(guard):
-            continue
-        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
+    ones, others = Questions(other.guards, other.inputs).beyond(Questions(one.guards, one.inputs))
+    if others:
+        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {others[0]}")
+    return ones
 
 
 __all__ = ["Counterexample", "OnnxgenError", "Proof", "prove"]

@@ -116,7 +116,11 @@ def once(function: Function) -> Function:
 class Terms:
     """Makes terms, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, thorough: bool = False) -> None:
+        """`thorough`: whether operators with weights become sums and products where they can: what is alike then has
+        one form more often, and who looks for the layers of a network finds fewer.
+        """
+        self.thorough = thorough
         self._known: dict[Hashable, Term] = {}
         self.elements: dict[Term, Any] = {}  # tensors of constants
         self.results: dict[Hashable, Any] = {}
@@ -210,6 +214,11 @@ def times(one: Monomial, other: Monomial) -> Monomial:
     for factor, exponent in other:
         powers[factor] = powers.get(factor, 0) + exponent
     return frozenset(powers.items())
+
+
+def without_ones(shape: Shape) -> Shape:
+    """Return a shape without axes of size 1. What has the same is the same elements in the same order."""
+    return tuple(size for size in shape if size != 1)
 
 
 def is_size(value: Any) -> bool:

@@ -77,5 +77,5 @@ class Model(nn.Module):
 
     def forward(self, line):
         x = self.last(self.units(self.stem(line)))
-        x = F.max_pool2d(x, 2, stride=2)
+        x = F.max_pool2d(x, [min(2, size) for size in x.shape[2:]], stride=2)
         return self.head(x.mean((-2, -1))).softmax(dim=1)
