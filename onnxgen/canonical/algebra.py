@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnxgen.canonical.contractions import Contractions
@@ -61,7 +61,7 @@ class Algebra(Contractions):
         if self.thorough and (masked := self._masked(one, other, shape, dtype)) is not None:
             return masked
         left, right = self.items_of(one), self.items_of(other)
-        if len(left) > 1 and len(right) > 1 and len(left) * len(right) > EXPANDED:
+        if len(left) > 1 and len(right) > 1 and len(left) * len(right) > EXPANDED + 2 * self.thorough:
             (a, first), (b, second) = self.primitive(one), self.primitive(other)
             both = times(frozenset({(first, 1)}), frozenset({(second, 1)}))
             return self.sum_of({self.times(times(a[0], b[0]), both): a[1] * b[1]}, shape, dtype)
@@ -303,12 +303,48 @@ class Algebra(Contractions):
             operands.sort(key=order)
         return self.term("each", (name, attributes, *operands), shape, dtype)
 
+    def made_of(self, term: Term, factors: Mapping[Term, Term], shape: Shape) -> Term:
+        """Return a sum of products with other factors."""
+        products = []
+        for monomial, coefficient in self.items_of(term).items():
+            product = self.constant(1, (), term.dtype)
+            for factor, exponent in sorted(monomial, key=order):
+                for _ in range(exponent):
+                    product = self.multiplied(product, factors[factor], shape, term.dtype)
+            products.append((product, coefficient))
+        return self.added(products, shape, term.dtype)
+
     def total(self, term: Term, axes: Sequence[int], keep: bool) -> Term:
         """Return the sum over axes."""
+        if self.thorough and (made := self._total_of_sum(term, axes, keep)) is not None:
+            return made
         labels = list(range(len(term.shape)))
         out = [label for label in labels if label not in axes]
         result = self.contracted([(term, labels)], out, dict(enumerate(term.shape)), term.dtype)
         return self.kept(result, term.shape, axes) if keep else result
+
+    def _total_of_sum(self, term: Term, axes: Sequence[int], keep: bool) -> Term | None:
+        """Return the sum over axes of a sum, if some of its products are the same all along these axes."""
+        items, rank = self.items_of(term), len(term.shape)
+        wide = [axis for axis in axes if term.shape[axis] != 1]
+        if len(items) < 2 or "float" not in term.dtype or not wide:
+            return None
+
+        def is_still(monomial: Monomial) -> bool:
+            ends = [(f.shape[a - rank] if a - rank >= -len(f.shape) else 1) for f, _ in monomial for a in wide]
+            return all(size == 1 for size in ends)
+
+        still = {m: c for m, c in items.items() if is_still(m)}
+        if not still or len(still) == len(items):
+            return None
+        rest = self.sum_of({m: c for m, c in items.items() if m not in still}, term.shape, term.dtype)
+        shape = tuple(1 if n in axes else size for n, size in enumerate(term.shape))
+        once_ = self.sum_of(still, shape, term.dtype)
+        for axis in axes:
+            monomial, number = self.size(term.shape[axis])
+            once_ = self.multiplied(once_, self.sum_of({monomial: number}, (), term.dtype), shape, term.dtype)
+        both = self.added([(self.total(rest, axes, True), 1), (once_, 1)], shape, term.dtype)
+        return both if keep else self.reshaped(both, tuple(s for n, s in enumerate(term.shape) if n not in axes))
 
     def kept(self, reduced: Term, shape: Shape, axes: Sequence[int]) -> Term:
         """Return a reduced term with size 1 in the place of each axis."""

@@ -206,6 +206,14 @@ def cat(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
     return t.joined([t.cast(p, out.dtype) for p in pieces], axis)
 
 
+@rule("hstack")
+def hstack(t: Algebra, out: Result, pieces: Sequence[Term]) -> Any:
+    return cat(t, out, pieces, 1) if all(len(p.shape) > 1 for p in pieces) else None
+
+
+rule("vstack")(lambda t, out, pieces: cat(t, out, pieces, 0) if all(len(p.shape) > 1 for p in pieces) else None)
+
+
 @rule("stack")
 def stack(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
     axis = positive(axis, len(out.shape))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
+from torch.utils._sympy.functions import Max, Min  # what the sizes of an exported program are made of
 
 from onnxgen.canonical.terms import Shape
 
@@ -91,7 +92,7 @@ class Questions:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self._size(node.operand)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return {"min": sympy.Min, "max": sympy.Max}[node.func.id](*map(self._size, node.args))
+            return {"min": Min, "max": Max}[node.func.id](*map(self._size, node.args))
         raise ValueError(ast.unparse(node))
 
 
@@ -110,8 +111,8 @@ def equal_sizes(guards: Iterable[str], inputs: Sequence[Shape]) -> dict[Any, Any
             except (SyntaxError, TypeError, KeyError, IndexError, ValueError):
                 break
         if len(sides) == 2:
-            simple, rest = sorted(sides, key=lambda s: (s.has(sympy.Min, sympy.Max), str(s)))
-            if rest.has(sympy.Min, sympy.Max) and not simple.has(sympy.Min, sympy.Max):
+            simple, rest = sorted(sides, key=lambda s: (s.has(Min, Max), str(s)))
+            if rest.has(Min, Max) and not simple.has(Min, Max):
                 found[rest] = simple
     return found
 

@@ -39,6 +39,7 @@ from onnxgen.view.page import traced
 
 RUNS = 20  # drawn inputs on which modules are compared
 LARGEST = 1025  # size that inputs are drawn with
+SPARE = 4  # more inputs are drawn, where the first are of size 1 in an axis of any size
 GUARDS = 3  # of them are enough where the canonical forms are the same
 
 
@@ -106,7 +107,7 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         options = recorded_options(metadata_of(vars(space)), module.parent) or Options()
         reference = load(model, options)
         edited = _built(space, module)
-        feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
+        feeds = Feeds(_feeds(model, options, vars(space), runs + SPARE, seed), runs)
         pair = Pair(reference, edited, feeds, str(module), vars(space))
         proof = pair.prove()
         if proof.verdict == "different" and not any(place.side == "edited" for place in proof.places):
@@ -204,8 +205,20 @@ class Pair:
         modes = MODES if self._depends_on_mode() else MODES[:1]
         if any(not isinstance(a, Tensor) for a in self.arguments):
             raise NotFollowed("an input that is no tensor")
-        self.free = _free(self.reference, self.arguments)
+        self.arguments, self.free = self._free_axes()
         return self._compared_at(self.arguments, modes)
+
+    def _free_axes(self) -> tuple[list[Any], list[list[int]]]:
+        """Return inputs that show which axes have any size, and these axes."""
+        feeds = iter(self.feeds.all(SPARE))
+        arguments = next(feeds)
+        while True:
+            try:
+                return arguments, _free(self.reference, arguments)
+            except NotFollowed:
+                arguments = next(feeds, None) or self.feeds.spare()
+                if arguments is None:
+                    raise
 
     def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str]) -> list[Place] | None:
         """Compare for all sizes of the free axes; an axis of size 1 is none of these."""
@@ -365,6 +378,10 @@ class Feeds:
 
     def first(self) -> list[Any]:
         return next(self.all(1))
+
+    def spare(self) -> list[Any] | None:
+        """Return one more draw, beside those that are compared."""
+        return next(self.drawn, None)
 
     def all(self, most: int | None = None) -> Iterator[list[Any]]:
         for number in range(self.runs if most is None else min(most, self.runs)):

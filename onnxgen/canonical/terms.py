@@ -157,6 +157,8 @@ class Terms:
                 ((factor, exponent),) = monomial
                 if exponent == 1 and factor.shape == shape and factor.dtype == dtype:
                     return factor
+                if exponent == 1 and factor.dtype == dtype and self.thorough:
+                    return self.term("expand", (factor,), shape, dtype)
         return self.term("sum", (frozenset(kept.items()),), shape, dtype)
 
     def constant(self, number: float, shape: Shape, dtype: str) -> Term:

@@ -6,7 +6,7 @@ Views move towards the inputs of the network, through everything that is compute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,7 +184,18 @@ class Views(Terms):
             if split.op not in ("view", "reshape"):
                 joined = Pattern(tuple((size,) for size in pattern.sizes), pattern.groups)
                 return self.term("view", (split, joined), pattern.shape, term.dtype)
+        if term.op == "expand" and self.thorough and 1 in term.shape:
+            term, pattern = self._narrow(term, pattern)
         return self.term("view", (term, pattern), pattern.shape, term.dtype)
+
+    def _narrow(self, term: Term, pattern: Pattern) -> tuple[Term, Pattern]:
+        """Return an expansion without axes of size 1, and the same view of it."""
+        base, shape = term.args[0], term.shape
+        missing = len(shape) - len(base.shape)
+        kept = [n for n, size in enumerate(shape) if size != 1]
+        inner = self.reshaped(base, tuple(base.shape[n - missing] for n in kept if n >= missing))
+        narrow = self.term("expand", (self.bare(inner),), tuple(shape[n] for n in kept), term.dtype)
+        return narrow, Pattern(tuple(pattern.atoms[n] for n in kept), pattern.groups)
 
     def reshaped(self, term: Term, shape: Shape) -> Term:
         if term.shape == shape:
@@ -238,6 +249,9 @@ class Views(Terms):
     def mapped(self, term: Term, operand: Any, shape: Shape) -> Term:
         """Return a term computed element by element, with `operand(part)` for each of its operands."""
         if term.op == "sum":
+            made = {f: operand(f) for m in self.items_of(term) for f, _ in m}
+            if self.thorough and any(new.op == "sum" and old.op != "sum" for old, new in made.items()):
+                return self.made_of(term, made, shape)
             items: dict[Any, Any] = {}
             for monomial, coefficient in self.items_of(term).items():
                 new: Monomial = NOTHING
@@ -247,6 +261,9 @@ class Views(Terms):
             return self.sum_of(items, shape, term.dtype)
         name, attributes, *operands = term.args
         return self.each(name, [*map(operand, operands)], shape, term.dtype, attributes)
+
+    def made_of(self, term: Term, factors: Mapping[Term, Term], shape: Shape) -> Term:
+        raise NotImplementedError
 
     def each(
         self, name: str, operands: Sequence[Term], shape: Shape, dtype: str, attributes: tuple[Any, ...] = ()
@@ -284,7 +301,9 @@ class Views(Terms):
             return None
         number = sum(map(len, pattern.atoms[:axis]))
         made = next(n for n, group in enumerate(pattern.groups) if number in group)
-        if pattern.groups[made][0] != number or len(pattern.groups[made]) == 1:
+        flat = [n for group in pattern.groups for n in group]
+        is_turned = flat != [*range(len(flat))]
+        if pattern.groups[made][0] != number or (is_turned and len(pattern.groups[made]) == 1):
             return None
 
         def of_piece(size: Size) -> Pattern:
@@ -451,6 +470,8 @@ class Views(Terms):
         flat: list[Term] = []
         for piece in pieces:
             flat += piece.args[0] if piece.op == "cat" and piece.args[1] == axis else [piece]
+        if self.thorough and (grid := self._grid(flat, axis)) is not None:
+            return grid
         whole = self._whole(flat, axis)
         if whole is not None:
             return whole
@@ -459,6 +480,17 @@ class Views(Terms):
         size = plain(sum(piece.shape[axis] for piece in flat))
         shape = (*flat[0].shape[:axis], size, *flat[0].shape[axis + 1 :])
         return self.term("cat", (tuple(flat), axis), shape, flat[0].dtype)
+
+    def _grid(self, pieces: Sequence[Term], axis: int) -> Term | None:
+        """Return concatenations of concatenations with the first axis outside."""
+        along = {piece.args[1] if piece.op == "cat" else None for piece in pieces}
+        if len(pieces) < 2 or len(along) > 1 or None in along or min(along) >= axis:  # type: ignore[type-var, operator]
+            return None
+        (inner,) = along
+        rows = [piece.args[0] for piece in pieces]
+        if len({tuple(part.shape[inner] for part in row) for row in rows}) > 1:  # type: ignore[index]
+            return None
+        return self.joined([self.joined(column, axis) for column in zip(*rows, strict=True)], inner)  # type: ignore[arg-type]
 
     def _whole(self, pieces: Sequence[Term], axis: int) -> Term | None:
         """Return what the pieces are all of, in order."""

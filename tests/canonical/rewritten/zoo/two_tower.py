@@ -17,9 +17,9 @@ class Model(nn.Module):
         super().__init__()
         self.tower = Tower(features, width)
         self.temperature = nn.Parameter(torch.tensor(1.0))
-        self.left, self.right = nn.Linear(width, relations), nn.Linear(width, relations, bias=False)
+        self.relation = nn.Linear(2 * width, relations)
 
     def forward(self, query, document):
         a, b = self.tower(query), self.tower(document)
         score = torch.log1p(torch.exp(a)) * b.sigmoid()
-        return score.sum(-1, True) / self.temperature, self.left(a) + self.right(b)
+        return score.sum(-1, True) / self.temperature, self.relation(torch.hstack((a, b)))
