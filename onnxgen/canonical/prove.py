@@ -26,6 +26,7 @@ from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
+from onnxgen.canonical.terms import Shape
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
@@ -231,6 +232,7 @@ class Pair:
             if one.is_functional != other.is_functional:
                 one, other = (functional(followed) for followed in (one, other))
             mine, theirs = (read(terms, followed, {}) for followed in (one, other))
+            self._need_free(arguments, free, mine.inputs)
             pairs = match(mine, theirs, terms) if mode == MODES[0] else self.renamed
             self.renamed = self.renamed or pairs
             again = theirs
@@ -250,6 +252,34 @@ class Pair:
             if places is not None:
                 return places
         return None
+
+    def _need_free(
+        self, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], inputs: Sequence[Shape]
+    ) -> None:
+        """Raises `NotFollowed` if the generated module takes other sizes than those that it can be followed with.
+
+        It is followed for one size alone of an axis that it loops over. An axis may also have no other size.
+        """
+        lost = [(n, axis) for n, axes in enumerate(free) for axis in axes if isinstance(inputs[n][axis], int)]
+        sizes = {place: arguments[place[0]].shape[place[1]] for place in lost}
+        groups = [[place] for place in lost] + [[p for p in lost if sizes[p] == size] for size in {*sizes.values()}]
+        for group in groups:
+            for size in (sizes[group[0]] + 1, 2 * sizes[group[0]]):
+                feed = list(arguments)
+                for number, axis in group:
+                    feed[number] = _resized(feed[number], axis, size)
+                if self._takes(feed):
+                    number, axis = group[0]
+                    raise NotFollowed(f"it is followed for one size alone of axis {axis} of input {number}")
+
+    def _takes(self, feed: Sequence[Tensor]) -> bool:
+        """Whether the generated module runs on inputs."""
+        try:
+            with torch.no_grad(), _in_mode(self.reference, MODES[0]):
+                self.reference(*feed)
+        except Exception:
+            return False
+        return True
 
     def texts(self) -> Texts:
         return Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())

@@ -197,6 +197,10 @@ def _is_hidden(name: str) -> bool:
     return name.startswith("__") or own or HOOK.fullmatch(name) is not None
 
 
+def _is_stored(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
 def _is_of_self(node: ast.AST) -> bool:
     """Whether an expression is the module, or what is found in it."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -393,10 +397,11 @@ class Code:
         """Whether a name goes over parameters of the module alone."""
         if not isinstance(node, ast.Name) or node.id in self.parameters:
             return False
-        values = [value for n in ast.walk(self.node) for name, value in _assigned(n) if name == node.id]
-        calls = [v.func for v in values if isinstance(v, ast.Call) and not v.args and not v.keywords]
+        set_ = [n for n in ast.walk(self.node) if isinstance(n, ast.Name) and n.id == node.id and _is_stored(n)]
+        loops = [n for n in ast.walk(self.node) if isinstance(n, ast.For) and n.target in set_]
+        calls = [n.iter.func for n in loops if isinstance(n.iter, ast.Call) and not n.iter.args]
         kinds = [c for c in calls if isinstance(c, ast.Attribute) and c.attr == "parameters" and _is_of_self(c.value)]
-        return len(kinds) == len(values) > 0
+        return len(kinds) == len(set_) > 0
 
     def _device(self, node: ast.Attribute) -> Iterator[str]:
         """A device may only say where something is made."""
