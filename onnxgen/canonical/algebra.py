@@ -123,7 +123,7 @@ class Algebra(Contractions):
             return self.constant(1, shape, dtype)
         whole = exponent == int(exponent)
         if self.thorough and exponent == -1 and (argument := self._of_sigmoid(base)) is not None:
-            return self.sigmoid(argument)
+            return self.sigmoid(argument, shape)
         if whole and 0 < exponent <= 8:
             result = base
             for _ in range(int(exponent) - 1):
@@ -167,11 +167,11 @@ class Algebra(Contractions):
         items = self.items_of(term)
         return "float" in term.dtype and bool(items) and all(c < 0 for c in items.values())
 
-    def sigmoid(self, x: Term) -> Term:
+    def sigmoid(self, x: Term, shape: Shape) -> Term:
         if self.thorough and self.is_negative(x):
-            turned = self.each("sigmoid", [self.added([(x, -1)], x.shape, x.dtype)], x.shape, x.dtype)
-            return self.added([(self.constant(1, (), x.dtype), 1), (turned, -1)], x.shape, x.dtype)
-        return self.each("sigmoid", [x], x.shape, x.dtype)
+            turned = self.each("sigmoid", [self.added([(x, -1)], x.shape, x.dtype)], shape, x.dtype)
+            return self.added([(self.constant(1, (), x.dtype), 1), (turned, -1)], shape, x.dtype)
+        return self.each("sigmoid", [x], shape, x.dtype)
 
     def positive_part(self, x: Term, shape: Shape) -> Term:
         """Return the larger one of x and 0; that of -x is that of x, less x."""

@@ -264,9 +264,9 @@ def unary(t: Algebra, out: Result, name: str, x: Term) -> Term:
     if "float" in out.dtype and x.dtype != out.dtype:
         x = t.cast(x, out.dtype)
     if name == "sigmoid":
-        return t.sigmoid(t.bare(x))
+        return t.sigmoid(x, out.shape)
     if name == "tanh" and t.thorough:
-        twice = t.sigmoid(t.added([(x, 2)], out.shape, out.dtype))
+        twice = t.sigmoid(t.added([(x, 2)], out.shape, out.dtype), out.shape)
         return t.added([(twice, 2), (t.constant(1, (), out.dtype), -1)], out.shape, out.dtype)
     if name in ("log", "log1p") and t.thorough and (inner := _of_softplus(t, name, x)) is not None:
         return t.term("call", ("softplus", inner), out.shape, out.dtype)

@@ -320,6 +320,12 @@ class Views(Terms):
         """
         if term.op == "view":
             return term.args
+        if term.op == "cat" and self.thorough and term.args[1]:  # along its first axis
+            axis, rank = term.args[1], len(term.shape)
+            order_ = [axis, *(n for n in range(rank) if n != axis)]
+            base = self.joined([self.permuted(piece, order_) for piece in term.args[0]], 0)
+            back = permutation(base.shape, [order_.index(n) for n in range(rank)])
+            return (base, back) if base.op == "cat" else None
         if term.op not in ("sum", "each"):
             return None
         found = self._pivot(term)
