@@ -22,7 +22,9 @@ from onnxgen.canonical.terms import (
 )
 
 LEAVES = frozenset({"parameter", "frozen", "input", "size", *VIEWS})
-FINITE = frozenset({"conv", "max_pool", "avg_pool", "enlarged", "softplus", "pad", "aten::index.Tensor"})  # for finite operands
+FINITE = frozenset(
+    {"conv", "max_pool", "avg_pool", "enlarged", "softplus", "pad", "aten::index.Tensor"}
+)  # for finite operands
 EXPANDED = 6  # products of a product of two sums that is written as one sum
 
 
@@ -201,8 +203,13 @@ class Algebra(Contractions):
             if all(n is not None and math.isfinite(n) for n in numbers):
                 high, low = numbers
                 return self.expanded(
-                    self.added([(self.constant(low, (), dtype), 1), (self.cast(condition, dtype), high - low)],  # type: ignore[arg-type, operator]
-                               condition.shape, dtype), shape)
+                    self.added(
+                        [(self.constant(low, (), dtype), 1), (self.cast(condition, dtype), high - low)],  # type: ignore[arg-type, operator]
+                        condition.shape,
+                        dtype,
+                    ),
+                    shape,
+                )
             bent = self._bent(condition, one, other, shape, dtype)
             if bent is not None:
                 return bent

@@ -41,8 +41,7 @@ class Questions:
                 self.asked.setdefault(question, guard)
 
     def beyond(self, other: Questions) -> tuple[set[Any], list[str]]:
-        """Return what is asked here, and does not follow from the other's questions: sizes that may not be 1, the rest.
-        """
+        """Return what is asked here beyond the other's questions: sizes that may not be 1, and the rest."""
         ones: set[Any] = set()
         rest: list[str] = []
         for question, guard in self.asked.items():
@@ -92,7 +91,8 @@ class Questions:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return -self._size(node.operand)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return {"min": Min, "max": Max}[node.func.id](*map(self._size, node.args))
+            functions: dict[str, Any] = {"min": Min, "max": Max}
+            return functions[node.func.id](*map(self._size, node.args))
         raise ValueError(ast.unparse(node))
 
 
@@ -147,10 +147,8 @@ def _is_true(sign: str, left: Any) -> bool:
     if not more.is_polynomial(*symbols):
         return False
     terms = sympy.Poly(more, *symbols)
-    least = terms.eval({s: 0 for s in symbols})
+    least = terms.eval(dict.fromkeys(symbols, 0))
     coefficients = terms.coeffs()
     if sign == ">=":
         return bool(least >= 0 and all(c >= 0 for c in coefficients))
-    return bool(
-        (least > 0 and all(c >= 0 for c in coefficients)) or (least < 0 and all(c <= 0 for c in coefficients))
-    )
+    return bool((least > 0 and all(c >= 0 for c in coefficients)) or (least < 0 and all(c <= 0 for c in coefficients)))

@@ -68,7 +68,11 @@ def avg_pool(
         if x.shape[-rank:] == kernel:
             return t.mean(x, list(range(len(x.shape) - rank, len(x.shape))), True)
         here = x.shape[-rank:]
-        if t.thorough and kernel == stride and all(isinstance(s, int) and s % k == 0 for s, k in zip(here, kernel, strict=True)):
+        if (
+            t.thorough
+            and kernel == stride
+            and all(isinstance(s, int) and s % k == 0 for s, k in zip(here, kernel, strict=True))
+        ):
             pairs = [size for s, k in zip(here, kernel, strict=True) for size in (s // k, k)]
             wide, first = t.reshaped(x, (*x.shape[:-rank], *pairs)), len(x.shape) - rank
             return t.mean(wide, list(range(first + 1, first + 2 * rank, 2)), False)

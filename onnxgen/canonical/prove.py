@@ -253,9 +253,7 @@ class Pair:
                 return places
         return None
 
-    def _need_free(
-        self, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], inputs: Sequence[Shape]
-    ) -> None:
+    def _need_free(self, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], inputs: Sequence[Shape]) -> None:
         """Raises `NotFollowed` if the generated module takes other sizes than those that it can be followed with.
 
         It is followed for one size alone of an axis that it loops over. An axis may also have no other size.

@@ -290,7 +290,8 @@ class Views(Terms):
             return None
         numbers = iter(range(len(flat)))
         joined = Pattern(
-            tuple((pattern.sizes[n],) for n in flat), tuple(tuple(next(numbers) for _ in group) for group in pattern.groups)
+            tuple((pattern.sizes[n],) for n in flat),
+            tuple(tuple(next(numbers) for _ in group) for group in pattern.groups),
         )
         return self.rearranged(inner, joined)
 
@@ -371,7 +372,9 @@ class Views(Terms):
         if all(isinstance(b, int) for b in bounds) and isinstance(size, int):
             if (moved := self._moved(term, axis, bounds, shape)) is not None:
                 return moved
-        elif self.thorough and step == 1 and (moved := self._moved_by_sizes(term, axis, start, stop, shape)) is not None:
+        elif (
+            self.thorough and step == 1 and (moved := self._moved_by_sizes(term, axis, start, stop, shape)) is not None
+        ):
             return moved
         if term.op == "slice" and term.args[1] == axis and term.args[4] == 1:
             offset = term.args[2]
@@ -489,14 +492,13 @@ class Views(Terms):
 
     def _grid(self, pieces: Sequence[Term], axis: int) -> Term | None:
         """Return concatenations of concatenations with the first axis outside."""
-        along = {piece.args[1] if piece.op == "cat" else None for piece in pieces}
-        if len(pieces) < 2 or len(along) > 1 or None in along or min(along) >= axis:  # type: ignore[type-var, operator]
+        inner: int = pieces[0].args[1] if len(pieces) > 1 and pieces[0].op == "cat" else axis
+        if inner >= axis or any(piece.op != "cat" or piece.args[1] != inner for piece in pieces):
             return None
-        (inner,) = along
-        rows = [piece.args[0] for piece in pieces]
-        if len({tuple(part.shape[inner] for part in row) for row in rows}) > 1:  # type: ignore[index]
+        rows: list[tuple[Term, ...]] = [piece.args[0] for piece in pieces]
+        if len({tuple(part.shape[inner] for part in row) for row in rows}) > 1:
             return None
-        return self.joined([self.joined(column, axis) for column in zip(*rows, strict=True)], inner)  # type: ignore[arg-type]
+        return self.joined([self.joined(column, axis) for column in zip(*rows, strict=True)], inner)
 
     def _whole(self, pieces: Sequence[Term], axis: int) -> Term | None:
         """Return what the pieces are all of, in order."""

@@ -1,4 +1,3 @@
-import torch
 from torch import nn
 
 
@@ -24,7 +23,8 @@ class Head(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.shared = DWConv(width, width, act=True)
-        self.branches = nn.ModuleDict({k: DWConv(width, n) for k, n in dict(cls=1, obj=1, bbox=4, kps=10).items()})
+        sizes = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
+        self.branches = nn.ModuleDict({name: DWConv(width, size) for name, size in sizes.items()})
 
     def forward(self, x):
         x = self.shared(x)
