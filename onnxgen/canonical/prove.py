@@ -211,15 +211,13 @@ class Pair:
 
     def _free_axes(self) -> tuple[list[Any], list[list[int]]]:
         """Return inputs that show which axes have any size, and these axes."""
-        feeds = iter(self.feeds.all(SPARE))
-        arguments = next(feeds)
-        while True:
+        arguments = self.arguments
+        for _ in range(SPARE):
             try:
                 return arguments, _free(self.reference, arguments)
             except NotFollowed:
-                arguments = next(feeds, None) or self.feeds.spare()
-                if arguments is None:
-                    raise
+                arguments = self.feeds.spare() or self.arguments
+        return arguments, _free(self.reference, arguments)
 
     def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str]) -> list[Place] | None:
         """Compare for all sizes of the free axes; an axis of size 1 is none of these."""

@@ -422,8 +422,8 @@ def where(t: Algebra, out: Result, condition: Term, one: Any, other: Any) -> Any
         return where(t, out, condition.args[2], other, one)
     if condition.op == "each" and condition.args[0] == "eq":
         return where(t, out, t.each("ne", condition.args[2:], condition.shape, "bool"), other, one)
-    operands = [t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other)]
-    return t.chosen(condition, *operands, out.shape, out.dtype)
+    high, low = (t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other))
+    return t.chosen(condition, high, low, out.shape, out.dtype)
 
 
 @rule("masked_fill")
