@@ -108,9 +108,9 @@ class File:
     @cached_property
     def frozen(self) -> set[str]:
         """Names of dataclasses that can't be changed."""
-        marks = ("dataclass(frozen=True)", "dataclasses.dataclass(frozen=True)")
         classes = [n for n in self.tree.body if isinstance(n, ast.ClassDef)]
-        return {n.name for n in classes if any(ast.unparse(d) in marks for d in n.decorator_list)}
+        words = [(n.name, k) for n in classes for d in n.decorator_list if isinstance(d, ast.Call) for k in d.keywords]
+        return {name for name, k in words if k.arg == "frozen" and isinstance(k.value, ast.Constant) and k.value.value}
 
     @cached_property
     def known(self) -> set[str]:
@@ -315,7 +315,9 @@ class Code:
 
     def _is_frozen(self, node: ast.AST) -> bool:
         """Whether an expression makes a frozen dataclass of the file, as its fields are declared."""
-        return isinstance(node, ast.Call) and ast.unparse(node) in {f"{name}()" for name in self.file.frozen}
+        if not isinstance(node, ast.Call) or node.args or node.keywords or not isinstance(node.func, ast.Name):
+            return False
+        return node.func.id in self.file.frozen
 
     def _with(self, node: ast.With) -> Iterator[str]:
         for item in node.items:
