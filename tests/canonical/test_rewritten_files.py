@@ -21,7 +21,7 @@ WRONG = {  # a small mistake in each: what is replaced in the text
     "real/cnn_mnist_pytorch": ("logsumexp(scores, dim=1", "logsumexp(scores, dim=0"),
     "real/conv1d_small_keras": ("ConstantPad1d((1, 2), 0.0)", "ConstantPad1d((2, 1), 0.0)"),
     "real/conv2d_small_mp_keras": ("eps=1e-6", "eps=1e-5"),
-    "real/conv_add_mul_1d": ("* -0.14273734", "* -0.14273735"),
+    "real/conv_add_mul_1d": ("* -0.14273734", "* -0.1427374"),
     "real/dtln_model_1": ("(state[..., 0], state[..., 1])", "(state[..., 1], state[..., 0])"),
     "real/gh_issue_9671": ("->eac", "->eca"),
     "real/gpt2_megatron": ("- 10000.0 *", "+ 10000.0 *"),
