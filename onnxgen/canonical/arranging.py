@@ -65,7 +65,7 @@ def turned(t: Algebra, out: Result, x: Term) -> Any:
 rule("mT")(lambda t, out, x: transpose(t, out, x, -1, -2))
 
 
-@rule("movedim")
+@rule("movedim", "moveaxis")
 def movedim(t: Algebra, out: Result, x: Term, source: Any, target: Any) -> Any:
     rank = len(x.shape)
     sources, targets = axes_of(source, rank), axes_of(target, rank)
@@ -130,7 +130,13 @@ def slice_(t: Algebra, out: Result, x: Term, axis: int = 0, start: Any = None, s
         return t.sliced(x, axis, start, max(start, stop), step)
     if start == 0 and stop == size:
         return t.sliced(x, axis, 0, size, step)
+    if step == 1 and t.thorough and _is_natural(start):  # the result's size says where it ends
+        return t.sliced(x, axis, start, plain(start + out.shape[axis]))
     return None
+
+
+def _is_natural(size: Any) -> bool:
+    return size >= 0 if isinstance(size, int) else bool(getattr(size, "is_nonnegative", False))
 
 
 @rule("narrow")
@@ -178,6 +184,14 @@ def chunk(t: Algebra, out: Result, x: Term, count: int, axis: int = 0) -> Any:
     return split(t, out, x, -(-size // count), axis) if isinstance(size, int) else None
 
 
+@rule("tensor_split.sections")
+def tensor_split(t: Algebra, out: Result, x: Term, count: Any, axis: int = 0) -> Any:
+    size = x.shape[axis]
+    if not isinstance(size, int) or not isinstance(count, int):
+        return None
+    return _cut(t, x, axis, [size // count + (i < size % count) for i in range(count)])
+
+
 @rule("unbind.int")
 def unbind(t: Algebra, out: Result, x: Term, axis: int = 0) -> Any:
     size = x.shape[axis]
@@ -190,6 +204,14 @@ def cat(t: Algebra, out: Result, pieces: Sequence[Term], axis: int = 0) -> Any:
     if any(p.shape == (0,) for p in pieces):
         return None
     return t.joined([t.cast(p, out.dtype) for p in pieces], axis)
+
+
+@rule("hstack")
+def hstack(t: Algebra, out: Result, pieces: Sequence[Term]) -> Any:
+    return cat(t, out, pieces, 1) if all(len(p.shape) > 1 for p in pieces) else None
+
+
+rule("vstack")(lambda t, out, pieces: cat(t, out, pieces, 0) if all(len(p.shape) > 1 for p in pieces) else None)
 
 
 @rule("stack")
@@ -258,11 +280,49 @@ def index(t: Algebra, out: Result, x: Term, indices: Sequence[Any]) -> Any:
     return t.permuted(taken, [*range(count, count + axis), *range(count), *range(count + axis, count + rank - 1)])
 
 
+@rule("tril", "triu")
+def triangle(t: Algebra, out: Result, x: Term, diagonal: Any = 0, upper: bool = False) -> Any:
+    """Of ones, below the diagonal: where causal attention looks. Above it: where it does not."""
+    if number_in(x) != 1 or diagonal != int(upper) or len(x.shape) != 2 or not t.thorough:
+        return None
+    causal = t.term("call", ("causal",), x.shape, "bool")
+    if upper:
+        causal = t.each("logical_not", [causal], x.shape, "bool")
+    return t.cast(causal, out.dtype)
+
+
+rule("triu")(lambda t, out, x, diagonal=0: triangle(t, out, x, diagonal, True))
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(t: Algebra, out: Result, x: Term, factor: Any) -> Any:
+    channels = x.shape[-3]
+    if not isinstance(channels, int) or not isinstance(factor, int):
+        return None
+    *before, _, height, width = x.shape
+    wide = t.reshaped(x, (*before, channels // factor**2, factor, factor, height, width))
+    at = len(before)
+    return t.reshaped(t.permuted(wide, [*range(at), at, at + 3, at + 1, at + 4, at + 2]), out.shape)
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(t: Algebra, out: Result, x: Term, factor: Any) -> Any:
+    *before, channels, height, width = out.shape
+    if not isinstance(channels, int) or not isinstance(factor, int):
+        return None
+    wide = t.reshaped(x, (*before, channels // factor**2, height, factor, width, factor))
+    at = len(before)
+    return t.reshaped(t.permuted(wide, [*range(at), at, at + 2, at + 4, at + 1, at + 3]), out.shape)
+
+
 @rule("arange.default", "arange.start", "arange.start_step")
 def arange(t: Algebra, out: Result, *bounds: Any) -> Any:
     """Numbers of a known count are a constant, as an exporter stores them."""
     numbers = [b for b in bounds if isinstance(b, (int, float)) and not isinstance(b, bool)]
     if any(not isinstance(b, (int, float)) for b in bounds if b is not None and not isinstance(b, torch.dtype)):
+        given = [b for b in bounds if b is not None and not isinstance(b, torch.dtype)]
+        if t.thorough and (len(given) == 1 or (len(given) == 2 and given[0] == 0)):  # as many as a size
+            return t.cast(t.term("call", ("counted",), out.shape, "int64"), out.dtype)
         return None
     if not isinstance(out.shape[0], int) or out.shape[0] > MOST:
         return None
@@ -275,6 +335,8 @@ def constant(terms: Algebra, tensor: Tensor) -> Term:
     name = dtype_name(tensor.dtype)
     if tensor.numel() and not tensor.is_complex() and bool((tensor == tensor.reshape(-1)[0]).all()):
         return terms.constant(tensor.reshape(-1)[0].item(), tuple(tensor.shape), name)
+    if terms.thorough and 1 in tensor.shape:
+        return terms.reshaped(constant(terms, tensor.squeeze()), tuple(tensor.shape))
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
     term = terms.term("constant", (hashlib.sha256(data).hexdigest(), finite), tuple(tensor.shape), name)

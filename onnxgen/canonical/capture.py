@@ -24,13 +24,14 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as config
 
-from onnxgen.canonical import arranging, layers, pooling
+from onnxgen.canonical import arranging, layers, pooling, recurrent
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.arranging import constant as constant
+from onnxgen.canonical.guards import equal_sizes
 from onnxgen.canonical.rules import NotFollowed, Result, add, apply, dtype_name
-from onnxgen.canonical.terms import Shape, Term, plain
+from onnxgen.canonical.terms import Shape, Term, plain, without_ones
 
-RULES = (arranging, layers, pooling)  # importing them registers their rules
+RULES = (arranging, layers, pooling, recurrent)  # importing them registers their rules
 HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 
 
@@ -189,11 +190,14 @@ class Reader:
         self.tied: dict[Any, str] = {}
         self.memory: dict[int, tuple[Any, str]] = {}
         self.result = Captured(guards=followed.guards)
+        self.equal: dict[Any, Any] = {}
 
     def read(self) -> Captured:
         graph = self.program.graph
         self._name_sizes()
         values = self._inputs()
+        if self.terms.thorough:
+            self.equal = equal_sizes(self.result.guards, self.result.inputs)
         output = self._run(graph, values)
         signature = self.program.graph_signature.output_specs
         plain_outputs = []
@@ -237,7 +241,7 @@ class Reader:
         expression = node.expr
         if not expression.free_symbols <= self.symbols.keys():
             raise NotFollowed("a size that depends on values")
-        return plain(expression.xreplace(self.symbols))
+        return plain(expression.xreplace(self.symbols).xreplace(self.equal))
 
     def shape(self, value: Tensor) -> Shape:
         return tuple(self.size(size) for size in value.shape)
@@ -285,9 +289,9 @@ class Reader:
             self.result.leaves[path] = self.result.leaves[tied]
             return self.result.leaves[tied]
         if isinstance(known, Term):
-            if (known.op, known.shape, known.dtype) == form:
+            if (known.op, without_ones(known.shape), known.dtype) == (kind, without_ones(form[1]), form[2]):
                 self.result.leaves[path] = known
-                return known
+                return self.terms.reshaped(known, form[1])
             known = path
         term = self.terms.term(kind, (known,), *form[1:])
         self.result.leaves[path] = term

@@ -76,6 +76,17 @@ class Work:
         self.operands[number] = (base, [tuple(n for _ in axis for n in next(atoms)) for axis in pattern.atoms])
         return True
 
+    def flattened(self, number: int) -> None:
+        """Replace an operand that is a contraction itself by its operands."""
+        term, axes = self.operands.pop(number)
+        operands, out, sizes = term.args
+        outer = dict(zip(out, axes, strict=True))
+        for label in {*range(len(sizes))} - {*out}:
+            outer[label] = (self.new(sizes[label]),)
+            self.summed |= {*outer[label]}
+        made = [(o, [tuple(n for i in labels for n in outer[i]) for labels in each]) for o, each in operands]
+        self.operands[number:number] = made
+
     def factored(self, number: int, monomial: Monomial, rest: Sequence[Term]) -> None:
         """Replace an operand by the factors of a product, and terms of the operand's shape."""
         term, axes = self.operands.pop(number)
@@ -118,7 +129,9 @@ class Contractions(Views):
         work = Work(operands, out, sizes)
         for term, axes in work.operands:  # broadcast axes
             axes[:] = [() if size == 1 else labels for size, labels in zip(term.shape, axes, strict=True)]
-        while any(self._step(work, i, name) for i in range(len(work.operands))):
+        while any(self._step(work, i, name) for i in range(len(work.operands))) or (
+            self.thorough and name == "contract" and any(self._reduced(work, i) for i in range(len(work.operands)))
+        ):
             pass
         work.operands = [self._without_ones(*operand) for operand in work.operands]
         scale: Sum = {work.scalars: work.number}
@@ -153,6 +166,9 @@ class Contractions(Views):
         if turned is not None and turned[0] not in work.turned and work.under_view(number, *turned):
             work.turned.add(term)  # two arrangements may each be a view of the other: one turn is enough
             return True
+        if term.op == "contract" and name == "contract" and self.thorough and _is_inlined(term, work):
+            work.flattened(number)
+            return True
         if term.op != "sum" or name != "contract":
             return False
         if len(term.args[0]) < 2:
@@ -166,6 +182,23 @@ class Contractions(Views):
         work.number *= coefficient
         work.factored(number, common, [rest])
         return True
+
+    def _reduced(self, work: Work, number: int) -> bool:
+        """Sum an operand over the labels that no other one has. Returns False if there are none."""
+        term, axes = work.operands[number]
+        mine = [*itertools.chain(*axes)]
+        others = {n for i, (_, a) in enumerate(work.operands) if i != number for labels in a for n in labels}
+        own = [n for n in mine if n in work.summed and n not in others]
+        if len(work.operands) < 2 or not own or len({*mine}) < len(mine):
+            return False
+        flat = self.reshaped(term, tuple(work.sizes[n] for n in mine))
+        whole = self.total(flat, [i for i, n in enumerate(mine) if n in own], False)
+        work.operands[number] = (whole, [(n,) for n in mine if n not in own])
+        work.summed -= {*own}
+        return True
+
+    def total(self, term: Term, axes: Sequence[int], keep: bool) -> Term:
+        raise NotImplementedError
 
     def _placed(self, term: Term, axes: Labels, work: Work) -> Term:
         """Return a term whose axes have labels with its axes where the result has them."""
@@ -242,6 +275,11 @@ class Contractions(Views):
         ]
         apart[axis + atom] = (new[pieces[atom]],)
         return self.rearranged(made, without_ones(Pattern(tuple(apart), pattern.groups)))
+
+
+def _is_inlined(term: Term, work: Work) -> bool:
+    """Whether a contraction inside another one is taken apart. A sum of one operand is not: it comes first."""
+    return len(term.args[0]) > 1 or len(work.operands) == 1
 
 
 def replaced(labels: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:

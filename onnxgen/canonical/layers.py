@@ -21,10 +21,33 @@ def conv(
     stride, padding, dilation = (_wide(v, rank) for v in (stride, padding, dilation))
     if x.op == "call" and x.args[0] == "pad" and (more := _even(x.args[2], rank)) is not None:
         x, padding = x.args[1], tuple(p + q for p, q in zip(padding, more, strict=True))
+    if t.thorough and groups == 1 and not any(padding) and (made := _pieces(t, out, x, weight, stride)) is not None:
+        return made if bias is None else t.added([(made, 1), (_per_channel(t, bias, rank), 1)], out.shape, out.dtype)
     result = t.term("call", ("conv", x, weight, stride, padding, dilation, groups), out.shape, out.dtype)
     if bias is None:
         return result
-    return t.added([(result, 1), (t.reshaped(bias, (bias.shape[0], *[1] * rank)), 1)], out.shape, out.dtype)
+    return t.added([(result, 1), (_per_channel(t, bias, rank), 1)], out.shape, out.dtype)
+
+
+def _per_channel(t: Algebra, values: Term, rank: int) -> Term:
+    return t.reshaped(values, (values.shape[0], *[1] * rank))
+
+
+def _pieces(t: Algebra, out: Result, x: Term, weight: Term, stride: Sequence[Any]) -> Term | None:
+    """Return a convolution as a matrix product, if each place of the input is in one window."""
+    kernel = weight.shape[2:]
+    if tuple(stride) != tuple(kernel) or any(
+        k != 1 and not (isinstance(s, int) and s % k == 0) for s, k in zip(x.shape[2:], kernel, strict=True)
+    ):
+        return None
+    rank = len(kernel)
+    cut = [s if k == 1 else s // k for s, k in zip(x.shape[2:], kernel, strict=True)]
+    wide = t.reshaped(x, (*x.shape[:2], *(size for pair in zip(cut, kernel, strict=True) for size in pair)))
+    batch, channel, made = 0, 1, 2 + 2 * rank
+    inside = list(range(2, made))
+    sizes = {**dict(enumerate(wide.shape)), made: weight.shape[0]}
+    operands = [(wide, [batch, channel, *inside]), (weight, [made, channel, *inside[1::2]])]
+    return t.contracted(operands, [batch, made, *inside[::2]], sizes, out.dtype)
 
 
 @rule("conv1d.padding", "conv2d.padding", "conv3d.padding")
@@ -142,6 +165,17 @@ def log_softmax(t: Algebra, out: Result, x: Term, axis: int, dtype: Any = None) 
     return t.added([(x, 1), (largest, -1), (log, -1)], out.shape, out.dtype)
 
 
+@rule("logsumexp")
+def logsumexp(t: Algebra, out: Result, x: Term, axes: Any, keep: bool = False) -> Any:
+    chosen = axes_of(axes, len(x.shape))
+    if len(chosen) != 1 or "float" not in x.dtype:
+        return None
+    largest = t.extreme("amax", x, chosen, True)
+    whole = t.total(t.exponents(x, chosen[0]), chosen, True)
+    made = t.added([(largest, 1), (t.each("log", [whole], whole.shape, out.dtype), 1)], whole.shape, out.dtype)
+    return t.reshaped(made, out.shape)
+
+
 @rule("sum.dim_IntList", "mean.dim")
 def reduced(
     t: Algebra, out: Result, x: Term, axes: Any, keep: bool = False, dtype: Any = None, mean: bool = False
@@ -164,6 +198,16 @@ def extreme(t: Algebra, out: Result, x: Term, axes: Any = (), keep: bool = False
 
 rule("amax")(lambda t, out, x, axes=(), keep=False: t.extreme("amax", x, axes_of(axes, len(x.shape)), keep))
 rule("amin")(lambda t, out, x, axes=(), keep=False: t.extreme("amin", x, axes_of(axes, len(x.shape)), keep))
+
+
+@rule("max.dim")
+def extreme_at(t: Algebra, out: Result, x: Term, axis: int, keep: bool = False, name: str = "amax") -> Any:
+    axis = positive(axis, len(x.shape))
+    place = t.term("call", (f"place of {name}", x, axis, keep), out.shape, "int64")
+    return t.extreme(name, x, [axis], keep), place
+
+
+rule("min.dim")(lambda t, out, x, axis, keep=False: extreme_at(t, out, x, axis, keep, "amin"))
 
 
 @rule("var.correction", "std.correction")

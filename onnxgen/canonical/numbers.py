@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onnxgen.canonical.terms import without_ones
+
 MODES = ("evaluation", "training")
 APART = 1e-6  # of the largest element: what constants of two spellings of a function, rounded to float32, may make
 APART_SCALED = 1e-5  # the same with small weights
@@ -56,11 +58,12 @@ class Numbers:
     def has_same_weights(self) -> bool:
         """Give the edited module the weights of the generated one. Returns False if some have no partner."""
         state = self.reference.state_dict()
-        wanted = {path: self.renamed.get(path, path) for path in self.edited.state_dict()}
+        own = self.edited.state_dict()
+        wanted = {path: self.renamed.get(path, path) for path in own}
         if any(old not in state for old in wanted.values()):
             return False
         try:
-            self.edited.load_state_dict({new: state[old] for new, old in wanted.items()})
+            self.edited.load_state_dict({new: _shaped(state[old], own[new]) for new, old in wanted.items()})
         except RuntimeError:
             return False
         return True
@@ -90,12 +93,13 @@ class Numbers:
             except Untrainable:
                 return None
             state = wide.state_dict()
-            buffers = sorted((self._old(module, n), b) for n, b in wide.named_buffers() if n in state)
-            results.append([*out, *(b for _, b in buffers)] if mode == MODES[1] else out)
+            kept = {self._old(module, n): b for n, b in wide.named_buffers() if n in state and mode == MODES[1]}
+            results.append([*out, *(kept[name] for name in sorted(kept))])
+            returned = len(out)
         if len(results[0]) != len(results[1]):
             return Counterexample(mode, run, min(map(len, results)), math.inf)
         for number, (a, b) in enumerate(zip(*results, strict=True)):
-            apart = difference(a, b, inputs != 1)
+            apart = difference(a, b if number < returned else _shaped(b, a), inputs != 1)
             if apart > (APART if scale == inputs == 1 else APART_SCALED):
                 return Counterexample(mode, run, number, apart, f"output {number} {said}" if said else "")
         return None
@@ -150,7 +154,7 @@ class Numbers:
             return None
         largest = max(float(g.abs().max()) for g in (*one.values(), *other.values()) if g.numel())
         for name, mine in one.items():
-            theirs = other[name]
+            theirs = _shaped(other[name], mine)
             if not mine.numel() or not largest:
                 continue
             sizes = float(mine.abs().max()), float(theirs.abs().max())
@@ -189,6 +193,11 @@ class WideMasks(TorchFunctionMode):
                 given["attn_mask"] = mask.to(query.dtype)
             return func(query, key, value, **given)
         return func(*args, **(kwargs or {}))
+
+
+def _shaped(value: Tensor, wanted: Tensor) -> Tensor:
+    """Return a tensor in another one's shape, if they differ in axes of size 1 alone."""
+    return value.reshape(wanted.shape) if without_ones(value.shape) == without_ones(wanted.shape) else value
 
 
 class NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -67,6 +67,15 @@ def avg_pool(
         counts_padding = False
         if x.shape[-rank:] == kernel:
             return t.mean(x, list(range(len(x.shape) - rank, len(x.shape))), True)
+        here = x.shape[-rank:]
+        if (
+            t.thorough
+            and kernel == stride
+            and all(isinstance(s, int) and s % k == 0 for s, k in zip(here, kernel, strict=True))
+        ):
+            pairs = [size for s, k in zip(here, kernel, strict=True) for size in (s // k, k)]
+            wide, first = t.reshaped(x, (*x.shape[:-rank], *pairs)), len(x.shape) - rank
+            return t.mean(wide, list(range(first + 1, first + 2 * rank, 2)), False)
     return t.term("call", ("avg_pool", x, kernel, stride, padding, ceil, counts_padding), out.shape, out.dtype)
 
 
@@ -103,6 +112,11 @@ def _enlarged(t: Algebra, out: Result, kind: str, x: Term, align: Any, scales: A
     factors = [_whole(made / size) for size, made in zip(x.shape[-rank:], out.shape[-rank:], strict=True)]
     if None in factors or (scales is not None and list(scales) != factors):
         return None
+    if kind == "nearest" and t.thorough:
+        sizes = [size for s, f in zip(x.shape[-rank:], factors, strict=True) for size in (s, f)]
+        apart = [size for s in x.shape[-rank:] for size in (s, 1)]
+        wide = t.expanded(t.reshaped(x, (*x.shape[:-rank], *apart)), (*x.shape[:-rank], *sizes))
+        return t.reshaped(wide, out.shape)
     return t.term("call", ("enlarged", kind, x, align), out.shape, out.dtype)
 
 

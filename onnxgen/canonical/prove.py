@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
+from onnxgen.canonical.guards import Questions
 from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
@@ -25,6 +26,7 @@ from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
+from onnxgen.canonical.terms import Shape
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
@@ -38,6 +40,7 @@ from onnxgen.view.page import traced
 
 RUNS = 20  # drawn inputs on which modules are compared
 LARGEST = 1025  # size that inputs are drawn with
+SPARE = 4  # more inputs are drawn, where the first are of size 1 in an axis of any size
 GUARDS = 3  # of them are enough where the canonical forms are the same
 
 
@@ -105,7 +108,7 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         options = recorded_options(metadata_of(vars(space)), module.parent) or Options()
         reference = load(model, options)
         edited = _built(space, module)
-        feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
+        feeds = Feeds(_feeds(model, options, vars(space), runs + SPARE, seed), runs)
         pair = Pair(reference, edited, feeds, str(module), vars(space))
         proof = pair.prove()
         if proof.verdict == "different" and not any(place.side == "edited" for place in proof.places):
@@ -113,10 +116,22 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
             proof.places = [*proof.places, *([] if first is None else [first])]
         weights = sidecar_of(vars(space))
     if rename and proof.verdict == "proved" and proof.renamed and weights is not None:
+        _need_same_shapes(reference, edited, proof.renamed)
         proof.written = [str(file) for file in write_renamed(module, weights, proof.renamed)]
     if proof.places:
         proof.places = with_nodes(proof.places, model, options, module)
     return proof
+
+
+def _need_same_shapes(reference: nn.Module, edited: nn.Module, renamed: Mapping[str, str]) -> None:
+    """Raises `OnnxgenError` if a tensor has more than another name: `export` needs the file's shapes."""
+    mine, theirs = reference.state_dict(), edited.state_dict()
+    for new, old in renamed.items():
+        if mine[old].shape != theirs[new].shape:
+            raise OnnxgenError(
+                f"{new} has the shape {[*theirs[new].shape]}, and {old} of the generated module {[*mine[old].shape]}",
+                help=f"give {new} that shape, then ask for --rename again",
+            )
 
 
 def _built(space: Any, path: Path) -> nn.Module:
@@ -191,29 +206,39 @@ class Pair:
         modes = MODES if self._depends_on_mode() else MODES[:1]
         if any(not isinstance(a, Tensor) for a in self.arguments):
             raise NotFollowed("an input that is no tensor")
-        self.free = _free(self.reference, self.arguments)
+        self.arguments, self.free = self._free_axes()
         return self._compared_at(self.arguments, modes)
+
+    def _free_axes(self) -> tuple[list[Any], list[list[int]]]:
+        """Return inputs that show which axes have any size, and these axes."""
+        arguments = self.arguments
+        for _ in range(SPARE):
+            try:
+                return arguments, _free(self.reference, arguments)
+            except NotFollowed:
+                arguments = self.feeds.spare() or self.arguments
+        return arguments, _free(self.reference, arguments)
 
     def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str]) -> list[Place] | None:
         """Compare for all sizes of the free axes; an axis of size 1 is none of these."""
         free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, self.free, strict=True)]
         ones: set[Any] = set()
         for mode in modes:
-            terms = Algebra()
+            terms = Algebra(thorough=True)
             one = self._followed(self.reference, mode, arguments, free)
             other = self._followed(self.edited, mode, arguments, still_free(one))
             if one.is_functional != other.is_functional:
                 one, other = (functional(followed) for followed in (one, other))
             mine, theirs = (read(terms, followed, {}) for followed in (one, other))
-            pairs = match(mine, theirs) if mode == MODES[0] else self.renamed
+            self._need_free(arguments, free, mine.inputs)
+            pairs = match(mine, theirs, terms) if mode == MODES[0] else self.renamed
             self.renamed = self.renamed or pairs
             again = theirs
             if pairs:
                 again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
                 again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
             self.sizes |= _sizes_asked(mine, again)
-            ones |= _asked_if_one(mine, again)
-            _need_same_inputs(mine, again)
+            ones |= _need_same_inputs(mine, again)
             if (mine.outputs, mine.changed) != (again.outputs, again.changed):
                 self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
                 return part_ways(mine, again, self.file, self.texts())
@@ -225,6 +250,32 @@ class Pair:
             if places is not None:
                 return places
         return None
+
+    def _need_free(self, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], inputs: Sequence[Shape]) -> None:
+        """Raises `NotFollowed` if the generated module takes other sizes than those that it can be followed with.
+
+        It is followed for one size alone of an axis that it loops over. An axis may also have no other size.
+        """
+        lost = [(n, axis) for n, axes in enumerate(free) for axis in axes if isinstance(inputs[n][axis], int)]
+        sizes = {place: arguments[place[0]].shape[place[1]] for place in lost}
+        groups = [[place] for place in lost] + [[p for p in lost if sizes[p] == size] for size in {*sizes.values()}]
+        for group in groups:
+            for size in (sizes[group[0]] + 1, 2 * sizes[group[0]]):
+                feed = list(arguments)
+                for number, axis in group:
+                    feed[number] = _resized(feed[number], axis, size)
+                if self._takes(feed):
+                    number, axis = group[0]
+                    raise NotFollowed(f"it is followed for one size alone of axis {axis} of input {number}")
+
+    def _takes(self, feed: Sequence[Tensor]) -> bool:
+        """Whether the generated module runs on inputs."""
+        try:
+            with torch.no_grad(), _in_mode(self.reference, MODES[0]):
+                self.reference(*feed)
+        except Exception:
+            return False
+        return True
 
     def texts(self) -> Texts:
         return Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
@@ -310,18 +361,6 @@ def _resized(value: Tensor, axis: int, size: int) -> Tensor:
     return value.index_select(axis, torch.arange(size) % value.shape[axis])
 
 
-ASKED_IF_ONE = re.compile(r"1 != L\[(\d+)\]\.size\(\)\[(\d+)\]")
-
-
-def _asked_if_one(one: Captured, other: Captured) -> set[Any]:
-    """Return the sizes that the second asks to be more than 1, where the first doesn't."""
-    found = set()
-    for guard in other.guards - one.guards:
-        if (match_ := ASKED_IF_ONE.fullmatch(guard)) is not None:
-            found.add(one.inputs[int(match_[1])][int(match_[2])])
-    return found
-
-
 def _of_size_one(value: Tensor, shape: Sequence[Any], symbol: Any) -> Tensor:
     """Return an example in which a size is 1."""
     for axis, size in enumerate(shape):
@@ -366,6 +405,10 @@ class Feeds:
     def first(self) -> list[Any]:
         return next(self.all(1))
 
+    def spare(self) -> list[Any] | None:
+        """Return one more draw, beside those that are compared."""
+        return next(self.drawn, None)
+
     def all(self, most: int | None = None) -> Iterator[list[Any]]:
         for number in range(self.runs if most is None else min(most, self.runs)):
             if number == len(self.known):
@@ -405,8 +448,11 @@ def _in_mode(module: nn.Module, mode: str) -> Iterator[None]:
             part.training = training
 
 
-def _need_same_inputs(one: Captured, other: Captured) -> None:
-    """Raises `NotFollowed` if the second takes fewer sizes than the first."""
+def _need_same_inputs(one: Captured, other: Captured) -> set[Any]:
+    """Return the sizes that the second asks to be more than 1, where the first doesn't.
+
+    Raises `NotFollowed` if the second takes fewer sizes than the first.
+    """
     if one.inputs != other.inputs:
         raise NotFollowed(f"it takes inputs of the sizes {other.inputs}, and the generated module {one.inputs}")
     if one.structure != other.structure:
@@ -415,10 +461,10 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
         theirs = other.ranges.get(name, (low, high))
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
-    for guard in sorted(other.guards - one.guards):
-        if ASKED_IF_ONE.fullmatch(guard):
-            continue
-        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
+    ones, others = Questions(other.guards, other.inputs).beyond(Questions(one.guards, one.inputs))
+    if others:
+        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {others[0]}")
+    return ones
 
 
 __all__ = ["Counterexample", "OnnxgenError", "Proof", "prove"]

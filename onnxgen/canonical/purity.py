@@ -50,6 +50,8 @@ STATEFUL = frozenset(
 )
 PURE = ("torch.onnx.ops", "torch.nn.utils.parametrizations", "torch.nn.utils.rnn")  # in spite of a name above
 RANDOM = re.compile(r"torch\.(rand\w*|normal|bernoulli|multinomial|poisson|empty\w*)$")
+# what makes a parameter, or a buffer with a name, of a tensor
+PARAMETERS = frozenset({"Parameter", "ParameterList", "ParameterDict", "register_buffer", "register_parameter"})
 OF_FUNCTOOLS = frozenset({"partial", "reduce", "wraps"})
 # of a tensor or a module: what a capture answers in another way than a call, or what changes one under another name
 ATTRIBUTES = frozenset(
@@ -102,6 +104,13 @@ class File:
     @cached_property
     def classes(self) -> set[str]:
         return {n.name for n in self.tree.body if isinstance(n, ast.ClassDef)}
+
+    @cached_property
+    def frozen(self) -> set[str]:
+        """Names of dataclasses that can't be changed."""
+        classes = [n for n in self.tree.body if isinstance(n, ast.ClassDef)]
+        words = [(n.name, k) for n in classes for d in n.decorator_list if isinstance(d, ast.Call) for k in d.keywords]
+        return {name for name, k in words if k.arg == "frozen" and isinstance(k.value, ast.Constant) and k.value.value}
 
     @cached_property
     def known(self) -> set[str]:
@@ -188,6 +197,10 @@ def _is_hidden(name: str) -> bool:
     return name.startswith("__") or own or HOOK.fullmatch(name) is not None
 
 
+def _is_stored(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
 def _is_of_self(node: ast.AST) -> bool:
     """Whether an expression is the module, or what is found in it."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -205,12 +218,21 @@ def _statement(node: ast.stmt, file: File) -> Iterator[str]:
                 yield _said(node, f"is not followed ({name})")
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if not all(isinstance(t, ast.Name) for t in targets):
+        if not all(isinstance(t, (ast.Name, ast.Tuple)) for t in targets) or any(
+            isinstance(n, (ast.Attribute, ast.Subscript)) for t in targets for n in ast.walk(t)
+        ):
             yield _said(node, "is not followed (an attribute)")
         elif node.value is not None:
             yield from Code(node.value, file).objections()
     elif not _is_main(node) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         yield _said(node, "is not followed (it)")
+
+
+def _makes_dataclass(node: ast.expr, file: File) -> bool:
+    """Whether a decorator of a class is `dataclass`, perhaps with what it is to be."""
+    if isinstance(node, ast.Call) and not node.args and all(isinstance(k.value, ast.Constant) for k in node.keywords):
+        node = node.func
+    return file.whole(node) == "dataclasses.dataclass"
 
 
 def _is_main(node: ast.stmt) -> bool:
@@ -219,7 +241,7 @@ def _is_main(node: ast.stmt) -> bool:
 
 
 def _class(node: ast.ClassDef, others: set[str], file: File) -> Iterator[str]:
-    if node.decorator_list or node.keywords:
+    if node.keywords or not all(_makes_dataclass(d, file) for d in node.decorator_list):
         yield _said(node, "is a class with a decorator or a metaclass")
     for base in node.bases:
         if not (isinstance(base, ast.Name) and base.id in file.classes) and not file.whole(base).startswith(
@@ -283,11 +305,19 @@ class Code:
 
     def _function(self, node: ast.FunctionDef | ast.Lambda) -> Iterator[str]:
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+            if self._is_frozen(default):
+                continue
             if any(isinstance(n, (ast.List, ast.Dict, ast.Set, ast.Call, ast.ListComp)) for n in ast.walk(default)):
                 yield _said(default, "is kept from call to call")
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             if self.file.whole(decorator) not in ("staticmethod", "classmethod", "property", "torch.no_grad()"):
                 yield _said(decorator, "is a decorator that is not followed")
+
+    def _is_frozen(self, node: ast.AST) -> bool:
+        """Whether an expression makes a frozen dataclass of the file, as its fields are declared."""
+        if not isinstance(node, ast.Call) or node.args or node.keywords or not isinstance(node.func, ast.Name):
+            return False
+        return node.func.id in self.file.frozen
 
     def _with(self, node: ast.With) -> Iterator[str]:
         for item in node.items:
@@ -360,8 +390,20 @@ class Code:
     def _stored(self, node: ast.Attribute) -> Iterator[str]:
         if node not in self.initial:
             yield _said(node, "keeps something for the next call")
+        elif node.attr == "requires_grad" and self._is_parameter(node.value):
+            return
         elif not _is_of_self(node) or hasattr(nn.Module, node.attr):
             yield _said(node, "changes what is not the module's own")
+
+    def _is_parameter(self, node: ast.AST) -> bool:
+        """Whether a name goes over parameters of the module alone."""
+        if not isinstance(node, ast.Name) or node.id in self.parameters:
+            return False
+        set_ = [n for n in ast.walk(self.node) if isinstance(n, ast.Name) and n.id == node.id and _is_stored(n)]
+        loops = [n for n in ast.walk(self.node) if isinstance(n, ast.For) and n.target in set_]
+        calls = [n.iter.func for n in loops if isinstance(n.iter, ast.Call) and not n.iter.args]
+        kinds = [c for c in calls if isinstance(c, ast.Attribute) and c.attr == "parameters" and _is_of_self(c.value)]
+        return len(kinds) == len(set_) > 0
 
     def _device(self, node: ast.Attribute) -> Iterator[str]:
         """A device may only say where something is made."""
@@ -381,7 +423,7 @@ class Code:
                 yield _said(node, "is not followed")
         elif RANDOM.match(self.file.whole(node.func)) and (node in self.initial or not self._has_self()):
             made = [self.file.whole(n.func).split(".")[-1] for n in self._around(node) if isinstance(n, ast.Call)]
-            if not {"Parameter", "register_buffer", "register_parameter"} & {*made}:
+            if not PARAMETERS & {*made}:
                 yield _said(node, "is another one in each process")
         if isinstance(node.func, ast.Attribute) and node.func.attr in GROWING:
             yield from self._growing(node, node.func)
@@ -404,8 +446,12 @@ class Code:
             if self._is_global(function.value) and not isinstance(function.value, ast.Call):
                 yield _said(node, "changes what is not the module's own")
         elif not isinstance(function.value, ast.Name) or function.value.id not in self._lists():
-            if function.attr != "add" or isinstance(function.value, ast.Call):  # `x.add(y)` of a tensor
+            if function.attr != "add" or not self._is_tensor(function.value):  # `x.add(y)` of a tensor
                 yield _said(node, "changes what is kept")
+
+    def _is_tensor(self, node: ast.AST) -> bool:
+        """Whether an expression is no set that a call found."""
+        return not isinstance(node, ast.Call) or self.file.whole(node.func).startswith("torch.")
 
     def _lists(self) -> set[str]:
         """Local names that are always a new list or dict."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from onnxgen.canonical.algebra import Algebra
-from onnxgen.canonical.terms import INTEGERS, Shape, Term, is_size, number_in
+from onnxgen.canonical.terms import INTEGERS, NOTHING, Shape, Term, is_size, number_in, product
 
 
 class NotFollowed(Exception):
@@ -62,9 +62,39 @@ def apply(terms: Algebra, reader: Any, target: Any, arguments: Sequence[Any], re
             made = function(terms, results[0], *arguments)
             if made is not None:
                 return made
+    if terms.thorough and name in NORMED and arguments[5] and len(results[0].shape) > 1:
+        return _normed(terms, reader, target, arguments, results)
     made = opaque(terms, reader, target, f"{package}::{name}.{overload}", arguments, results)
     if name in ("batch_norm", "instance_norm") and arguments[3] is not None and arguments[5]:
         reader.effect(made)  # it also changes the running statistics
+    return made
+
+
+NORMED = ("batch_norm", "_native_batch_norm_legit_functional")  # in training
+
+
+def _normed(terms: Algebra, reader: Any, target: Any, arguments: Sequence[Any], results: Sequence[Result]) -> Any:
+    """Return a batch norm with statistics of the batch: of rows of channels, then turned back, scaled and shifted."""
+    x, weight, bias, mean, var, training, momentum, epsilon, *_ = arguments
+    shape, dtype = results[0].shape, results[0].dtype
+    rank, channels = len(shape), shape[1]
+    turned = terms.permuted(x, [0, *range(2, rank), 1])
+    rows = (product(turned.shape[:-1]), channels)
+    given = [terms.reshaped(turned, rows), None, None, mean, var, training, momentum, epsilon]
+    name = "batch norm"  # of both operators: the functional one also returns what becomes of the statistics
+    whole = terms.term("call", (name, *(_argument(terms, g, "float32") for g in given)), (), "tuple")
+    made = terms.reshaped(terms.term("item", (whole, 0), rows, dtype), turned.shape)
+    made = terms.permuted(made, [0, rank - 1, *range(1, rank - 1)])
+    per = (channels, *[1] * (rank - 2))
+    if weight is not None:
+        made = terms.multiplied(made, terms.reshaped(weight, per), shape, dtype)
+    if bias is not None:
+        made = terms.added([(made, 1), (terms.reshaped(bias, per), 1)], shape, dtype)
+    if len(results) > 1:
+        rest = (terms.term("item", (whole, i), r.shape, r.dtype) for i, r in enumerate(results) if i)
+        return (made, *rest)
+    if mean is not None:
+        reader.effect(whole)  # it also changes the running statistics
     return made
 
 
@@ -193,6 +223,11 @@ for _name, _exponent in (("sqrt", 0.5), ("rsqrt", -0.5), ("reciprocal", -1), ("s
     rule(_name)(lambda t, out, x, exponent=_exponent: power(t, out, x, exponent))
 
 
+@rule("outer", "ger")
+def outer(t: Algebra, out: Result, one: Term, other: Term) -> Any:
+    return mul(t, out, t.reshaped(one, (*one.shape, 1)), other)
+
+
 @rule("addcmul")
 def addcmul(t: Algebra, out: Result, x: Term, one: Term, other: Term, value: Any = 1) -> Any:
     return add(t, out, x, mul(t, out, one, other), value)
@@ -212,9 +247,29 @@ UNARY = """
 """.split()
 
 
+def _of_softplus(t: Algebra, name: str, x: Term) -> Term | None:
+    """Return y of `log(1 + exp(y))`."""
+    if name == "log1p":
+        x = t.added([(x, 1), (t.constant(1, (), x.dtype), 1)], x.shape, x.dtype)
+    items = t.items_of(x)
+    if len(items) != 2 or items.get(NOTHING) != 1:
+        return None
+    ((monomial, coefficient),) = [(m, c) for m, c in items.items() if m]
+    ((factor, count), *others) = monomial
+    is_exp = factor.op == "each" and factor.args[0] == "exp" and count == coefficient == 1 and not others
+    return t.expanded(factor.args[2], x.shape) if is_exp else None
+
+
 def unary(t: Algebra, out: Result, name: str, x: Term) -> Term:
     if "float" in out.dtype and x.dtype != out.dtype:
         x = t.cast(x, out.dtype)
+    if name == "sigmoid":
+        return t.sigmoid(x, out.shape)
+    if name == "tanh" and t.thorough:
+        twice = t.sigmoid(t.added([(x, 2)], out.shape, out.dtype), out.shape)
+        return t.added([(twice, 2), (t.constant(1, (), out.dtype), -1)], out.shape, out.dtype)
+    if name in ("log", "log1p") and t.thorough and (inner := _of_softplus(t, name, x)) is not None:
+        return t.term("call", ("softplus", inner), out.shape, out.dtype)
     if name == "bitwise_not" and out.dtype == "bool":
         name = "logical_not"
     if name == "logical_not" and x.op == "each" and x.args[0] in ("eq", "ne"):
@@ -227,8 +282,17 @@ for _name in UNARY:
     rule(f"{_name}.default")(lambda t, out, x, name=_name: unary(t, out, name, x))
 
 
+def _is_zero(limit: Any) -> bool:
+    return number_in(limit) == 0 if isinstance(limit, Term) else limit == 0 and limit is not None
+
+
 def bounded(t: Algebra, out: Result, x: Term, low: Any, high: Any) -> Term:
     """Return x, at least `low` and at most `high`."""
+    if t.thorough and "float" in out.dtype and _is_zero(low) and high is None:
+        return t.positive_part(t.operand(x, out.dtype), out.shape)
+    if t.thorough and "float" in out.dtype and _is_zero(high) and low is None:
+        x = t.operand(x, out.dtype)
+        return t.added([(x, 1), (t.positive_part(x, out.shape), -1)], out.shape, out.dtype)
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
             x = t.each(
@@ -284,6 +348,34 @@ def softplus(t: Algebra, out: Result, x: Term, beta: Any = 1, threshold: Any = 2
     return t.term("call", ("softplus", x), out.shape, out.dtype) if (beta, threshold) == (1, 20) else None
 
 
+@rule("log_sigmoid")
+def log_sigmoid(t: Algebra, out: Result, x: Term) -> Any:
+    turned = t.added([(x, -1)], out.shape, out.dtype)
+    return t.added([(t.term("call", ("softplus", turned), out.shape, out.dtype), -1)], out.shape, out.dtype)
+
+
+@rule("expm1.default")
+def expm1(t: Algebra, out: Result, x: Term) -> Any:
+    return add(t, out, unary(t, out, "exp", x), -1)
+
+
+@rule("elu")
+def elu(t: Algebra, out: Result, x: Term, alpha: Any = 1, scale: Any = 1, inner: Any = 1) -> Any:
+    below = add(t, out, unary(t, out, "exp", t.added([(x, inner)], out.shape, out.dtype)), -1)
+    sides = (t.added([(x, scale)], out.shape, out.dtype), t.added([(below, alpha * scale)], out.shape, out.dtype))
+    return where(t, out, compared(t, out, "lt", scalar(t, 0, out.dtype), x), *sides)
+
+
+rule("selu")(lambda t, out, x: elu(t, out, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946))
+
+
+@rule("prelu")
+def prelu(t: Algebra, out: Result, x: Term, weight: Term) -> Any:
+    shape = () if weight.shape in ((), (1,)) else (weight.shape[0], *[1] * (len(x.shape) - 2))
+    low = mul(t, out, x, t.reshaped(weight, shape))
+    return where(t, out, compared(t, out, "lt", scalar(t, 0, out.dtype), x), x, low)
+
+
 @rule("leaky_relu")
 def leaky_relu(t: Algebra, out: Result, x: Term, slope: Any = 0.01) -> Any:
     return where(
@@ -336,8 +428,10 @@ def where(t: Algebra, out: Result, condition: Term, one: Any, other: Any) -> Any
         return t.expanded(t.operand(scalar(t, one if number else other, out.dtype), out.dtype), out.shape)
     if condition.op == "each" and condition.args[0] == "logical_not":
         return where(t, out, condition.args[2], other, one)
-    operands = [t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other)]
-    return t.each("where", [condition, *operands], out.shape, out.dtype)
+    if condition.op == "each" and condition.args[0] == "eq":
+        return where(t, out, t.each("ne", condition.args[2:], condition.shape, "bool"), other, one)
+    high, low = (t.operand(scalar(t, v, out.dtype), out.dtype) for v in (one, other))
+    return t.chosen(condition, high, low, out.shape, out.dtype)
 
 
 @rule("masked_fill")

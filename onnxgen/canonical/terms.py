@@ -128,7 +128,11 @@ def once(function: Function) -> Function:
 class Terms:
     """Makes terms, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, thorough: bool = False) -> None:
+        """`thorough`: whether operators with weights become sums and products where they can: what is alike then has
+        one form more often, and who looks for the layers of a network finds fewer.
+        """
+        self.thorough = thorough
         self._known: dict[Hashable, Term] = {}
         self.elements: dict[Term, Any] = {}  # tensors of constants
         self.results: dict[Hashable, Any] = {}
@@ -165,6 +169,8 @@ class Terms:
                 ((factor, exponent),) = monomial
                 if exponent == 1 and factor.shape == shape and factor.dtype == dtype:
                     return factor
+                if exponent == 1 and factor.dtype == dtype and self.thorough:
+                    return self.term("expand", (factor,), shape, dtype)
         return self.term("sum", (frozenset(kept.items()),), shape, dtype)
 
     def constant(self, number: float, shape: Shape, dtype: str) -> Term:
@@ -222,6 +228,11 @@ def times(one: Monomial, other: Monomial) -> Monomial:
     for factor, exponent in other:
         powers[factor] = powers.get(factor, 0) + exponent
     return frozenset(powers.items())
+
+
+def without_ones(shape: Shape) -> Shape:
+    """Return a shape without axes of size 1. What has the same is the same elements in the same order."""
+    return tuple(size for size in shape if size != 1)
 
 
 def is_size(value: Any) -> bool:

@@ -6,7 +6,7 @@ Views move towards the inputs of the network, through everything that is compute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,15 +172,30 @@ class Views(Terms):
             return self.rearranged(term.args[0], both)
         if term.op in ("sum", "each") and (moved := self._through(term, pattern)) is not None:
             return moved
+        if term.op == "cat" and self.thorough and (moved := self._through_joined(term, pattern)) is not None:
+            return moved
         if term.op == "expand" and (inner := _restricted(term.args[0], term.shape, pattern)) is not None:
             return self.expanded(self.rearranged(term.args[0], inner), pattern.shape)
+        if term.op == "expand" and self.thorough and (moved := self._through_expanded(term, pattern)) is not None:
+            return moved
         if term.op in ("sum", "each") and any(len(axis) > 1 for axis in pattern.atoms):
             # what is split goes through always; what is joined stays outside
             split = self.rearranged(term, Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes)))))
             if split.op not in ("view", "reshape"):
                 joined = Pattern(tuple((size,) for size in pattern.sizes), pattern.groups)
                 return self.term("view", (split, joined), pattern.shape, term.dtype)
+        if term.op == "expand" and self.thorough and 1 in term.shape:
+            term, pattern = self._narrow(term, pattern)
         return self.term("view", (term, pattern), pattern.shape, term.dtype)
+
+    def _narrow(self, term: Term, pattern: Pattern) -> tuple[Term, Pattern]:
+        """Return an expansion without axes of size 1, and the same view of it."""
+        base, shape = term.args[0], term.shape
+        missing = len(shape) - len(base.shape)
+        kept = [n for n, size in enumerate(shape) if size != 1]
+        inner = self.reshaped(base, tuple(base.shape[n - missing] for n in kept if n >= missing))
+        narrow = self.term("expand", (self.bare(inner),), tuple(shape[n] for n in kept), term.dtype)
+        return narrow, Pattern(tuple(pattern.atoms[n] for n in kept), pattern.groups)
 
     def reshaped(self, term: Term, shape: Shape) -> Term:
         if term.shape == shape:
@@ -210,11 +225,33 @@ class Views(Terms):
             return term
         if term.op == "sum":
             return self.sum_of(self.items_of(term), shape, term.dtype)
-        return self.term("expand", (self.bare(term),), shape, term.dtype)
+        base = self.bare(term)
+        if self.thorough and base.op == "view" and base.args[0].op == "expand":
+            return self._expanded_again(base, shape)
+        return self.term("expand", (base,), shape, term.dtype)
+
+    def _expanded_again(self, view: Term, shape: Shape) -> Term:
+        """Return an expansion of a view of an expansion as a view of one expansion."""
+        inner, pattern = view.args
+        missing = len(shape) - len(view.shape)
+        sizes = [size for n, size in enumerate(shape) if n < missing or view.shape[n - missing] != size]
+        count = len(pattern.sizes)
+        numbers = iter(range(count, count + len(sizes)))
+        groups = tuple(
+            (next(numbers),) if n < missing or view.shape[n - missing] != size else pattern.groups[n - missing]
+            for n, size in enumerate(shape)
+        )
+        base = inner.args[0]
+        wide = self.reshaped(base, (*base.shape, *[1] * len(sizes)))
+        more = self.term("expand", (wide,), (*inner.shape, *sizes), view.dtype)
+        return self.rearranged(more, without_ones(Pattern((*pattern.atoms, *((s,) for s in sizes)), groups)))
 
     def mapped(self, term: Term, operand: Any, shape: Shape) -> Term:
         """Return a term computed element by element, with `operand(part)` for each of its operands."""
         if term.op == "sum":
+            made = {f: operand(f) for m in self.items_of(term) for f, _ in m}
+            if self.thorough and any(new.op == "sum" and old.op != "sum" for old, new in made.items()):
+                return self.made_of(term, made, shape)
             items: dict[Any, Any] = {}
             for monomial, coefficient in self.items_of(term).items():
                 new: Monomial = NOTHING
@@ -224,6 +261,9 @@ class Views(Terms):
             return self.sum_of(items, shape, term.dtype)
         name, attributes, *operands = term.args
         return self.each(name, [*map(operand, operands)], shape, term.dtype, attributes)
+
+    def made_of(self, term: Term, factors: Mapping[Term, Term], shape: Shape) -> Term:
+        raise NotImplementedError
 
     def each(
         self, name: str, operands: Sequence[Term], shape: Shape, dtype: str, attributes: tuple[Any, ...] = ()
@@ -240,6 +280,39 @@ class Views(Terms):
             views[operand] = view
         return self.mapped(term, lambda part: self.bare(self.rearranged(part, views[part])), pattern.shape)
 
+    def _through_expanded(self, term: Term, pattern: Pattern) -> Term | None:
+        """Return a view of an expansion as one that only joins axes: what it splits and turns goes inside."""
+        flat = [n for group in pattern.groups for n in group]
+        if flat == [*range(len(flat))] and all(len(axis) < 2 for axis in pattern.atoms):
+            return None
+        inner = self.rearranged(term, Pattern(pattern.atoms, tuple((n,) for n in flat)))
+        if inner.op != "expand":
+            return None
+        numbers = iter(range(len(flat)))
+        joined = Pattern(
+            tuple((pattern.sizes[n],) for n in flat),
+            tuple(tuple(next(numbers) for _ in group) for group in pattern.groups),
+        )
+        return self.rearranged(inner, joined)
+
+    def _through_joined(self, term: Term, pattern: Pattern) -> Term | None:
+        """Return a view of a concatenation as the concatenation of views, if others are joined to its axis."""
+        pieces, axis = term.args
+        if len(pattern.atoms[axis]) != 1:
+            return None
+        number = sum(map(len, pattern.atoms[:axis]))
+        made = next(n for n, group in enumerate(pattern.groups) if number in group)
+        flat = [n for group in pattern.groups for n in group]
+        is_turned = flat != [*range(len(flat))]
+        if pattern.groups[made][0] != number or (is_turned and len(pattern.groups[made]) == 1):
+            return None
+
+        def of_piece(size: Size) -> Pattern:
+            atoms = tuple((size,) if n == axis else a for n, a in enumerate(pattern.atoms))
+            return without_ones(Pattern(atoms, pattern.groups))
+
+        return self.joined([self.rearranged(p, of_piece(p.shape[axis])) for p in pieces], made)
+
     @once
     def turned(self, term: Term) -> tuple[Term, Pattern] | None:
         """Return a term as a view of another one, in which the operand that the order of terms puts first is no view.
@@ -248,6 +321,12 @@ class Views(Terms):
         """
         if term.op == "view":
             return term.args
+        if term.op == "cat" and self.thorough and term.args[1]:  # along its first axis
+            axis, rank = term.args[1], len(term.shape)
+            order_ = [axis, *(n for n in range(rank) if n != axis)]
+            base = self.joined([self.permuted(piece, order_) for piece in term.args[0]], 0)
+            back = permutation(base.shape, [order_.index(n) for n in range(rank)])
+            return (base, back) if base.op == "cat" else None
         if term.op not in ("sum", "each"):
             return None
         found = self._pivot(term)
@@ -293,6 +372,10 @@ class Views(Terms):
         if all(isinstance(b, int) for b in bounds) and isinstance(size, int):
             if (moved := self._moved(term, axis, bounds, shape)) is not None:
                 return moved
+        elif (
+            self.thorough and step == 1 and (moved := self._moved_by_sizes(term, axis, start, stop, shape)) is not None
+        ):
+            return moved
         if term.op == "slice" and term.args[1] == axis and term.args[4] == 1:
             offset = term.args[2]
             return self.sliced(term.args[0], axis, plain(offset + start), plain(offset + stop), step)
@@ -315,6 +398,28 @@ class Views(Terms):
             return self.slice_of_contraction(term, axis, bounds)
         if term.op == "cat":
             return self._of_joined(term, axis, bounds)
+        return None
+
+    def _moved_by_sizes(self, term: Term, axis: int, start: Size, stop: Size, shape: Shape) -> Term | None:
+        if term.op in ("sum", "each"):
+            from_right = axis - len(term.shape)
+
+            def part(operand: Term) -> Term:
+                at = from_right + len(operand.shape)
+                if at < 0 or operand.shape[at] == 1:
+                    return operand
+                return self.bare(self.sliced(operand, at, start, stop))
+
+            return self.mapped(term, part, shape) if term.shape[axis] != 1 else None
+        if term.op != "view" or len(term.args[1].groups[axis]) != 1:
+            return None
+        base, pattern = term.args
+        numbers = iter(range(len(pattern.sizes)))
+        for place, atoms in enumerate(pattern.atoms):
+            if [next(numbers) for _ in atoms] == [*pattern.groups[axis]]:
+                cut = self.sliced(base, place, start, stop)
+                atoms_of = ((cut.shape[place],) if k == place else a for k, a in enumerate(pattern.atoms))
+                return self.rearranged(cut, without_ones(Pattern(tuple(atoms_of), pattern.groups)))
         return None
 
     def slice_of_contraction(self, term: Term, axis: int, bounds: tuple[int, int, int]) -> Term | None:
@@ -374,6 +479,8 @@ class Views(Terms):
         flat: list[Term] = []
         for piece in pieces:
             flat += piece.args[0] if piece.op == "cat" and piece.args[1] == axis else [piece]
+        if self.thorough and (grid := self._grid(flat, axis)) is not None:
+            return grid
         whole = self._whole(flat, axis)
         if whole is not None:
             return whole
@@ -382,6 +489,16 @@ class Views(Terms):
         size = plain(sum(piece.shape[axis] for piece in flat))
         shape = (*flat[0].shape[:axis], size, *flat[0].shape[axis + 1 :])
         return self.term("cat", (tuple(flat), axis), shape, flat[0].dtype)
+
+    def _grid(self, pieces: Sequence[Term], axis: int) -> Term | None:
+        """Return concatenations of concatenations with the first axis outside."""
+        inner: int = pieces[0].args[1] if len(pieces) > 1 and pieces[0].op == "cat" else axis
+        if inner >= axis or any(piece.op != "cat" or piece.args[1] != inner for piece in pieces):
+            return None
+        rows: list[tuple[Term, ...]] = [piece.args[0] for piece in pieces]
+        if len({tuple(part.shape[inner] for part in row) for row in rows}) > 1:
+            return None
+        return self.joined([self.joined(column, axis) for column in zip(*rows, strict=True)], inner)
 
     def _whole(self, pieces: Sequence[Term], axis: int) -> Term | None:
         """Return what the pieces are all of, in order."""
