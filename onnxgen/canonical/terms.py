@@ -136,7 +136,9 @@ class Terms:
         So what was rounded while numbers were folded in float64 makes no difference, but the next number of the dtype
         is another one.
         """
-        if not math.isfinite(number) or number == int(number):
+        if math.isnan(number):
+            return math.nan  # one object: it is equal to itself
+        if math.isinf(number) or number == int(number):
             return float(number)
         key = rounded(number, dtype)
         return self._numbers.setdefault((dtype == "float64", key), float(key) if key == int(key) else number)
