@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any
 
@@ -27,6 +27,8 @@ from torch.fx.experimental import _config as config
 from onnxgen.canonical import arranging, layers, pooling
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.arranging import constant as constant
+from onnxgen.canonical.deciding import decided
+from onnxgen.canonical.recurrent import MEANT
 from onnxgen.canonical.rules import NotFollowed, Result, add, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain
 
@@ -42,11 +44,13 @@ class Followed:
         program: the `ExportedProgram`.
         guards: what the module's Python asked of the sizes, with inputs by number.
         is_functional: whether what it writes in place was taken apart.
+        decided: how the questions about values of tensors were answered; these tensors are among the outputs.
     """
 
     program: Any
     guards: frozenset[str]
     is_functional: bool = False
+    decided: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -80,6 +84,7 @@ def exported(
     free: Sequence[Sequence[int]],
     names: Sequence[str] = (),
     asks: bool = False,
+    answers: Sequence[bool] = (),
 ) -> Followed:
     """Follow a module with `torch.export`.
 
@@ -88,6 +93,7 @@ def exported(
         free: for each argument, the axes of any size.
         names: of the arguments, where they are passed by name.
         asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
+        answers: to what it asks of the values of tensors, in order; after them, True.
     """
     dynamic: Any = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
     keywords = dict(zip(names, arguments, strict=True)) if names else None
@@ -97,10 +103,13 @@ def exported(
         warnings.simplefilter("ignore")
         try:
             wrapped = (dynamic,) if not names and _takes_star(module) else dynamic
-            program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
+            with decided(module, answers) as decisions:
+                program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
+        except NotFollowed:
+            raise
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
-    followed = Followed(program, _guards(module, program))
+    followed = Followed(program, _guards(module, program), decided=tuple(decisions.answers))
     graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
     writes = any(_mutates(node) and not counts(node) for graph in graphs for node in graph.nodes)
     return functional(followed) if writes else followed
@@ -116,7 +125,7 @@ def functional(followed: Followed) -> Followed:
         raise NotFollowed("torch.no_grad beside an operator that writes in place")
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        return Followed(program.run_decompositions({}), followed.guards, True)
+        return replace(followed, program=program.run_decompositions({}), is_functional=True)
 
 
 def counts(node: Node) -> bool:
@@ -343,7 +352,7 @@ class Reader:
         return value
 
     def _called(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        target = node.target
+        target = MEANT.get(node.target, node.target)
         arguments = [self._value(a, values) for a in node.args]
         if target is operator.getitem:
             return self._item(arguments[0], arguments[1], node)

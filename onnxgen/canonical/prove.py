@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 import math
 import re
@@ -13,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
@@ -25,11 +25,11 @@ from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
+from onnxgen.canonical.sizes import LARGEST, MOST, Axes, Region, enlarged, groups_of, others, paths, resized
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
-from onnxgen.record.sidecar import metadata_of, sidecar_of, space_of
-from onnxgen.record.signature import recorded
+from onnxgen.record.sidecar import metadata_of, sidecar_of
 from onnxgen.runtime.checkpoint import SkipInit
 from onnxgen.runtime.load import build_fresh, imported, load, need_torch
 from onnxgen.verify.check import Check
@@ -37,7 +37,6 @@ from onnxgen.verify.convert import to_torch
 from onnxgen.view.page import traced
 
 RUNS = 20  # drawn inputs on which modules are compared
-LARGEST = 1025  # size that inputs are drawn with
 GUARDS = 3  # of them are enough where the canonical forms are the same
 
 
@@ -53,6 +52,8 @@ class Proof:
         renamed: for each parameter or buffer with another name, that of the generated module.
         runs: on how many drawn inputs both were compared.
         written: the files that `rename` wrote.
+        given: what holds for the sizes of inputs with which the network was seen to run; `L` are the inputs. It is
+            proved for these sizes.
     """
 
     verdict: str
@@ -62,6 +63,7 @@ class Proof:
     renamed: dict[str, str] = field(default_factory=dict)
     runs: int = 0
     written: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         example = self.counterexample
@@ -73,6 +75,7 @@ class Proof:
             "renamed": self.renamed,
             "runs": self.runs,
             "written": self.written,
+            "given": self.given,
         }
 
 
@@ -154,7 +157,9 @@ class Pair:
     ) -> None:
         self.reference, self.edited, self.feeds, self.file, self.space = reference, edited, feeds, file, space
         self.arguments = feeds.first()
-        self.free: list[list[int]] = [[] for _ in self.arguments]
+        self.groups: list[Axes] = []
+        self.asks = True  # whether the generated module can be followed for sizes unlike those of the example
+        self.given: list[str] = []
         self.renamed: dict[str, str] = {}
         self.has_gradients_of_its_own = False
         self.sizes: set[int] = set()  # that the edited module asks for, and the generated one doesn't
@@ -172,7 +177,7 @@ class Pair:
         if others:
             return Proof("different", others, places or [], None, self.renamed)
         if places is None:
-            return self._numbers(Proof("proved", renamed=self.renamed))
+            return self._numbers(Proof("proved", renamed=self.renamed, given=self.given))
         return self._numbers(Proof("not proved", "their canonical forms differ", places, renamed=self.renamed))
 
     def _generated(self) -> str:
@@ -191,40 +196,59 @@ class Pair:
         modes = MODES if self._depends_on_mode() else MODES[:1]
         if any(not isinstance(a, Tensor) for a in self.arguments):
             raise NotFollowed("an input that is no tensor")
-        self.free = _free(self.reference, self.arguments)
-        return self._compared_at(self.arguments, modes)
+        self.groups = groups_of(self.reference, self.arguments)
+        self.arguments = enlarged(self.reference, self.arguments, self.groups)
+        regions: list[Region] = []
+        for arguments in itertools.chain([self.arguments], others(self.arguments, self.groups, regions)):
+            for path in paths(self.reference, arguments):
+                if any(region.holds(path, arguments) for region in regions):
+                    continue
+                if len(regions) > MOST:
+                    raise NotFollowed(f"it may be another function of sizes beside {sorted(regions[0].conditions)[0]}")
+                regions.append(Region(path))
+                places = self._compared_at(arguments, modes, regions[-1])
+                if places is not None:
+                    return places
+        if not regions:
+            raise NotFollowed("the generated module does not run on an input that the file takes")
+        self.given = sorted(regions[0].conditions) if len(regions) == 1 else []
+        return None
 
-    def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str]) -> list[Place] | None:
-        """Compare for all sizes of the free axes; an axis of size 1 is none of these."""
-        free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, self.free, strict=True)]
-        ones: set[Any] = set()
+    def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str], region: Region) -> list[Place] | None:
+        """Compare for all sizes that are like those of the example. Notes them."""
+        free = [sorted(a for axes in self.groups for m, a in axes if m == n) for n in range(len(arguments))]
+        free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, free, strict=True)]
         for mode in modes:
             terms = Algebra()
-            one = self._followed(self.reference, mode, arguments, free)
-            other = self._followed(self.edited, mode, arguments, still_free(one))
-            if one.is_functional != other.is_functional:
-                one, other = (functional(followed) for followed in (one, other))
-            mine, theirs = (read(terms, followed, {}) for followed in (one, other))
-            pairs = match(mine, theirs) if mode == MODES[0] else self.renamed
-            self.renamed = self.renamed or pairs
-            again = theirs
-            if pairs:
-                again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
-                again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
-            self.sizes |= _sizes_asked(mine, again)
-            ones |= _asked_if_one(mine, again)
-            _need_same_inputs(mine, again)
-            if (mine.outputs, mine.changed) != (again.outputs, again.changed):
-                self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
-                return part_ways(mine, again, self.file, self.texts())
-        inputs = mine.inputs
-        for symbol in sorted(ones, key=str):  # the edited module may be another function there
-            places = self._compared_at(
-                [_of_size_one(a, s, symbol) for a, s in zip(arguments, inputs, strict=True)], modes
-            )
+            one = self._followed(self.reference, mode, arguments, free, region.path)
+            other = self._followed(self.edited, mode, arguments, still_free(one), region.path)
+            if {one.decided, other.decided} != {region.path}:
+                raise NotFollowed("it decides by the values of tensors elsewhere")
+            places, mine, ones = self._read(terms, one, other, mode)
             if places is not None:
                 return places
+            region.narrow(mine, self.groups, sorted({*terms.asked, *ones}, key=str))
         return None
+
+    def _read(
+        self, terms: Algebra, one: Followed, other: Followed, mode: str
+    ) -> tuple[list[Place] | None, Captured, set[Any]]:
+        """Return where two programs part, if they do; the first as terms; the sizes that the second asks to be 1."""
+        if one.is_functional != other.is_functional:
+            one, other = (functional(followed) for followed in (one, other))
+        mine, theirs = (read(terms, followed, {}) for followed in (one, other))
+        pairs = match(mine, theirs) if mode == MODES[0] and not self.renamed else self.renamed
+        self.renamed = self.renamed or pairs
+        again = theirs
+        if pairs:
+            again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
+            again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
+        self.sizes |= _sizes_asked(mine, again)
+        _need_same_inputs(mine, again)
+        if (mine.outputs, mine.changed) == (again.outputs, again.changed):
+            return None, mine, _asked_if_one(mine, again)
+        self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
+        return part_ways(mine, again, self.file, self.texts()), mine, set()
 
     def texts(self) -> Texts:
         return Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
@@ -243,13 +267,25 @@ class Pair:
         return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train", "getattr("))
 
     def _followed(
-        self, module: nn.Module, mode: str, arguments: Sequence[Tensor], free: Sequence[Sequence[int]]
+        self,
+        module: nn.Module,
+        mode: str,
+        arguments: Sequence[Tensor],
+        free: Sequence[Sequence[int]],
+        answers: Sequence[bool],
     ) -> Followed:
         with _in_mode(module, mode):
-            kept = Kept(module, self.space) if module is self.edited else None
-            followed = exported(module, arguments, free, asks=True)
-            if kept is not None:
-                kept.need_same()
+            if module is self.reference:
+                try:
+                    return exported(module, arguments, free, asks=self.asks, answers=answers)
+                except NotFollowed:  # it needs sizes that are like those of the example
+                    if not self.asks:
+                        raise
+                    self.asks = False
+                    return exported(module, arguments, free, asks=False, answers=answers)
+            kept = Kept(module, self.space)
+            followed = exported(module, arguments, free, asks=self.asks, answers=answers)
+            kept.need_same()
         return followed
 
     def _numbers(self, proof: Proof) -> Proof:
@@ -281,13 +317,9 @@ class Pair:
 
     def _at_other_sizes(self, numbers: Numbers) -> Counterexample | None:
         """Compare on inputs of the sizes that the edited module asks for, where the generated module takes them."""
-        free = {axis for axes in self.free for axis in axes}
         for size in sorted(self.sizes):
-            for axis in sorted(free):
-                feed = [
-                    _resized(a, axis, size) if axis in axes else a
-                    for a, axes in zip(self.arguments, self.free, strict=True)
-                ]
+            for axes in self.groups:
+                feed = resized(self.arguments, axes, size)
                 try:
                     found = numbers.differ(feed, MODES[0], 0)
                 except Unrun as error:
@@ -295,7 +327,7 @@ class Pair:
                         continue
                     found = Counterexample(MODES[0], 0, 0, math.inf, f"it fails on inputs of size {size}: output 0")
                 if found is not None:
-                    said = f"{found.what or f'output {found.output}'} with size {size} of axis {axis}"
+                    said = f"{found.what or f'output {found.output}'} with size {size} of axis {axes[0][1]}"
                     return replace(found, what=said)
         return None
 
@@ -303,11 +335,6 @@ class Pair:
 def _statements(text: str) -> str:
     """Return what a file says, apart from comments and how it is laid out."""
     return "\n".join(map(said, ast.parse(text).body))
-
-
-def _resized(value: Tensor, axis: int, size: int) -> Tensor:
-    """Return inputs of another size, made of the same elements."""
-    return value.index_select(axis, torch.arange(size) % value.shape[axis])
 
 
 ASKED_IF_ONE = re.compile(r"1 != L\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -322,16 +349,6 @@ def _asked_if_one(one: Captured, other: Captured) -> set[Any]:
     return found
 
 
-def _of_size_one(value: Tensor, shape: Sequence[Any], symbol: Any) -> Tensor:
-    """Return an example in which a size is 1."""
-    for axis, size in enumerate(shape):
-        if size == symbol:
-            value = value.narrow(axis, 0, 1).clone()
-        elif not isinstance(size, int) and symbol in size.free_symbols:
-            raise NotFollowed(f"it asks if {symbol} is 1")
-    return value
-
-
 def _sizes_asked(one: Captured, other: Captured) -> set[int]:
     """Return the sizes at which the second may be another function than the first: its bounds, and a step beyond."""
     numbers = {int(n) for guard in other.guards - one.guards for n in re.findall(r"(?<![\w\[.])\d+", guard)}
@@ -339,22 +356,6 @@ def _sizes_asked(one: Captured, other: Captured) -> set[int]:
         known = one.ranges.get(name, bounds)
         numbers |= {int(n) for n, k in zip(bounds, known, strict=True) if n != k and abs(n) < LARGEST}
     return {n + step for n in numbers for step in (-1, 0, 1) if 0 < n + step <= LARGEST}
-
-
-def _free(reference: nn.Module, arguments: Sequence[Tensor]) -> list[list[int]]:
-    """Return, for each input, the axes that have any size in the file."""
-    signature = recorded(metadata_of(space_of(reference)))
-    dims = [port.dims for port in signature.inputs] if signature is not None else []
-    found = []
-    for number, argument in enumerate(arguments):
-        known = dims[number] if number < len(dims) else None
-        fixed = [isinstance(dim, int) for dim in known] if known is not None and len(known) == argument.dim() else []
-        fixed = fixed or [False] * argument.dim()
-        free = [axis for axis in range(argument.dim()) if not fixed[axis]]
-        if known is not None and any(argument.shape[axis] < 2 for axis in free):
-            raise NotFollowed(f"input {number} was drawn with size {min(argument.shape)} where the file takes any size")
-        found.append([axis for axis in free if argument.shape[axis] > 1])
-    return found
 
 
 class Feeds:

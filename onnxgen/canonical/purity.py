@@ -378,7 +378,7 @@ class Code:
             yield _said(node, "is not followed")
 
     def _is_given(self, node: ast.AST) -> bool:
-        """Whether an expression is an argument of a layer's function: there, `x.stride` is of a layer, and no method."""
+        """Whether an expression is an argument of a layer's function: there, `x.stride` is of a layer."""
         parent = self.parents.get(node)
         call = self.parents.get(parent) if isinstance(parent, ast.keyword) else parent
         whole = self.file.whole(call.func) if isinstance(call, ast.Call) and call.func is not node else ""

@@ -403,7 +403,9 @@ def einsum(t: Algebra, out: Result, equation: str, operands: Sequence[Term], pat
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
         everything = inputs.replace(",", "").replace(".", "")
-        result = ("..." if "." in inputs else "") + "".join(sorted(c for c in {*everything} if everything.count(c) == 1))
+        result = ("..." if "." in inputs else "") + "".join(
+            sorted(c for c in {*everything} if everything.count(c) == 1)
+        )
     labels = [_labels(text, len(o.shape)) for text, o in zip(inputs.split(","), operands, strict=True)]
     number = {c: i for i, c in enumerate(dict.fromkeys(c for names in labels for c in names))}
     sizes: dict[int, Any] = {}

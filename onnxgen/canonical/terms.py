@@ -121,6 +121,7 @@ class Terms:
         self.elements: dict[Term, Any] = {}  # tensors of constants
         self.results: dict[Hashable, Any] = {}
         self._numbers: dict[Hashable, float] = {}
+        self.asked: set[Any] = set()  # sizes of which an operator asks whether they are 1: here, they are not
 
     def term(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str) -> Term:
         """Return the term of an operation."""
