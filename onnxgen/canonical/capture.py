@@ -28,6 +28,7 @@ from onnxgen.canonical import arranging, layers, pooling
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.arranging import constant as constant
 from onnxgen.canonical.deciding import decided
+from onnxgen.canonical.equations import replaced, solved, symbol
 from onnxgen.canonical.recurrent import MEANT
 from onnxgen.canonical.rules import NotFollowed, Result, add, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain
@@ -66,6 +67,7 @@ class Captured:
         structure: tuples, lists and dicts that the outputs are in.
         leaves: parameters and buffers by path.
         places: each term, with the operator that first made it, in the order of execution.
+        equal: sizes, each with what it is in others, by the guards.
     """
 
     outputs: tuple[Any, ...] = ()
@@ -76,6 +78,7 @@ class Captured:
     structure: str = ""
     leaves: dict[str, Term] = field(default_factory=dict)
     places: list[tuple[Term, Node]] = field(default_factory=list)
+    equal: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def exported(
@@ -189,19 +192,30 @@ def _mutates(node: Node) -> bool:
 class Reader:
     """Reads an exported program as terms."""
 
-    def __init__(self, terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> None:
-        """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path)."""
+    def __init__(
+        self,
+        terms: Algebra,
+        followed: Followed,
+        leaves: Mapping[str, Term | str],
+        equal: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path).
+
+        `equal`: sizes that are others (default: those that this program's guards make equal).
+        """
         self.terms, self.program, self.leaves = terms, followed.program, leaves
         self.symbols: dict[Any, Any] = {}
         self.random: dict[Any, int] = {}
         self.effects: dict[Any, int] = {}
         self.tied: dict[Any, str] = {}
         self.memory: dict[int, tuple[Any, str]] = {}
+        self.equal = equal
         self.result = Captured(guards=followed.guards)
 
     def read(self) -> Captured:
         graph = self.program.graph
         self._name_sizes()
+        self.equal = self.result.equal = self._equal_sizes() if self.equal is None else self.equal
         values = self._inputs()
         output = self._run(graph, values)
         signature = self.program.graph_signature.output_specs
@@ -229,9 +243,17 @@ class Reader:
             for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
                 expression = getattr(getattr(size, "node", None), "expr", None)
                 if isinstance(expression, sympy.Symbol):
-                    name = sympy.Symbol(f"input{number}_{axis}", positive=True, integer=True)
+                    name = symbol(f"input{number}_{axis}")
                     self.symbols.setdefault(expression, name)
             number += 1
+
+    def _equal_sizes(self) -> dict[Any, Any]:
+        """Return what the guards make equal."""
+        sizes = [s for n in self._placeholders() if isinstance(v := n.meta.get("val"), Tensor) for s in v.shape]
+        known = next((s.node.shape_env for s in sizes if isinstance(s, torch.SymInt)), None)
+        guards = [guard.expr.xreplace(self.symbols) for guard in known.guards] if known is not None else []
+        found = [g for g in guards if isinstance(g, sympy.Eq) and g.free_symbols <= {*self.symbols.values()}]
+        return solved(found)
 
     def _placeholders(self) -> list[Node]:
         return [node for node in self.program.graph.nodes if node.op == "placeholder"]
@@ -246,15 +268,16 @@ class Reader:
         expression = node.expr
         if not expression.free_symbols <= self.symbols.keys():
             raise NotFollowed("a size that depends on values")
-        return plain(expression.xreplace(self.symbols))
+        named = expression.xreplace(self.symbols)
+        return plain(replaced(named, self.equal) if self.equal else named)
 
     def shape(self, value: Tensor) -> Shape:
         return tuple(self.size(size) for size in value.shape)
 
     def _ranges(self) -> None:
-        for symbol, bounds in self.program.range_constraints.items():
-            if symbol in self.symbols:
-                self.result.ranges[str(self.symbols[symbol])] = (max(bounds.lower, 1), bounds.upper)
+        for size, bounds in self.program.range_constraints.items():
+            if size in self.symbols:
+                self.result.ranges[str(self.symbols[size])] = (max(bounds.lower, 1), bounds.upper)
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -418,14 +441,16 @@ class Reader:
         return self.random[key]
 
 
-def read(terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> Captured:
-    """Return an exported program as terms.
+def read(
+    terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str], equal: Mapping[Any, Any] | None = None
+) -> Captured:
+    """Return an exported program as terms. For the arguments, see `Reader`.
 
     Raises:
         NotFollowed: it can't be brought to terms.
     """
     try:
-        return Reader(terms, followed, leaves).read()
+        return Reader(terms, followed, leaves, equal).read()
     except NotFollowed:
         raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
+from onnxgen.canonical.equations import follows
 from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
@@ -236,12 +237,13 @@ class Pair:
         """Return where two programs part, if they do; the first as terms; the sizes that the second asks to be 1."""
         if one.is_functional != other.is_functional:
             one, other = (functional(followed) for followed in (one, other))
-        mine, theirs = (read(terms, followed, {}) for followed in (one, other))
+        mine = read(terms, one, {})
+        theirs = read(terms, other, {}, mine.equal)
         pairs = match(mine, theirs) if mode == MODES[0] and not self.renamed else self.renamed
         self.renamed = self.renamed or pairs
         again = theirs
         if pairs:
-            again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
+            again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()}, mine.equal)
             again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
         self.sizes |= _sizes_asked(mine, again)
         _need_same_inputs(mine, again)
@@ -417,7 +419,7 @@ def _need_same_inputs(one: Captured, other: Captured) -> None:
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
     for guard in sorted(other.guards - one.guards):
-        if ASKED_IF_ONE.fullmatch(guard):
+        if ASKED_IF_ONE.fullmatch(guard) or follows(guard, one.guards):
             continue
         raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
 

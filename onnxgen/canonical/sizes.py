@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,17 +26,11 @@ LARGEST = 1025  # size that inputs are drawn with
 GROWN = (2, 3, 4)  # sizes that are tried in the place of 1
 MOST = 8  # comparisons at other sizes
 FEW = 12  # numbers of which sums are tried, too
+LARGER = 4  # times the elements of the example that others may have
+TRIED = 40  # sizes of an axis
 SYMBOL = re.compile(r"\binput(\d+)_(\d+)\b")
-FUNCTIONS = {
-    "floor": math.floor,
-    "ceiling": math.ceil,
-    "Max": max,
-    "Min": min,
-    "max": max,
-    "min": min,
-    "math": math,
-    "Mod": lambda a, b: a % b,
-}
+NAMES: dict[str, Any] = {"floor": math.floor, "ceiling": math.ceil, "math": math, "Mod": operator.mod}
+NAMES |= {"Max": max, "Min": min, "max": max, "min": min}  # that are in the text of a guard
 Axes = tuple[tuple[int, int], ...]  # of inputs: number, axis
 
 
@@ -83,9 +78,7 @@ def runs(module: nn.Module, arguments: Sequence[Tensor]) -> bool:
 
 
 def paths(module: nn.Module, arguments: Sequence[Tensor]) -> Iterator[tuple[bool, ...]]:
-    """Yield the answers to what a module asks of the values of tensors, for each path on which it runs on inputs of these
-    sizes.
-    """
+    """Yield what a module may be answered to its questions about values of tensors so that it runs on these sizes."""
     modes = {part: part.training for part in module.modules()}
     answers: list[bool] | None = []
     while answers is not None:
@@ -139,7 +132,7 @@ def _sizes(captured: Captured) -> Iterator[tuple[int, int, Any]]:
 def is_true(condition: str, arguments: Sequence[Tensor]) -> bool:
     """Whether inputs are of the sizes that a condition asks for. One that can't be read is not."""
     try:
-        return bool(eval(condition, {"__builtins__": {}}, {"L": arguments, **FUNCTIONS}))  # torch's own text of a guard
+        return bool(eval(condition, {"__builtins__": {}}, {"L": arguments, **NAMES}))  # torch's own text of a guard
     except Exception:
         return False
 
@@ -149,10 +142,11 @@ def others(arguments: Sequence[Tensor], groups: Sequence[Axes], regions: Sequenc
     conditions = {condition for region in regions for condition in region.conditions}
     numbers = {int(n) for condition in conditions for n in re.findall(r"(?<![\w\[.])\d+", condition)}
     numbers |= {a + b for a in numbers for b in numbers} if len(numbers) <= FEW else set()
+    most = LARGER * sum(argument.numel() for argument in arguments)
     for axes in groups:
         now = arguments[axes[0][0]].shape[axes[0][1]]
         alike = {arguments[n].shape[a] for other in groups for n, a in other}
         wanted = {1, 2, 3, 4, now - 1, now + 1, 2 * now} | alike | {n + step for n in numbers for step in (-1, 0, 1)}
-        for size in sorted(wanted - {now}):
-            if 0 < size <= LARGEST:
-                yield resized(arguments, axes, size)
+        for size in sorted(size for size in wanted - {now} if 0 < size <= LARGEST)[:TRIED]:
+            if sum(argument.numel() for argument in (larger := resized(arguments, axes, size))) <= most:
+                yield larger

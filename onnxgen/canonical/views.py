@@ -176,8 +176,9 @@ class Views(Terms):
             return self.expanded(self.rearranged(term.args[0], inner), pattern.shape)
         if term.op in ("sum", "each") and any(len(axis) > 1 for axis in pattern.atoms):
             # what is split goes through always; what is joined stays outside
-            split = self.rearranged(term, Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes)))))
-            if split.op not in ("view", "reshape"):
+            apart = Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes))))
+            split = self.rearranged(term, apart) if apart != pattern else term
+            if apart != pattern and split.op not in ("view", "reshape"):
                 joined = Pattern(tuple((size,) for size in pattern.sizes), pattern.groups)
                 return self.term("view", (split, joined), pattern.shape, term.dtype)
         return self.term("view", (term, pattern), pattern.shape, term.dtype)
