@@ -148,5 +148,6 @@ def others(arguments: Sequence[Tensor], groups: Sequence[Axes], regions: Sequenc
         alike = {arguments[n].shape[a] for other in groups for n, a in other}
         wanted = {1, 2, 3, 4, now - 1, now + 1, 2 * now} | alike | {n + step for n in numbers for step in (-1, 0, 1)}
         for size in sorted(size for size in wanted - {now} if 0 < size <= LARGEST)[:TRIED]:
-            if sum(argument.numel() for argument in (larger := resized(arguments, axes, size))) <= most:
+            larger = resized(arguments, axes, size)
+            if sum(argument.numel() for argument in larger) <= most:
                 yield larger
