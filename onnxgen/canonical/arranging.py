@@ -36,9 +36,12 @@ def reshape(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
 
 @rule("squeeze")
 def squeeze(t: Algebra, out: Result, x: Term, axes: Any = None) -> Any:
-    chosen = axes_of(axes, len(x.shape))
-    if any(not isinstance(x.shape[a], int) for a in chosen):
-        raise NotFollowed("squeeze of an axis that may have any size: name the axis")
+    chosen = [x.shape[a] for a in axes_of(axes, len(x.shape))]
+    unknown = [size for size in chosen if not isinstance(size, int)]
+    if len(out.shape) == len(x.shape) - chosen.count(1):
+        t.asked |= {*unknown}  # they are kept, and no 1
+    elif len(out.shape) > len(x.shape) - chosen.count(1) - len(unknown):  # else each is 1: that is a guard
+        raise NotFollowed("squeeze of axes that may have any size: name the axis")
     return t.reshaped(x, out.shape)
 
 

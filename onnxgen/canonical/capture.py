@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any
 
@@ -27,9 +27,11 @@ from torch.fx.experimental import _config as config
 from onnxgen.canonical import arranging, layers, pooling, recurrent
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.arranging import constant as constant
-from onnxgen.canonical.guards import equal_sizes
+from onnxgen.canonical.deciding import decided
+from onnxgen.canonical.equations import replaced, solved, symbol
 from onnxgen.canonical.rules import NotFollowed, Result, add, apply, dtype_name
 from onnxgen.canonical.terms import Shape, Term, plain, without_ones
+from onnxgen.canonical.undivided import MEANT
 
 RULES = (arranging, layers, pooling, recurrent)  # importing them registers their rules
 HIDDEN = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
@@ -43,11 +45,13 @@ class Followed:
         program: the `ExportedProgram`.
         guards: what the module's Python asked of the sizes, with inputs by number.
         is_functional: whether what it writes in place was taken apart.
+        decided: how the questions about values of tensors were answered; these tensors are among the outputs.
     """
 
     program: Any
     guards: frozenset[str]
     is_functional: bool = False
+    decided: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Captured:
         structure: tuples, lists and dicts that the outputs are in.
         leaves: parameters and buffers by path.
         places: each term, with the operator that first made it, in the order of execution.
+        equal: sizes, each with what it is in others, by the guards.
     """
 
     outputs: tuple[Any, ...] = ()
@@ -73,6 +78,7 @@ class Captured:
     structure: str = ""
     leaves: dict[str, Term] = field(default_factory=dict)
     places: list[tuple[Term, Node]] = field(default_factory=list)
+    equal: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def exported(
@@ -81,6 +87,7 @@ def exported(
     free: Sequence[Sequence[int]],
     names: Sequence[str] = (),
     asks: bool = False,
+    answers: Sequence[bool] = (),
 ) -> Followed:
     """Follow a module with `torch.export`.
 
@@ -89,6 +96,7 @@ def exported(
         free: for each argument, the axes of any size.
         names: of the arguments, where they are passed by name.
         asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
+        answers: to what it asks of the values of tensors, in order; after them, True.
     """
     dynamic: Any = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
     keywords = dict(zip(names, arguments, strict=True)) if names else None
@@ -98,10 +106,13 @@ def exported(
         warnings.simplefilter("ignore")
         try:
             wrapped = (dynamic,) if not names and _takes_star(module) else dynamic
-            program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
+            with decided(module, answers) as decisions:
+                program = export(module, tuple(arguments), keywords, dynamic_shapes=wrapped, strict=False)
+        except NotFollowed:
+            raise
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
-    followed = Followed(program, _guards(module, program))
+    followed = Followed(program, _guards(module, program), decided=tuple(decisions.answers))
     graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
     writes = any(_mutates(node) and not counts(node) for graph in graphs for node in graph.nodes)
     return functional(followed) if writes else followed
@@ -117,7 +128,7 @@ def functional(followed: Followed) -> Followed:
         raise NotFollowed("torch.no_grad beside an operator that writes in place")
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        return Followed(program.run_decompositions({}), followed.guards, True)
+        return replace(followed, program=program.run_decompositions({}), is_functional=True)
 
 
 def counts(node: Node) -> bool:
@@ -181,23 +192,33 @@ def _mutates(node: Node) -> bool:
 class Reader:
     """Reads an exported program as terms."""
 
-    def __init__(self, terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> None:
-        """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path)."""
+    def __init__(
+        self,
+        terms: Algebra,
+        followed: Followed,
+        leaves: Mapping[str, Term | str],
+        equal: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """`leaves`: of a parameter or buffer, the term that it is, or the name of its leaf (default: its own path).
+
+        `equal`: sizes that are others (default: those that this program's guards make equal).
+        """
         self.terms, self.program, self.leaves = terms, followed.program, leaves
         self.symbols: dict[Any, Any] = {}
         self.random: dict[Any, int] = {}
         self.effects: dict[Any, int] = {}
         self.tied: dict[Any, str] = {}
         self.memory: dict[int, tuple[Any, str]] = {}
+        self.equal = equal
         self.result = Captured(guards=followed.guards)
-        self.equal: dict[Any, Any] = {}
 
     def read(self) -> Captured:
         graph = self.program.graph
         self._name_sizes()
+        if self.equal is None:
+            self.equal = self._equal_sizes() if self.terms.thorough else {}
+        self.result.equal = self.equal
         values = self._inputs()
-        if self.terms.thorough:
-            self.equal = equal_sizes(self.result.guards, self.result.inputs)
         output = self._run(graph, values)
         signature = self.program.graph_signature.output_specs
         plain_outputs = []
@@ -224,9 +245,17 @@ class Reader:
             for axis, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
                 expression = getattr(getattr(size, "node", None), "expr", None)
                 if isinstance(expression, sympy.Symbol):
-                    name = sympy.Symbol(f"input{number}_{axis}", positive=True, integer=True)
+                    name = symbol(f"input{number}_{axis}")
                     self.symbols.setdefault(expression, name)
             number += 1
+
+    def _equal_sizes(self) -> dict[Any, Any]:
+        """Return what the guards make equal."""
+        sizes = [s for n in self._placeholders() if isinstance(v := n.meta.get("val"), Tensor) for s in v.shape]
+        known = next((s.node.shape_env for s in sizes if isinstance(s, torch.SymInt)), None)
+        guards = [guard.expr.xreplace(self.symbols) for guard in known.guards] if known is not None else []
+        found = [g for g in guards if isinstance(g, sympy.Eq) and g.free_symbols <= {*self.symbols.values()}]
+        return solved(found)
 
     def _placeholders(self) -> list[Node]:
         return [node for node in self.program.graph.nodes if node.op == "placeholder"]
@@ -241,15 +270,16 @@ class Reader:
         expression = node.expr
         if not expression.free_symbols <= self.symbols.keys():
             raise NotFollowed("a size that depends on values")
-        return plain(expression.xreplace(self.symbols).xreplace(self.equal))
+        named = expression.xreplace(self.symbols)
+        return plain(replaced(named, self.equal) if self.equal else named)
 
     def shape(self, value: Tensor) -> Shape:
         return tuple(self.size(size) for size in value.shape)
 
     def _ranges(self) -> None:
-        for symbol, bounds in self.program.range_constraints.items():
-            if symbol in self.symbols:
-                self.result.ranges[str(self.symbols[symbol])] = (max(bounds.lower, 1), bounds.upper)
+        for size, bounds in self.program.range_constraints.items():
+            if size in self.symbols:
+                self.result.ranges[str(self.symbols[size])] = (max(bounds.lower, 1), bounds.upper)
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -347,7 +377,7 @@ class Reader:
         return value
 
     def _called(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        target = node.target
+        target = MEANT.get(node.target, node.target)
         arguments = [self._value(a, values) for a in node.args]
         if target is operator.getitem:
             return self._item(arguments[0], arguments[1], node)
@@ -413,14 +443,16 @@ class Reader:
         return self.random[key]
 
 
-def read(terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str]) -> Captured:
-    """Return an exported program as terms.
+def read(
+    terms: Algebra, followed: Followed, leaves: Mapping[str, Term | str], equal: Mapping[Any, Any] | None = None
+) -> Captured:
+    """Return an exported program as terms. For the arguments, see `Reader`.
 
     Raises:
         NotFollowed: it can't be brought to terms.
     """
     try:
-        return Reader(terms, followed, leaves).read()
+        return Reader(terms, followed, leaves, equal).read()
     except NotFollowed:
         raise
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:

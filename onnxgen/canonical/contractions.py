@@ -251,6 +251,26 @@ class Contractions(Views):
             flat.append((self.reshaped(operand, tuple(new[n] for n in labels)), labels))
         return self.contracted(flat, out, new, term.dtype, term.op)
 
+    def widened_contraction(self, term: Term, axis: int, start: int, size: int) -> Term | None:
+        """Return a contraction with more of one axis, of operands that have more of it."""
+        operands, out, sizes = term.args
+        label, new = out[axis], dict(enumerate(sizes))
+        new[label] = size
+        flat = []
+        for operand, axes in operands:
+            for at, labels in enumerate(axes):
+                if label in labels:
+                    inner = product(sizes[n] for n in labels[1:])
+                    if labels[0] != label or not isinstance(inner, int):
+                        return None
+                    whole = self.widened(operand, at, start * inner, size * inner)
+                    if whole is None:
+                        return None
+                    operand = whole
+            labels = [*itertools.chain(*axes)]  # several labels become several axes
+            flat.append((self.reshaped(operand, tuple(new[n] for n in labels)), labels))
+        return self.contracted(flat, out, new, term.dtype, term.op)
+
     def slice_of_joined(self, view: Term, axis: int, atom: int, bounds: tuple[int, int, int]) -> Term | None:
         """Return a view of a contraction of which a part of one atom of an axis is taken."""
         (operands, out, sizes), pattern = view.args[0].args, view.args[1]

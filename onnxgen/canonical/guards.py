@@ -63,10 +63,6 @@ class Questions:
         except (SyntaxError, TypeError, KeyError, IndexError, ValueError):
             return [(guard, sympy.Integer(0))]
 
-    def size(self, text: str) -> Any:
-        """Return one side of a comparison."""
-        return self._size(ast.parse(SIZE.sub(lambda m: f"size_{m[1]}_{m[2]}", text), mode="eval").body)
-
     def _split(self, node: ast.expr) -> Iterable[Question]:
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
             for part in node.values:
@@ -94,27 +90,6 @@ class Questions:
             functions: dict[str, Any] = {"min": Min, "max": Max}
             return functions[node.func.id](*map(self._size, node.args))
         raise ValueError(ast.unparse(node))
-
-
-def equal_sizes(guards: Iterable[str], inputs: Sequence[Shape]) -> dict[Any, Any]:
-    """Return the sizes that are asked to be other ones, such as min(8, n) of n where n is at most 8."""
-    found = {}
-    reader = Questions((), inputs)
-    for guard in guards:
-        one, sign, other = guard.partition(" == ")
-        if not sign or " " in guard.replace(", ", "").replace(" == ", "").replace(" + ", "").replace(" - ", ""):
-            continue
-        sides = []
-        for text in (one, other):
-            try:
-                sides.append(reader.size(text))
-            except (SyntaxError, TypeError, KeyError, IndexError, ValueError):
-                break
-        if len(sides) == 2:
-            simple, rest = sorted(sides, key=lambda s: (s.has(Min, Max), str(s)))
-            if rest.has(Min, Max) and not simple.has(Min, Max):
-                found[rest] = simple
-    return found
 
 
 def question(sign: str, left: Any) -> Question:

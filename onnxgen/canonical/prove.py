@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
 import math
 import re
@@ -13,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
+from onnxgen.canonical.equations import follows
 from onnxgen.canonical.guards import Questions
 from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
@@ -26,12 +27,11 @@ from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
-from onnxgen.canonical.terms import Shape
+from onnxgen.canonical.sizes import LARGEST, MOST, Axes, Region, enlarged, groups_of, others, paths, resized
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
-from onnxgen.record.sidecar import metadata_of, sidecar_of, space_of
-from onnxgen.record.signature import recorded
+from onnxgen.record.sidecar import metadata_of, sidecar_of
 from onnxgen.runtime.checkpoint import SkipInit
 from onnxgen.runtime.load import build_fresh, imported, load, need_torch
 from onnxgen.verify.check import Check
@@ -39,8 +39,6 @@ from onnxgen.verify.convert import to_torch
 from onnxgen.view.page import traced
 
 RUNS = 20  # drawn inputs on which modules are compared
-LARGEST = 1025  # size that inputs are drawn with
-SPARE = 4  # more inputs are drawn, where the first are of size 1 in an axis of any size
 GUARDS = 3  # of them are enough where the canonical forms are the same
 
 
@@ -56,6 +54,8 @@ class Proof:
         renamed: for each parameter or buffer with another name, that of the generated module.
         runs: on how many drawn inputs both were compared.
         written: the files that `rename` wrote.
+        given: what holds for the sizes of inputs with which the network was seen to run; `L` are the inputs. It is
+            proved for these sizes.
     """
 
     verdict: str
@@ -65,6 +65,7 @@ class Proof:
     renamed: dict[str, str] = field(default_factory=dict)
     runs: int = 0
     written: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         example = self.counterexample
@@ -76,6 +77,7 @@ class Proof:
             "renamed": self.renamed,
             "runs": self.runs,
             "written": self.written,
+            "given": self.given,
         }
 
 
@@ -108,7 +110,7 @@ def prove(model: Path | str, module: Path | str, *, runs: int = RUNS, seed: int 
         options = recorded_options(metadata_of(vars(space)), module.parent) or Options()
         reference = load(model, options)
         edited = _built(space, module)
-        feeds = Feeds(_feeds(model, options, vars(space), runs + SPARE, seed), runs)
+        feeds = Feeds(_feeds(model, options, vars(space), runs, seed), runs)
         pair = Pair(reference, edited, feeds, str(module), vars(space))
         proof = pair.prove()
         if proof.verdict == "different" and not any(place.side == "edited" for place in proof.places):
@@ -169,7 +171,9 @@ class Pair:
     ) -> None:
         self.reference, self.edited, self.feeds, self.file, self.space = reference, edited, feeds, file, space
         self.arguments = feeds.first()
-        self.free: list[list[int]] = [[] for _ in self.arguments]
+        self.groups: list[Axes] = []
+        self.asks = True  # whether the generated module can be followed for sizes unlike those of the example
+        self.given: list[str] = []
         self.renamed: dict[str, str] = {}
         self.has_gradients_of_its_own = False
         self.sizes: set[int] = set()  # that the edited module asks for, and the generated one doesn't
@@ -187,7 +191,7 @@ class Pair:
         if others:
             return Proof("different", others, places or [], None, self.renamed)
         if places is None:
-            return self._numbers(Proof("proved", renamed=self.renamed))
+            return self._numbers(Proof("proved", renamed=self.renamed, given=self.given))
         return self._numbers(Proof("not proved", "their canonical forms differ", places, renamed=self.renamed))
 
     def _generated(self) -> str:
@@ -206,76 +210,60 @@ class Pair:
         modes = MODES if self._depends_on_mode() else MODES[:1]
         if any(not isinstance(a, Tensor) for a in self.arguments):
             raise NotFollowed("an input that is no tensor")
-        self.arguments, self.free = self._free_axes()
-        return self._compared_at(self.arguments, modes)
-
-    def _free_axes(self) -> tuple[list[Any], list[list[int]]]:
-        """Return inputs that show which axes have any size, and these axes."""
-        arguments = self.arguments
-        for _ in range(SPARE):
-            try:
-                return arguments, _free(self.reference, arguments)
-            except NotFollowed:
-                arguments = self.feeds.spare() or self.arguments
-        return arguments, _free(self.reference, arguments)
-
-    def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str]) -> list[Place] | None:
-        """Compare for all sizes of the free axes; an axis of size 1 is none of these."""
-        free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, self.free, strict=True)]
-        ones: set[Any] = set()
-        for mode in modes:
-            terms = Algebra(thorough=True)
-            one = self._followed(self.reference, mode, arguments, free)
-            other = self._followed(self.edited, mode, arguments, still_free(one))
-            if one.is_functional != other.is_functional:
-                one, other = (functional(followed) for followed in (one, other))
-            mine, theirs = (read(terms, followed, {}) for followed in (one, other))
-            self._need_free(arguments, free, mine.inputs)
-            pairs = match(mine, theirs, terms) if mode == MODES[0] else self.renamed
-            self.renamed = self.renamed or pairs
-            again = theirs
-            if pairs:
-                again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()})
-                again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
-            self.sizes |= _sizes_asked(mine, again)
-            ones |= _need_same_inputs(mine, again)
-            if (mine.outputs, mine.changed) != (again.outputs, again.changed):
-                self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
-                return part_ways(mine, again, self.file, self.texts())
-        inputs = mine.inputs
-        for symbol in sorted(ones, key=str):  # the edited module may be another function there
-            places = self._compared_at(
-                [_of_size_one(a, s, symbol) for a, s in zip(arguments, inputs, strict=True)], modes
-            )
-            if places is not None:
-                return places
+        self.groups = groups_of(self.reference, self.arguments)
+        self.arguments = enlarged(self.reference, self.arguments, self.groups)
+        regions: list[Region] = []
+        for arguments in itertools.chain([self.arguments], others(self.arguments, self.groups, regions)):
+            for path in paths(self.reference, arguments):
+                if any(region.holds(path, arguments) for region in regions):
+                    continue
+                if len(regions) > MOST:
+                    raise NotFollowed(f"it may be another function of sizes beside {sorted(regions[0].conditions)[0]}")
+                regions.append(Region(path))
+                places = self._compared_at(arguments, modes, regions[-1])
+                if places is not None:
+                    return places
+        if not regions:
+            raise NotFollowed("the generated module does not run on an input that the file takes")
+        self.given = sorted(regions[0].conditions) if len(regions) == 1 else []
         return None
 
-    def _need_free(self, arguments: Sequence[Tensor], free: Sequence[Sequence[int]], inputs: Sequence[Shape]) -> None:
-        """Raises `NotFollowed` if the generated module takes other sizes than those that it can be followed with.
+    def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str], region: Region) -> list[Place] | None:
+        """Compare for all sizes that are like those of the example. Notes them."""
+        free = [sorted(a for axes in self.groups for m, a in axes if m == n) for n in range(len(arguments))]
+        free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, free, strict=True)]
+        for mode in modes:
+            terms = Algebra(thorough=True)
+            one = self._followed(self.reference, mode, arguments, free, region.path)
+            other = self._followed(self.edited, mode, arguments, still_free(one), region.path)
+            if {one.decided, other.decided} != {region.path}:
+                raise NotFollowed("it decides by the values of tensors elsewhere")
+            places, mine, ones = self._read(terms, one, other, mode)
+            if places is not None:
+                return places
+            region.narrow(mine, self.groups, sorted({*terms.asked, *ones}, key=str))
+        return None
 
-        It is followed for one size alone of an axis that it loops over. An axis may also have no other size.
-        """
-        lost = [(n, axis) for n, axes in enumerate(free) for axis in axes if isinstance(inputs[n][axis], int)]
-        sizes = {place: arguments[place[0]].shape[place[1]] for place in lost}
-        groups = [[place] for place in lost] + [[p for p in lost if sizes[p] == size] for size in {*sizes.values()}]
-        for group in groups:
-            for size in (sizes[group[0]] + 1, 2 * sizes[group[0]]):
-                feed = list(arguments)
-                for number, axis in group:
-                    feed[number] = _resized(feed[number], axis, size)
-                if self._takes(feed):
-                    number, axis = group[0]
-                    raise NotFollowed(f"it is followed for one size alone of axis {axis} of input {number}")
-
-    def _takes(self, feed: Sequence[Tensor]) -> bool:
-        """Whether the generated module runs on inputs."""
-        try:
-            with torch.no_grad(), _in_mode(self.reference, MODES[0]):
-                self.reference(*feed)
-        except Exception:
-            return False
-        return True
+    def _read(
+        self, terms: Algebra, one: Followed, other: Followed, mode: str
+    ) -> tuple[list[Place] | None, Captured, set[Any]]:
+        """Return where two programs part, if they do; the first as terms; the sizes that the second asks to be 1."""
+        if one.is_functional != other.is_functional:
+            one, other = (functional(followed) for followed in (one, other))
+        mine = read(terms, one, {})
+        theirs = read(terms, other, {}, mine.equal)
+        pairs = match(mine, theirs, terms) if mode == MODES[0] and not self.renamed else self.renamed
+        self.renamed = self.renamed or pairs
+        again = theirs
+        if pairs:
+            again = read(terms, other, {new: mine.leaves[old] for new, old in pairs.items()}, mine.equal)
+            again.changed = {pairs.get(path, path): value for path, value in again.changed.items()}
+        self.sizes |= _sizes_asked(mine, again)
+        ones = _need_same_inputs(mine, again)
+        if (mine.outputs, mine.changed) == (again.outputs, again.changed):
+            return None, mine, ones
+        self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
+        return part_ways(mine, again, self.file, self.texts()), mine, set()
 
     def texts(self) -> Texts:
         return Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
@@ -294,13 +282,25 @@ class Pair:
         return any(word in text for text in texts for word in ("training", "dropout", "rrelu", "def train", "getattr("))
 
     def _followed(
-        self, module: nn.Module, mode: str, arguments: Sequence[Tensor], free: Sequence[Sequence[int]]
+        self,
+        module: nn.Module,
+        mode: str,
+        arguments: Sequence[Tensor],
+        free: Sequence[Sequence[int]],
+        answers: Sequence[bool],
     ) -> Followed:
         with _in_mode(module, mode):
-            kept = Kept(module, self.space) if module is self.edited else None
-            followed = exported(module, arguments, free, asks=True)
-            if kept is not None:
-                kept.need_same()
+            if module is self.reference:
+                try:
+                    return exported(module, arguments, free, asks=self.asks, answers=answers)
+                except NotFollowed:  # it needs sizes that are like those of the example
+                    if not self.asks:
+                        raise
+                    self.asks = False
+                    return exported(module, arguments, free, asks=False, answers=answers)
+            kept = Kept(module, self.space)
+            followed = exported(module, arguments, free, asks=self.asks, answers=answers)
+            kept.need_same()
         return followed
 
     def _numbers(self, proof: Proof) -> Proof:
@@ -332,13 +332,9 @@ class Pair:
 
     def _at_other_sizes(self, numbers: Numbers) -> Counterexample | None:
         """Compare on inputs of the sizes that the edited module asks for, where the generated module takes them."""
-        free = {axis for axes in self.free for axis in axes}
         for size in sorted(self.sizes):
-            for axis in sorted(free):
-                feed = [
-                    _resized(a, axis, size) if axis in axes else a
-                    for a, axes in zip(self.arguments, self.free, strict=True)
-                ]
+            for axes in self.groups:
+                feed = resized(self.arguments, axes, size)
                 try:
                     found = numbers.differ(feed, MODES[0], 0)
                 except Unrun as error:
@@ -346,7 +342,7 @@ class Pair:
                         continue
                     found = Counterexample(MODES[0], 0, 0, math.inf, f"it fails on inputs of size {size}: output 0")
                 if found is not None:
-                    said = f"{found.what or f'output {found.output}'} with size {size} of axis {axis}"
+                    said = f"{found.what or f'output {found.output}'} with size {size} of axis {axes[0][1]}"
                     return replace(found, what=said)
         return None
 
@@ -354,21 +350,6 @@ class Pair:
 def _statements(text: str) -> str:
     """Return what a file says, apart from comments and how it is laid out."""
     return "\n".join(map(said, ast.parse(text).body))
-
-
-def _resized(value: Tensor, axis: int, size: int) -> Tensor:
-    """Return inputs of another size, made of the same elements."""
-    return value.index_select(axis, torch.arange(size) % value.shape[axis])
-
-
-def _of_size_one(value: Tensor, shape: Sequence[Any], symbol: Any) -> Tensor:
-    """Return an example in which a size is 1."""
-    for axis, size in enumerate(shape):
-        if size == symbol:
-            value = value.narrow(axis, 0, 1).clone()
-        elif not isinstance(size, int) and symbol in size.free_symbols:
-            raise NotFollowed(f"it asks if {symbol} is 1")
-    return value
 
 
 def _sizes_asked(one: Captured, other: Captured) -> set[int]:
@@ -380,22 +361,6 @@ def _sizes_asked(one: Captured, other: Captured) -> set[int]:
     return {n + step for n in numbers for step in (-1, 0, 1) if 0 < n + step <= LARGEST}
 
 
-def _free(reference: nn.Module, arguments: Sequence[Tensor]) -> list[list[int]]:
-    """Return, for each input, the axes that have any size in the file."""
-    signature = recorded(metadata_of(space_of(reference)))
-    dims = [port.dims for port in signature.inputs] if signature is not None else []
-    found = []
-    for number, argument in enumerate(arguments):
-        known = dims[number] if number < len(dims) else None
-        fixed = [isinstance(dim, int) for dim in known] if known is not None and len(known) == argument.dim() else []
-        fixed = fixed or [False] * argument.dim()
-        free = [axis for axis in range(argument.dim()) if not fixed[axis]]
-        if known is not None and any(argument.shape[axis] < 2 for axis in free):
-            raise NotFollowed(f"input {number} was drawn with size {min(argument.shape)} where the file takes any size")
-        found.append([axis for axis in free if argument.shape[axis] > 1])
-    return found
-
-
 class Feeds:
     """Inputs, drawn as they are needed."""
 
@@ -404,10 +369,6 @@ class Feeds:
 
     def first(self) -> list[Any]:
         return next(self.all(1))
-
-    def spare(self) -> list[Any] | None:
-        """Return one more draw, beside those that are compared."""
-        return next(self.drawn, None)
 
     def all(self, most: int | None = None) -> Iterator[list[Any]]:
         for number in range(self.runs if most is None else min(most, self.runs)):
@@ -462,8 +423,9 @@ def _need_same_inputs(one: Captured, other: Captured) -> set[Any]:
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
     ones, others = Questions(other.guards, other.inputs).beyond(Questions(one.guards, one.inputs))
-    if others:
-        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {others[0]}")
+    for guard in others:
+        if not follows(guard, one.guards):
+            raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
     return ones
 
 

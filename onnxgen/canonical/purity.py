@@ -11,6 +11,7 @@ import ast
 import builtins
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cached_property
 from textwrap import shorten
 from typing import Any
@@ -171,7 +172,26 @@ def said(node: ast.stmt) -> str:
     match node:
         case ast.Assign([ast.Name("WEIGHTS")], ast.Call(ast.Attribute(place, "with_name"), [ast.Constant(str())], [])):
             return f"WEIGHTS beside {ast.dump(place)}"
+        case ast.FunctionDef() if node.name in MADE:
+            shown = copy(node)
+            shown.body = [part for part in node.body if not _is_tie(part)]
+            return ast.dump(shown)
     return ast.dump(node)
+
+
+def _is_tie(node: ast.stmt) -> bool:
+    """Whether a statement gives a tensor of the weights to the other names of it that are missing there."""
+    match node:
+        case ast.For(
+            ast.Name("key"),
+            ast.BinOp(ast.Set(names), ast.BitAnd(), keys),
+            [ast.Assign([ast.Name("state")], ast.BinOp(ast.Dict(given, values), ast.BitOr(), ast.Name("state")))],
+            [],
+        ):
+            texts = [n.value for n in (*names, *given) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            one = len(texts) == 2 * len(names) and {*texts[: len(names)]} == {*texts[len(names) :]}
+            return one and ast.unparse(keys) == "state.keys()" and {*map(ast.unparse, values)} == {"state[key]"}
+    return False
 
 
 def _written(tree: ast.Module) -> set[str]:
@@ -384,8 +404,15 @@ class Code:
             return
         elif name == "device":
             yield from self._device(node)
-        elif name in ATTRIBUTES and not re.fullmatch(r"self\.[\w.\[\]]+\.stride", whole):  # of a layer
+        elif name in ATTRIBUTES and not (name == "stride" and self._is_given(node)):
             yield _said(node, "is not followed")
+
+    def _is_given(self, node: ast.AST) -> bool:
+        """Whether an expression is an argument of a layer's function: there, `x.stride` is of a layer."""
+        parent = self.parents.get(node)
+        call = self.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+        whole = self.file.whole(call.func) if isinstance(call, ast.Call) and call.func is not node else ""
+        return whole.startswith(("torch.nn.functional.", "torch.conv"))
 
     def _stored(self, node: ast.Attribute) -> Iterator[str]:
         if node not in self.initial:

@@ -434,6 +434,11 @@ def where(t: Algebra, out: Result, condition: Term, one: Any, other: Any) -> Any
     return t.chosen(condition, high, low, out.shape, out.dtype)
 
 
+@rule("threshold")
+def threshold(t: Algebra, out: Result, x: Term, limit: Any, value: Any) -> Any:
+    return where(t, out, compared(t, out, "lt", limit, x), x, value)
+
+
 @rule("masked_fill")
 def masked_fill(t: Algebra, out: Result, x: Term, mask: Term, value: Any) -> Any:
     return where(t, out, mask, value, x)
@@ -494,15 +499,14 @@ def linear(t: Algebra, out: Result, x: Term, weight: Term, bias: Term | None = N
 
 @rule("einsum")
 def einsum(t: Algebra, out: Result, equation: str, operands: Sequence[Term], path: Any = None) -> Any:
-    text = equation.replace(" ", "")
-    if "." in text:
-        return None
-    inputs, arrow, result = text.partition("->")
-    labels = inputs.split(",")
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
-        everything = inputs.replace(",", "")
-        result = "".join(sorted(c for c in set(everything) if everything.count(c) == 1))
-    number = {c: i for i, c in enumerate(dict.fromkeys(inputs.replace(",", "")))}
+        everything = inputs.replace(",", "").replace(".", "")
+        result = ("..." if "." in inputs else "") + "".join(
+            sorted(c for c in {*everything} if everything.count(c) == 1)
+        )
+    labels = [_labels(text, len(o.shape)) for text, o in zip(inputs.split(","), operands, strict=True)]
+    number = {c: i for i, c in enumerate(dict.fromkeys(c for names in labels for c in names))}
     sizes: dict[int, Any] = {}
     for names, operand in zip(labels, operands, strict=True):
         if len(set(names)) < len(names):
@@ -511,4 +515,11 @@ def einsum(t: Algebra, out: Result, equation: str, operands: Sequence[Term], pat
             if sizes.get(number[name], 1) == 1:
                 sizes[number[name]] = size
     given = [(o, [number[c] for c in names]) for o, names in zip(operands, labels, strict=True)]
-    return t.contracted(given, [number[c] for c in result], sizes, out.dtype)
+    return t.contracted(given, [number[c] for c in _labels(result, len(out.shape))], sizes, out.dtype)
+
+
+def _labels(text: str, rank: int) -> list[Any]:
+    """Return a label for each axis; those of an ellipsis are counted from its end, where they are aligned."""
+    before, dots, after = text.partition("...")
+    hidden = rank - len(before) - len(after) if dots else 0
+    return [*before, *(-i for i in range(hidden, 0, -1)), *after]

@@ -137,6 +137,7 @@ class Terms:
         self.elements: dict[Term, Any] = {}  # tensors of constants
         self.results: dict[Hashable, Any] = {}
         self._numbers: dict[Hashable, float] = {}
+        self.asked: set[Any] = set()  # sizes of which an operator asks whether they are 1: here, they are not
 
     def term(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str) -> Term:
         """Return the term of an operation."""
@@ -152,7 +153,9 @@ class Terms:
         So what was rounded while numbers were folded in float64 makes no difference, but the next number of the dtype
         is another one.
         """
-        if not math.isfinite(number) or number == int(number):
+        if math.isnan(number):
+            return math.nan  # one object: it is equal to itself
+        if math.isinf(number) or number == int(number):
             return float(number)
         key = rounded(number, dtype)
         return self._numbers.setdefault((dtype == "float64", key), float(key) if key == int(key) else number)

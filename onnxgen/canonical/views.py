@@ -180,8 +180,9 @@ class Views(Terms):
             return moved
         if term.op in ("sum", "each") and any(len(axis) > 1 for axis in pattern.atoms):
             # what is split goes through always; what is joined stays outside
-            split = self.rearranged(term, Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes)))))
-            if split.op not in ("view", "reshape"):
+            apart = Pattern(pattern.atoms, tuple((i,) for i in range(len(pattern.sizes))))
+            split = self.rearranged(term, apart) if apart != pattern else term
+            if apart != pattern and split.op not in ("view", "reshape"):
                 joined = Pattern(tuple((size,) for size in pattern.sizes), pattern.groups)
                 return self.term("view", (split, joined), pattern.shape, term.dtype)
         if term.op == "expand" and self.thorough and 1 in term.shape:
@@ -481,14 +482,12 @@ class Views(Terms):
             flat += piece.args[0] if piece.op == "cat" and piece.args[1] == axis else [piece]
         if self.thorough and (grid := self._grid(flat, axis)) is not None:
             return grid
-        whole = self._whole(flat, axis)
-        if whole is not None:
-            return whole
         if len(flat) == 1:
             return flat[0]
         size = plain(sum(piece.shape[axis] for piece in flat))
         shape = (*flat[0].shape[:axis], size, *flat[0].shape[axis + 1 :])
-        return self.term("cat", (tuple(flat), axis), shape, flat[0].dtype)
+        whole = self._whole(flat, axis, size)
+        return self.term("cat", (tuple(flat), axis), shape, flat[0].dtype) if whole is None else whole
 
     def _grid(self, pieces: Sequence[Term], axis: int) -> Term | None:
         """Return concatenations of concatenations with the first axis outside."""
@@ -500,14 +499,63 @@ class Views(Terms):
             return None
         return self.joined([self.joined(column, axis) for column in zip(*rows, strict=True)], inner)
 
-    def _whole(self, pieces: Sequence[Term], axis: int) -> Term | None:
-        """Return what the pieces are all of, in order."""
-        base, at = pieces[0].args[0] if pieces[0].op == "slice" else None, 0
-        for piece in pieces:
-            if piece.op != "slice" or piece.args[0] is not base or piece.args[1:3] != (axis, at) or piece.args[4] != 1:
+    def _whole(self, pieces: Sequence[Term], axis: int, size: Size) -> Term | None:
+        """Return what the pieces are all of, in order. The largest says what it may be; then its parts are compared."""
+        counts = [piece.shape[axis] for piece in pieces]
+        if not all(isinstance(count, int) for count in counts):
+            return None
+        number = counts.index(max(counts))
+        whole = self.widened(pieces[number], axis, sum(counts[:number]), size)
+        if whole is None:
+            return None
+        at = 0
+        for piece, count in zip(pieces, counts, strict=True):
+            if self.sliced(whole, axis, at, at + count) is not piece:
                 return None
-            at = piece.args[3]
-        return base if base is not None and at == base.shape[axis] else None
+            at += count
+        return whole
+
+    @once
+    def widened(self, term: Term, axis: int, start: int, size: int) -> Term | None:
+        """Return a term of which this one may be the part from `start` on, or None.
+
+        `size`: of its axis. Whoever calls this has to compare the part.
+        """
+        if term.op == "slice" and term.args[1] == axis and term.args[4] == 1 and isinstance(term.args[2], int):
+            base, first = term.args[0], term.args[2] - start
+            fits = first >= 0 and isinstance(base.shape[axis], int) and first + size <= base.shape[axis]
+            return self.sliced(base, axis, first, first + size) if fits else None
+        if term.op in ("sum", "each"):
+            return self._widened_operands(term, axis, start, size)
+        if term.op in ("contract", "amax", "amin"):
+            return self.widened_contraction(term, axis, start, size)
+        return self._widened_view(term, axis, start, size) if term.op == "view" else None
+
+    def _widened_operands(self, term: Term, axis: int, start: int, size: int) -> Term | None:
+        wide: dict[Term, Term] = {}
+        for part in term.parts():
+            at = axis - len(term.shape) + len(part.shape)
+            whole = part if at < 0 or part.shape[at] == 1 else self.widened(part, at, start, size)
+            if whole is None:
+                return None
+            wide[part] = whole
+        return self.mapped(term, wide.__getitem__, (*term.shape[:axis], size, *term.shape[axis + 1 :]))
+
+    def widened_contraction(self, term: Term, axis: int, start: int, size: int) -> Term | None:
+        raise NotImplementedError
+
+    def _widened_view(self, term: Term, axis: int, start: int, size: int) -> Term | None:
+        """Return a view whose axis is one whole axis of its base, or the first part of one, and more of it."""
+        base, pattern = term.args
+        at = 0
+        for place, atoms in enumerate(pattern.atoms):
+            if atoms and pattern.groups[axis] == (at,):
+                below = product(atoms[1:])
+                whole = self.widened(base, place, start * below, size * below) if isinstance(below, int) else None
+                new = tuple((size, *a[1:]) if n == place else a for n, a in enumerate(pattern.atoms))
+                return None if whole is None else self.rearranged(whole, Pattern(new, pattern.groups))
+            at += len(atoms)
+        return None
 
 
 def without_ones(pattern: Pattern) -> Pattern:
