@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxgen.canonical.contractions import Contractions
 from onnxgen.canonical.terms import (
+    FINITE,
     INTEGERS,
     NOTHING,
     PARTIAL,
@@ -22,9 +23,6 @@ from onnxgen.canonical.terms import (
 )
 
 LEAVES = frozenset({"parameter", "frozen", "input", "size", *VIEWS})
-FINITE = frozenset(
-    {"conv", "max_pool", "avg_pool", "enlarged", "softplus", "pad", "aten::index.Tensor"}
-)  # for finite operands
 EXPANDED = 6  # products of a product of two sums that is written as one sum
 
 

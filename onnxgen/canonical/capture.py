@@ -111,7 +111,7 @@ def exported(
         except NotFollowed:
             raise
         except Exception as error:
-            raise NotFollowed(f"torch.export does not follow it: {str(error).strip().splitlines()[0]}") from error
+            raise NotFollowed(f"torch.export does not follow it: {_line(error)}") from error
     followed = Followed(program, _guards(module, program), decided=tuple(decisions.answers))
     graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
     writes = any(_mutates(node) and not counts(node) for graph in graphs for node in graph.nodes)
@@ -128,7 +128,10 @@ def functional(followed: Followed) -> Followed:
         raise NotFollowed("torch.no_grad beside an operator that writes in place")
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
-        return replace(followed, program=program.run_decompositions({}), is_functional=True)
+        try:
+            return replace(followed, program=program.run_decompositions({}), is_functional=True)
+        except Exception as error:
+            raise NotFollowed(f"torch does not take apart what is written in place: {_line(error)}") from error
 
 
 def counts(node: Node) -> bool:
@@ -182,6 +185,11 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _mutates(node: Node) -> bool:

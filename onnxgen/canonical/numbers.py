@@ -18,6 +18,7 @@ from onnxgen.canonical.terms import without_ones
 MODES = ("evaluation", "training")
 APART = 1e-6  # of the largest element: what constants of two spellings of a function, rounded to float32, may make
 APART_SCALED = 1e-5  # the same with small weights
+SMALLEST = 1e-14  # difference: what is smaller may be rounding of larger values on the way
 SCALES = (1e-2, 1e-4, 1e-6)  # of all weights: small ones show what is added to a variance
 SCALES_OF_INPUTS = (1e-3, 1e-6, 1e8)
 
@@ -235,7 +236,8 @@ def difference(one: Any, other: Any, only_finite: bool = False) -> float:
     one, other = one[finite], other[finite]
     if not one.numel():
         return 0.0
-    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
+    apart = (one - other).abs().max()
+    return float(apart / one.abs().max()) if apart > SMALLEST else 0.0
 
 
 def _wide(value: Any) -> Any:

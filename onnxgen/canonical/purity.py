@@ -10,10 +10,12 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property
 from textwrap import shorten
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,6 +55,8 @@ PURE = ("torch.onnx.ops", "torch.nn.utils.parametrizations", "torch.nn.utils.rnn
 RANDOM = re.compile(r"torch\.(rand\w*|normal|bernoulli|multinomial|poisson|empty\w*)$")
 # what makes a parameter, or a buffer with a name, of a tensor
 PARAMETERS = frozenset({"Parameter", "ParameterList", "ParameterDict", "register_buffer", "register_parameter"})
+OF_COLLECTIONS = frozenset({"abc", "OrderedDict", "namedtuple"})
+ASKING = re.compile(r"get_|are_|is_(autocast|deterministic|grad|warn|vulkan|inference)")  # of the state of torch
 OF_FUNCTOOLS = frozenset({"partial", "reduce", "wraps"})
 # of a tensor or a module: what a capture answers in another way than a call, or what changes one under another name
 ATTRIBUTES = frozenset(
@@ -62,7 +66,7 @@ ATTRIBUTES = frozenset(
     register_full_backward_hook register_parameter register_buffer register_module add_module load_state_dict
     train eval apply share_memory_ resize_ numpy tolist item setattr backward is_shared names is_cuda is_cpu
     is_xpu as_strided storage_offset layout zero_grad grad_dtype _modules _parameters _buffers f_locals gi_frame
-    format cuda cpu share_memory get_device
+    format cuda cpu share_memory get_device detach_ detach_copy is_inference dim_order retains_grad is_pinned
     """.split()
 )
 HOOK = re.compile(r"_?register_\w*hook\w*")
@@ -81,6 +85,7 @@ MADE = ("from_pretrained",)  # of the file's own functions: what loads weights
 def objections(text: str, known: str) -> Iterator[str]:
     """Yield what is not followed in a file, apart from what is written in the same way in another one."""
     file, others = File(ast.parse(text)), _written(ast.parse(known))
+    yield from _bound_again(file.tree, others)
     for node in file.tree.body:
         if said(node) in others:
             continue
@@ -93,6 +98,19 @@ def objections(text: str, known: str) -> Iterator[str]:
                 yield from Code(node, file).objections()
         else:
             yield from _statement(node, file)
+
+
+def _bound_again(tree: ast.Module, others: set[str]) -> Iterator[str]:
+    """Yield the statements that give a name another meaning which is imported, or belongs to a class or function."""
+    own = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))} | dict(_imported(tree)).keys()
+    seen: set[str] = set()
+    for node in tree.body:
+        names = [name for name, _ in _assigned(node)] + [name for name, _ in _imported(ast.Module([node], []))]
+        names += [node.name] if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else []
+        for name in names:
+            if (name in seen and name in own) or (name in MADE and said(node) not in others):
+                yield _said(node, f"gives {name} another meaning")
+        seen |= {*names}
 
 
 class File:
@@ -206,9 +224,35 @@ def _said(node: ast.AST, why: str) -> str:
 def _is_of_torch(whole: str) -> bool:
     """Whether a name of torch depends on its arguments alone."""
     first, *parts = whole.split(".")
+    if first not in MODULES or _is_of_another_module(whole):
+        return first not in MODULES
+    if first == "collections":
+        return not parts or parts[0] in OF_COLLECTIONS
     if first != "torch" or whole.startswith(PURE):
         return True
+    if parts and ASKING.match(parts[0]):
+        return False
     return not any(part in STATEFUL or (part.startswith("_") and not part.endswith("__")) for part in parts)
+
+
+def _is_of_another_module(whole: str) -> bool:
+    """Whether a name is found through a module that another one imported, such as `torch.os`."""
+    first, *parts = re.match(r"[\w.]*", whole)[0].split(".")  # type: ignore[index]
+    value = sys.modules.get(first)
+    for part in parts:
+        value = getattr(value, part, None)
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] != first:
+            return True
+    return False
+
+
+def _is_module(whole: str) -> bool:
+    """Whether a name is that of a module."""
+    first, *parts = whole.split(".")
+    value: Any = sys.modules.get(first) if first in MODULES else None
+    for part in parts:
+        value = getattr(value, part, None)
+    return isinstance(value, ModuleType)
 
 
 def _is_hidden(name: str) -> bool:
@@ -274,7 +318,9 @@ def _class(node: ast.ClassDef, others: set[str], file: File) -> Iterator[str]:
         if isinstance(part, ast.FunctionDef):
             yield from _method(part, file)
         elif isinstance(part, (ast.Assign, ast.AnnAssign)):
-            if part.value is not None:
+            if any(hasattr(nn.Module, name) or name.startswith("__") for name, _ in _assigned(part)):
+                yield _said(part, "overrides a method of nn.Module")
+            elif part.value is not None:
                 yield from Code(part.value, file).objections()
         elif not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)) and not isinstance(
             part, ast.Pass
@@ -318,6 +364,11 @@ class Code:
             node = node.value
         return not isinstance(node, ast.Name) or node.id not in self.local
 
+    def _is_local(self, node: ast.AST) -> bool:
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in self.local
+
     def _around(self, node: ast.AST) -> Iterator[ast.AST]:
         while node in self.parents:
             node = self.parents[node]
@@ -348,6 +399,8 @@ class Code:
         parent = self.parents.get(node)
         if node.id in CALLED and not (isinstance(parent, ast.Call) and parent.func is node):
             yield _said(node, "is handed on")
+        if node.id not in self.local and self._is_handed_on(node):
+            yield _said(node, "is a module that is handed on")
         if node.id in self.local or node.id in self.file.known:
             whole = self.file.imported.get(node.id, "")
             if node.id not in self.local and not _is_of_torch(whole):
@@ -356,6 +409,11 @@ class Code:
             yield _said(node, "is not followed")
         elif node.id not in BUILTINS and (hasattr(builtins, node.id) or not isinstance(node.ctx, ast.Store)):
             yield _said(node, "is a name that is not followed")
+
+    def _is_handed_on(self, node: ast.AST) -> bool:
+        """Whether a module gets another name."""
+        parent = self.parents.get(node)
+        return not isinstance(parent, ast.Attribute) and _is_module(self.file.whole(node))
 
     def _is_said(self, node: ast.AST) -> bool:
         """Whether it stands in what is raised or asserted."""
@@ -381,6 +439,9 @@ class Code:
                 for side in (one, other)
             ):
                 yield _said(node, "asks if two objects are the same")
+        sides = [n for n in (node.left, *node.comparators) if isinstance(n, ast.Attribute)]
+        if node not in self.initial and any(n.attr == "dtype" for n in sides):
+            yield _said(node, "asks for a dtype")
 
     def _set(self, node: ast.AST) -> Iterator[str]:
         if not isinstance(self.parents.get(node), ast.Compare):
@@ -394,6 +455,8 @@ class Code:
 
     def _attribute(self, node: ast.Attribute) -> Iterator[str]:
         name, whole = node.attr, self.file.whole(node)
+        if not self._is_local(node) and self._is_handed_on(node):
+            yield _said(node, "is a module that is handed on")
         if _is_hidden(name) and whole != "super().__init__":
             yield _said(node, "is not followed")
         elif not _is_of_torch(whole) or (whole.startswith("functools.") and name not in OF_FUNCTOOLS):
@@ -442,6 +505,10 @@ class Code:
 
     def _call(self, node: ast.Call) -> Iterator[str]:
         function = self.file.whole(node.func)
+        given = [n for a in (*node.args, *(k.value for k in node.keywords)) for n in ast.walk(a)]
+        changeable = any(isinstance(n, (ast.List, ast.Dict, ast.Set, ast.Call)) for n in given)
+        if function == "functools.partial" and changeable:
+            yield _said(node, "is kept from call to call")
         if function == "getattr":
             yield from self._getattr(node)
         elif function == "isinstance":

@@ -27,6 +27,7 @@ class Term:
         number: in the order in which terms were made.
         colour: the same for terms that are equal but for views and the names of leaves.
         origin: the number of the first term that it is made of element by element; views don't change it.
+        is_partial: whether an element may be undefined although those that it is made of, one by one, are not.
     """
 
     __slots__ = ("_parts", "args", "colour", "dtype", "number", "op", "origin", "shape")
@@ -50,6 +51,12 @@ class Term:
 
 
 VIEWS = frozenset({"view", "reshape", "expand"})
+# Functions of single elements that are undefined somewhere. A power is a root, or a quotient.
+PARTIAL = frozenset({"power", "log", "log2", "log10", "log1p", "asin", "acos", "tan"})
+# What is finite for finite operands. Of other functions that is not known.
+FINITE = frozenset(
+    {"conv", "max_pool", "avg_pool", "enlarged", "softplus", "pad", "flip", "causal", "aten::index.Tensor"}
+)
 ELEMENTWISE = frozenset({"sum", "each"})
 
 
@@ -216,13 +223,9 @@ def number_in(term: Term) -> float | None:
     return 0
 
 
-# Functions of single elements that are undefined somewhere. A power is a root, or a quotient.
-PARTIAL = frozenset({"power", "log", "log2", "log10", "log1p", "asin", "acos"})
-
-
 def _has_poles(monomial: Monomial) -> bool:
     """Return True if a product may be undefined where its factors are finite: 0 / x is no 0 where x is 0."""
-    return any(exponent <= 0 or (factor.op == "each" and factor.args[0] in PARTIAL) for factor, exponent in monomial)
+    return any(exponent <= 0 or factor.is_partial for factor, exponent in monomial)
 
 
 def times(one: Monomial, other: Monomial) -> Monomial:

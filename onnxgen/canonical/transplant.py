@@ -35,6 +35,7 @@ from onnxgen.options import Options
 from onnxgen.runtime.load import load, need_torch
 
 APART, APART_HALF = 1e-5, 1e-2  # of the largest element, in float64: what rounded constants of the file make
+SCALES = (1, 30, 1000)  # of inputs: what is done to large ones shows
 SMALLEST_HALF = 2.0**-23  # what converters to float16 make of positive numbers below 1e-7
 NEAR, NEAR_HALF = (1e-4, 0.0), (2e-3, SMALLEST_HALF)  # how far constants may be apart: of the largest, and at least
 MORE = 20  # drawn inputs, if the first break what was assumed
@@ -198,6 +199,8 @@ class Transplant:
 
     def _put(self, report: Report) -> None:
         """Fill the module itself as its copy was filled."""
+        if any(tensor.is_inference() for tensor in self.module.state_dict().values()):
+            raise OnnxgenError("it was made in inference mode, and can't be filled", help="make it outside of it")
         before = copy.deepcopy(self.module.state_dict())
         wanted = tensors_of(self.filled)
         put(self.module, {path: wanted[path] for path in report.filled})
@@ -349,14 +352,14 @@ class Transplant:
         """Return the largest difference of outputs in float64."""
         worst = 0.0
         reference, module = (copy.deepcopy(m).double() for m in (self.reference, self.filled))
-        for feed in self.feeds:
-            wide = [a.double() if a.is_floating_point() else a for a in feed]
+        for feed, scale in ((feed, scale) for scale in SCALES for feed in self.feeds):
+            wide = [a.double() * scale if a.is_floating_point() else a for a in feed]
             with torch.no_grad(), WideMasks():
                 expected = reference(*wide)
                 got = tree_leaves(self._run(module, wide))
             expected = [expected] if isinstance(expected, Tensor) else list(expected)
             for a, b in zip(expected, [got[n] for n in numbers], strict=True):
-                worst = max(worst, difference(a, b))
+                worst = max(worst, difference(a, b, scale != 1))
         return worst
 
 

@@ -30,6 +30,8 @@ def transplant_command(
 
     quiet, as_json = say["quiet"], say["as_json"]
     refuse_overwriting([out], [model, *([back] if back else [])], say["force"])
+    if not out.absolute().parent.is_dir():
+        raise OnnxgenError(f"there is no folder {out.absolute().parent}", help="make it, or name another one with -o")
     module = built(into, arguments)
     try:
         with progress(f"matching {into} with {model.name}", quiet or as_json):
@@ -81,7 +83,9 @@ def built(into: str, arguments: Sequence[str]) -> Any:
         made = importlib.import_module(name)
         for part in factory.split(".") if factory else ():
             made = getattr(made, part)
-        return made(**keywords)  # type: ignore[operator]
+        return _module(made(**keywords), into)  # type: ignore[operator]
+    except OnnxgenError:
+        raise
     except Exception as error:
         what = f"--into {into} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise OnnxgenError(
@@ -89,6 +93,15 @@ def built(into: str, arguments: Sequence[str]) -> Any:
         ) from error
     finally:
         sys.path.remove("")
+
+
+def _module(made: Any, into: str) -> Any:
+    """Return what a factory made, if it is a module."""
+    from torch import nn
+
+    if not isinstance(made, nn.Module):
+        raise OnnxgenError(f"--into {into} makes a {type(made).__name__}, and no nn.Module")
+    return made
 
 
 def _some(names: Sequence[str]) -> str:
