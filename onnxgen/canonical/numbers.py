@@ -178,7 +178,10 @@ class Numbers:
             return {name: torch.zeros_like(p) for name, p in names.items()}
         draw = torch.Generator().manual_seed(1)
         loss = sum((o.nan_to_num(0, 0, 0) * torch.rand(o.shape, generator=draw, dtype=o.dtype)).sum() for o in outputs)
-        found = torch.autograd.grad(loss, list(names.values()), allow_unused=True)  # type: ignore[arg-type]
+        try:
+            found = torch.autograd.grad(loss, list(names.values()), allow_unused=True)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            raise Unrun(f"{self._which(module)} has no gradients: {error}") from error
         return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(names.items(), found, strict=True)}
 
 

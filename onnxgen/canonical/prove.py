@@ -24,10 +24,10 @@ from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
-from onnxgen.canonical.purity import objections, said
+from onnxgen.canonical.purity import decides, objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
-from onnxgen.canonical.sizes import LARGEST, MOST, Axes, Region, enlarged, groups_of, others, paths, resized
+from onnxgen.canonical.sizes import LARGEST, MOST, Axes, Region, enlarged, groups_of, others, paths, resized, trains
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
@@ -213,6 +213,7 @@ class Pair:
         self.groups = groups_of(self.reference, self.arguments)
         self.arguments = enlarged(self.reference, self.arguments, self.groups)
         regions: list[Region] = []
+        by_numbers = False
         for arguments in itertools.chain([self.arguments], others(self.arguments, self.groups, regions)):
             for path in paths(self.reference, arguments):
                 if any(region.holds(path, arguments) for region in regions):
@@ -221,12 +222,31 @@ class Pair:
                     raise NotFollowed(f"it may be another function of sizes beside {sorted(regions[0].conditions)[0]}")
                 regions.append(Region(path))
                 places = self._compared_at(arguments, modes, regions[-1])
-                if places is not None:
+                if places is not None and len(regions) > 1 and self._is_alike(arguments):
+                    regions[-1].conditions = self._ones(arguments)
+                    by_numbers = True
+                elif places is not None:
                     return places
         if not regions:
             raise NotFollowed("the generated module does not run on an input that the file takes")
-        self.given = sorted(regions[0].conditions) if len(regions) == 1 else []
+        self.given = sorted(regions[0].conditions) if len(regions) == 1 or by_numbers else []
         return None
+
+    def _ones(self, arguments: Sequence[Tensor]) -> set[str]:
+        """Return which axes of any size have a size of 1 in an example, and not in the first."""
+        places = [(n, a) for axes in self.groups for n, a in axes if arguments[n].shape[a] == 1]
+        return {f"L[{n}].size()[{a}] == 1" for n, a in places if self.arguments[n].shape[a] != 1}
+
+    def _is_alike(self, arguments: Sequence[Tensor]) -> bool:
+        """Whether both are the same in numbers where a size is 1.
+
+        There, an operator may have another form. But no Python of an edit may have asked for that size.
+        """
+        texts = Path(self.file).read_text(encoding="utf-8"), self._generated()
+        numbers = Numbers(self.reference, self.edited, self.renamed)
+        if not self._ones(arguments) or decides(*texts) or not numbers.has_same_weights():
+            return False
+        return all(numbers.differ(arguments, MODES[0], 0, scale) is None for scale in (1, 1e-2))
 
     def _compared_at(self, arguments: Sequence[Tensor], modes: Sequence[str], region: Region) -> list[Place] | None:
         """Compare for all sizes that are like those of the example. Notes them."""
@@ -234,7 +254,12 @@ class Pair:
         free = [[axis for axis in axes if a.shape[axis] > 1] for a, axes in zip(arguments, free, strict=True)]
         for mode in modes:
             terms = Algebra(thorough=True)
-            one = self._followed(self.reference, mode, arguments, free, region.path)
+            try:
+                one = self._followed(self.reference, mode, arguments, free, region.path)
+            except NotFollowed:
+                if mode == MODES[0] or trains(self.reference, arguments):
+                    raise
+                continue
             other = self._followed(self.edited, mode, arguments, still_free(one), region.path)
             if {one.decided, other.decided} != {region.path}:
                 raise NotFollowed("it decides by the values of tensors elsewhere")

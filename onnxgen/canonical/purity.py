@@ -100,6 +100,25 @@ def objections(text: str, known: str) -> Iterator[str]:
             yield from _statement(node, file)
 
 
+DECIDING = (ast.If, ast.IfExp, ast.While, ast.Compare, ast.BoolOp, ast.Assert, ast.Match)
+BOUNDING = frozenset({"min", "max", "any", "all", "bool", "sorted", "filter", "clamp", "sign"})
+
+
+def decides(text: str, known: str) -> bool:
+    """Whether a file decides anything by what it is given, beside what is written in the same way in another one."""
+    others = _written(ast.parse(known))
+    todo: list[ast.stmt] = []
+    for node in ast.parse(text).body:
+        todo += node.body if isinstance(node, ast.ClassDef) else [node]
+    todo = [s for s in todo if not (isinstance(s, ast.FunctionDef) and s.name == "__init__")]
+    nodes = [n for s in todo if said(s) not in others and ast.dump(s) not in others for n in ast.walk(s)]
+    for node in nodes:
+        asked = getattr(node, "test", node) if isinstance(node, DECIDING) else None
+        if asked is not None and any(isinstance(n, ast.Name) and n.id != "self" for n in ast.walk(asked)):
+            return True
+    return any(isinstance(n, ast.Name) and n.id in BOUNDING for n in nodes)
+
+
 def _bound_again(tree: ast.Module, others: set[str]) -> Iterator[str]:
     """Yield the statements that give a name another meaning which is imported, or belongs to a class or function."""
     own = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))} | dict(_imported(tree)).keys()

@@ -6,6 +6,7 @@ sizes that the network takes: they are looked for around the numbers in these qu
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import operator
@@ -75,6 +76,16 @@ def resized(arguments: Sequence[Tensor], axes: Axes, size: int) -> list[Tensor]:
 def runs(module: nn.Module, arguments: Sequence[Tensor]) -> bool:
     """Whether a module takes these inputs."""
     return any(True for _ in paths(module, arguments))
+
+
+def trains(module: nn.Module, arguments: Sequence[Tensor]) -> bool:
+    """Whether a module takes these inputs in training mode: a BatchNorm needs more than one value of each channel."""
+    trained = copy.deepcopy(module).train()
+    try:
+        trained(*arguments)
+    except Exception:
+        return False
+    return True
 
 
 def paths(module: nn.Module, arguments: Sequence[Tensor]) -> Iterator[tuple[bool, ...]]:

@@ -27,18 +27,21 @@ class Term:
         number: in the order in which terms were made.
         colour: the same for terms that are equal but for views and the names of leaves.
         origin: the number of the first term that it is made of element by element; views don't change it.
-        is_partial: whether an element may be undefined although those that it is made of, one by one, are not.
+        is_partial: whether an element may be undefined where inputs and parameters are finite.
     """
 
-    __slots__ = ("_parts", "args", "colour", "dtype", "number", "op", "origin", "shape")
+    __slots__ = ("_parts", "args", "colour", "dtype", "is_partial", "number", "op", "origin", "shape")
 
     def __init__(self, op: str, args: tuple[Any, ...], shape: Shape, dtype: str, number: int) -> None:
         self.op, self.args, self.shape, self.dtype, self.number = op, args, shape, dtype, number
         is_leaf = op in ("parameter", "frozen")
         self.colour: int = args[0].colour if op in VIEWS else _digest(("leaf", shape) if is_leaf else (op, args))
         self._parts: tuple[Term, ...] | None = None
-        inside = _unordered(args) if op in ELEMENTWISE or op in VIEWS else ()
-        self.origin: int = min((part.origin for part in inside), default=number)
+        inside = [*_unordered(args)]
+        by_element = inside if op in ELEMENTWISE or op in VIEWS else []
+        self.origin: int = min((part.origin for part in by_element), default=number)
+        is_own = (op == "each" and args[0] in PARTIAL) or (op == "call" and args[0] not in FINITE)
+        self.is_partial: bool = is_own or any(part.is_partial for part in inside)
 
     def __repr__(self) -> str:
         return f"<{self.op} {self.number} {list(self.shape)}>"

@@ -41,6 +41,8 @@ def print_proof(proof: Proof, module: Path, quiet: bool, verbose: bool) -> None:
     if quiet and proof.verdict == "proved":
         return
     tell(f"{proof.verdict}{': ' if proof.why else ''}{proof.why}")
+    if proof.given:
+        tell(f"  for inputs L with {' and '.join(proof.given)}")
     for place in proof.places:
         file = module.name if place.side == "edited" else "as generated"
         tell(f"  {file}, line {place.line}: {place.code}")
