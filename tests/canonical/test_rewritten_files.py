@@ -13,8 +13,10 @@ REWRITTEN = Path(__file__).with_name("rewritten")
 NOT_YET = {  # no proof is found, and no difference
     "attention_past_no_unidir": "keys are joined before they are turned, or after it",
     "bert_3d_attention": "attention on a batch of one",
+    "image_norms": "a variance as the mean of squares less the square of the mean, of what may be undefined",
     "llama": "rotary positions by halves",
     "sequence_norms": "a variance as the mean of squares less the square of the mean",
+    "swin": "windows, at a batch of one",
     "translator": "one head after the other",
 }
 WRONG = {  # a small mistake in each: what is replaced in the text
