@@ -133,6 +133,9 @@ class Reading:
             return rule(node)
         name = node.op_type.lower()
         kind = SHORT.get(name, name)
+        mode = node.attributes.get_string("mode", "constant") if kind == "pad" else "constant"
+        if union and mode != "constant":
+            return self.network.add(kind, str(mode), union)
         if is_a(node, ACTIVATION, SOFTMAX) and union:
             return self.network.add(kind, _parameter(node), union)
         if kind in ("mul", "affine") and union and (size := self.scaled(inputs)):
