@@ -259,11 +259,12 @@ class Reader:
 
     def _equal_sizes(self) -> dict[Any, Any]:
         """Return what the guards make equal."""
-        sizes = [s for n in self._placeholders() if isinstance(v := n.meta.get("val"), Tensor) for s in v.shape]
+        found: list[Any] = [n.meta.get("val") for n in self._placeholders()]
+        sizes: list[Any] = [size for value in found if isinstance(value, Tensor) for size in value.shape]
         known = next((s.node.shape_env for s in sizes if isinstance(s, torch.SymInt)), None)
         guards = [guard.expr.xreplace(self.symbols) for guard in known.guards] if known is not None else []
-        found = [g for g in guards if isinstance(g, sympy.Eq) and g.free_symbols <= {*self.symbols.values()}]
-        return solved(found)
+        equations = [g for g in guards if isinstance(g, sympy.Eq) and g.free_symbols <= {*self.symbols.values()}]
+        return solved(equations)
 
     def _placeholders(self) -> list[Node]:
         return [node for node in self.program.graph.nodes if node.op == "placeholder"]

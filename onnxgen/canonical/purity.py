@@ -112,8 +112,8 @@ def decides(text: str, known: str) -> bool:
         todo += node.body if isinstance(node, ast.ClassDef) else [node]
     todo = [s for s in todo if not (isinstance(s, ast.FunctionDef) and s.name == "__init__")]
     nodes = [n for s in todo if said(s) not in others and ast.dump(s) not in others for n in ast.walk(s)]
-    for node in nodes:
-        asked = getattr(node, "test", node) if isinstance(node, DECIDING) else None
+    for part in nodes:
+        asked = getattr(part, "test", part) if isinstance(part, DECIDING) else None
         if asked is not None and any(isinstance(n, ast.Name) and n.id != "self" for n in ast.walk(asked)):
             return True
     return any(isinstance(n, ast.Name) and n.id in BOUNDING for n in nodes)

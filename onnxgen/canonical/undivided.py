@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-LIBRARY = torch.library.Library("onnxgen", "DEF")
+LIBRARY = torch.library.Library("onnxgen", "DEF")  # type: ignore[no-untyped-call]
 REPLACED: dict[Any, Any] = {}  # functions of torch, each with the operator that stands for it
 MEANT: dict[Any, Any] = {}  # these operators, each with torch's
 
@@ -25,7 +25,7 @@ def _shaped(given: Tensor, states: list[Tensor], is_first: bool, is_both: bool) 
 
 def _define(name: str) -> None:
     meant = getattr(torch.ops.aten, name).input
-    LIBRARY.define(str(meant._schema).replace(f"aten::{name}.input", name))
+    LIBRARY.define(str(meant._schema).replace(f"aten::{name}.input", name))  # type: ignore[no-untyped-call]
 
     def fake(given: Tensor, hx: Any, *rest: Any) -> Any:
         states = list(hx) if isinstance(hx, (tuple, list)) else [hx]
@@ -43,4 +43,4 @@ for _name in NAMES:
 def whole(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     """Return what is called in the place of a function of torch."""
     is_followed = len(args) == 9 and isinstance(args[0], FakeTensor)  # with fewer, it is of packed sequences
-    return REPLACED.get(function, function) if is_followed else function  # type: ignore[no-any-return]
+    return REPLACED.get(function, function) if is_followed else function
