@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from onnxgen.canonical.algebra import Algebra
+from onnxgen.canonical.asking import decides
 from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
 from onnxgen.canonical.equations import follows
 from onnxgen.canonical.guards import Questions
@@ -24,7 +25,7 @@ from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
 from onnxgen.canonical.numbers import MODES, Counterexample, Numbers, Unrun
 from onnxgen.canonical.places import Place, Texts, part_ways
-from onnxgen.canonical.purity import decides, objections, said
+from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
 from onnxgen.canonical.sizes import LARGEST, MOST, Axes, Region, enlarged, groups_of, others, paths, resized, trains

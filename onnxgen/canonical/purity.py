@@ -10,22 +10,16 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property
 from textwrap import shorten
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-MODULES = frozenset(
-    """
-    __future__ torch math typing collections collections.abc functools itertools einops dataclasses warnings
-    pathlib safetensors
-    """.split()
-)
+from onnxgen.canonical.modules import MODULES, is_module, is_of_another_module
+
 FOR_WEIGHTS = frozenset({"pathlib", "safetensors", "warnings"})  # of these, only what onnxgen wrote may use anything
 BUILTINS = frozenset(
     """
@@ -84,7 +78,7 @@ MADE = ("from_pretrained",)  # of the file's own functions: what loads weights
 
 def objections(text: str, known: str) -> Iterator[str]:
     """Yield what is not followed in a file, apart from what is written in the same way in another one."""
-    file, others = File(ast.parse(text)), _written(ast.parse(known))
+    file, others = File(ast.parse(text)), written(ast.parse(known))
     yield from _bound_again(file.tree, others)
     for node in file.tree.body:
         if said(node) in others:
@@ -98,25 +92,6 @@ def objections(text: str, known: str) -> Iterator[str]:
                 yield from Code(node, file).objections()
         else:
             yield from _statement(node, file)
-
-
-DECIDING = (ast.If, ast.IfExp, ast.While, ast.Compare, ast.BoolOp, ast.Assert, ast.Match)
-BOUNDING = frozenset({"min", "max", "any", "all", "bool", "sorted", "filter", "clamp", "sign"})
-
-
-def decides(text: str, known: str) -> bool:
-    """Whether a file decides anything by what it is given, beside what is written in the same way in another one."""
-    others = _written(ast.parse(known))
-    todo: list[ast.stmt] = []
-    for node in ast.parse(text).body:
-        todo += node.body if isinstance(node, ast.ClassDef) else [node]
-    todo = [s for s in todo if not (isinstance(s, ast.FunctionDef) and s.name == "__init__")]
-    nodes = [n for s in todo if said(s) not in others and ast.dump(s) not in others for n in ast.walk(s)]
-    for part in nodes:
-        asked = getattr(part, "test", part) if isinstance(part, DECIDING) else None
-        if asked is not None and any(isinstance(n, ast.Name) and n.id != "self" for n in ast.walk(asked)):
-            return True
-    return any(isinstance(n, ast.Name) and n.id in BOUNDING for n in nodes)
 
 
 def _bound_again(tree: ast.Module, others: set[str]) -> Iterator[str]:
@@ -216,22 +191,29 @@ def said(node: ast.stmt) -> str:
     return ast.dump(node)
 
 
+def _is_of_key(node: ast.expr) -> bool:
+    match node:
+        case ast.Subscript(ast.Name("state"), ast.Name("key")):
+            return True
+    return False
+
+
 def _is_tie(node: ast.stmt) -> bool:
     """Whether a statement gives a tensor of the weights to the other names of it that are missing there."""
     match node:
         case ast.For(
             ast.Name("key"),
-            ast.BinOp(ast.Set(names), ast.BitAnd(), keys),
+            ast.BinOp(ast.Set(names), ast.BitAnd(), ast.Call(ast.Attribute(ast.Name("state"), "keys"), [], [])),
             [ast.Assign([ast.Name("state")], ast.BinOp(ast.Dict(given, values), ast.BitOr(), ast.Name("state")))],
             [],
         ):
             texts = [n.value for n in (*names, *given) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
             one = len(texts) == 2 * len(names) and {*texts[: len(names)]} == {*texts[len(names) :]}
-            return one and ast.unparse(keys) == "state.keys()" and {*map(ast.unparse, values)} == {"state[key]"}
+            return one and all(map(_is_of_key, values))
     return False
 
 
-def _written(tree: ast.Module) -> set[str]:
+def written(tree: ast.Module) -> set[str]:
     found = {said(n) for n in tree.body}
     return found | {ast.dump(n) for c in tree.body if isinstance(c, ast.ClassDef) for n in c.body}
 
@@ -243,7 +225,7 @@ def _said(node: ast.AST, why: str) -> str:
 def _is_of_torch(whole: str) -> bool:
     """Whether a name of torch depends on its arguments alone."""
     first, *parts = whole.split(".")
-    if first not in MODULES or _is_of_another_module(whole):
+    if first not in MODULES or is_of_another_module(whole):
         return first not in MODULES
     if first == "collections":
         return not parts or parts[0] in OF_COLLECTIONS
@@ -252,26 +234,6 @@ def _is_of_torch(whole: str) -> bool:
     if parts and ASKING.match(parts[0]):
         return False
     return not any(part in STATEFUL or (part.startswith("_") and not part.endswith("__")) for part in parts)
-
-
-def _is_of_another_module(whole: str) -> bool:
-    """Whether a name is found through a module that another one imported, such as `torch.os`."""
-    first, *parts = re.match(r"[\w.]*", whole)[0].split(".")  # type: ignore[index]
-    value = sys.modules.get(first)
-    for part in parts:
-        value = getattr(value, part, None)
-        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] != first:
-            return True
-    return False
-
-
-def _is_module(whole: str) -> bool:
-    """Whether a name is that of a module."""
-    first, *parts = whole.split(".")
-    value: Any = sys.modules.get(first) if first in MODULES else None
-    for part in parts:
-        value = getattr(value, part, None)
-    return isinstance(value, ModuleType)
 
 
 def _is_hidden(name: str) -> bool:
@@ -432,7 +394,7 @@ class Code:
     def _is_handed_on(self, node: ast.AST) -> bool:
         """Whether a module gets another name."""
         parent = self.parents.get(node)
-        return not isinstance(parent, ast.Attribute) and _is_module(self.file.whole(node))
+        return not isinstance(parent, ast.Attribute) and is_module(self.file.whole(node))
 
     def _is_said(self, node: ast.AST) -> bool:
         """Whether it stands in what is raised or asserted."""

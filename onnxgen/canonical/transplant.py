@@ -138,6 +138,8 @@ def transplant(
     if is_half:
         read_as = replace(options, dtype="float32")
         reference = load(model, read_as)
+    if not isinstance(module, nn.Module):
+        raise OnnxgenError(f"this is a {type(module).__name__}, and no nn.Module", help="name what makes a module")
     names, feeds = drawn(Path(model), read_as, reference, runs, seed)
     more = lambda: drawn(Path(model), read_as, reference, MORE + runs, seed)[1][runs:]  # noqa: E731
     report = Transplant(reference, module, names, feeds, is_half, more).run()

@@ -83,9 +83,7 @@ def built(into: str, arguments: Sequence[str]) -> Any:
         made = importlib.import_module(name)
         for part in factory.split(".") if factory else ():
             made = getattr(made, part)
-        return _module(made(**keywords), into)  # type: ignore[operator]
-    except OnnxgenError:
-        raise
+        return made(**keywords)  # type: ignore[operator]
     except Exception as error:
         what = f"--into {into} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise OnnxgenError(
@@ -93,15 +91,6 @@ def built(into: str, arguments: Sequence[str]) -> Any:
         ) from error
     finally:
         sys.path.remove("")
-
-
-def _module(made: Any, into: str) -> Any:
-    """Return what a factory made, if it is a module."""
-    from torch import nn
-
-    if not isinstance(made, nn.Module):
-        raise OnnxgenError(f"--into {into} makes a {type(made).__name__}, and no nn.Module")
-    return made
 
 
 def _some(names: Sequence[str]) -> str:
