@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 SILENT = ("Identity", "Dropout")  # in evaluation mode
 FEW, FEW_OF = 3, 0.02  # changes: so many, or as a share of all nodes
 MAX_SHOWN = 8  # elements of a constant that are shown
-# what torch calls an operator, where that is no other spelling of its name in ONNX
-NAMES = {
-    "AveragePool": "avg_pool",
-    "BatchNormalization": "batch_norm",
-    "Concat": "cat",
-    "Gemm": "linear",
-    "InstanceNormalization": "instance_norm",
-    "LayerNormalization": "layer_norm",
-    "Transpose": "permute",
-}
 ARGUMENTS = {
     "B": "bias",
     "W": "weight",
@@ -306,10 +296,10 @@ def _text(array: Array) -> str:
 
 
 def _name(node: ir.Node, arrays: Sequence[Array]) -> str:
-    name = NAMES.get(node.op_type) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", node.op_type).lower()
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", node.op_type).lower()
     if node.op_type in ("Conv", "ConvTranspose") and arrays:
         name += f"{arrays[0].ndim - 2}d"
-    return "linear" if node.op_type == "MatMul" and arrays else printable(name)
+    return "linear" if node.op_type in ("MatMul", "Gemm") and arrays else printable(name)
 
 
 def _sketch(array: Array) -> Iterator[float]:
