@@ -26,7 +26,8 @@ if __name__ == "__main__":
     if given.hunt == "untouched":
         from tests.hunts.untouched import hunt as hunt_untouched
 
-        sys.exit(1 if hunt_untouched(given.seed, given.cases, given.only)["different"] else 0)
+        untouched = hunt_untouched(given.seed, given.cases, given.only, given.what == "keep")
+        sys.exit(1 if untouched["different"] else 0)
     if given.hunt == "edits":
         from tests.hunts.edits import hunt as hunt_edits
 

@@ -1,5 +1,7 @@
 """Modules that nobody edited, in fresh processes: `python -m tests.hunts untouched --cases 120 --seed 0`.
 
+With `--what keep`, a few edits that keep the function are made in each first.
+
 Files come from $ONNXGEN_SHARED/models, small ones first, or from a folder (`--only FOLDER`). Each is generated and then
 proved; the time is that of the processes' own work, so that others on the machine don't count.
 """
@@ -8,12 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+
+from tests.hunts import keeping, spelling
+from tests.hunts.rewriting import KEEP, Source
+
+MACHINES = (keeping, spelling)  # importing them registers their edits
+EDITS = ("rename_local", "swap_commutative", "extract_variable", "reorder_layers")
 
 
 def files(folder: str | None) -> list[Path]:
@@ -40,7 +49,19 @@ def ran(*words: str, limit: float = 900) -> tuple[int, str, float]:
     return code, said, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def hunt(first: int, cases: int, folder: str | None = None) -> Counter[str]:
+def edit(module: Path) -> None:
+    """Make each of a few edits that keep the function, where it applies."""
+    for name in EDITS:
+        text = module.read_text(encoding="utf-8")
+        try:
+            made = KEEP[name](Source(text), random.Random(0))
+        except (SyntaxError, ValueError, StopIteration, IndexError):
+            continue
+        if made is not None:
+            module.write_text(made.text, encoding="utf-8")
+
+
+def hunt(first: int, cases: int, folder: str | None = None, edited: bool = False) -> Counter[str]:
     table: Counter[str] = Counter()
     why: Counter[str] = Counter()
     ratios: list[float] = []
@@ -51,6 +72,8 @@ def hunt(first: int, cases: int, folder: str | None = None) -> Counter[str]:
             if code:
                 table["refused"] += 1
                 continue
+            if edited:
+                edit(Path(module))
             code, said, proving = ran("prove", str(path), module)
         verdict = {0: "proved", 1: "different", 4: "not proved"}.get(code, "failed")
         table[verdict] += 1
