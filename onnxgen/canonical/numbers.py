@@ -45,6 +45,10 @@ class Counterexample:
 class Unrun(Exception):
     """A module does not run. Says which, and why."""
 
+    def __init__(self, text: str, module: nn.Module) -> None:
+        super().__init__(text)
+        self.module = module
+
 
 class Untrainable(Unrun):
     """The generated module does not run in training mode: a BatchNorm has no statistics of a single value."""
@@ -112,7 +116,7 @@ class Numbers:
         try:
             return _wide_module(module, mode, scale)
         except (TypeError, RuntimeError) as error:
-            raise Unrun(f"{self._which(module)} can't be copied: {error}") from error
+            raise Unrun(f"{self._which(module)} can't be copied: {error}", module) from error
 
     def _which(self, module: nn.Module) -> str:
         return "the generated module" if module is self.reference else "the edited module"
@@ -125,7 +129,7 @@ class Numbers:
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             kind = Untrainable if module is self.reference and wide.training else Unrun
-            raise kind(f"{self._which(module)} does not run in float64: {why}") from error
+            raise kind(f"{self._which(module)} does not run in float64: {why}", module) from error
         return [*out] if isinstance(out, (tuple, list)) else [out]
 
     def elsewhere(self, feed: Sequence[Any], modes: Sequence[str], whole: bool) -> Counterexample | None:
@@ -181,7 +185,7 @@ class Numbers:
         try:
             found = torch.autograd.grad(loss, list(names.values()), allow_unused=True)  # type: ignore[arg-type]
         except RuntimeError as error:
-            raise Unrun(f"{self._which(module)} has no gradients: {error}") from error
+            raise Unrun(f"{self._which(module)} has no gradients: {error}", module) from error
         return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(names.items(), found, strict=True)}
 
 

@@ -224,6 +224,8 @@ class Pair:
                 if len(regions) > MOST:
                     raise NotFollowed(f"it may be another function of sizes beside {sorted(regions[0].conditions)[0]}")
                 regions.append(Region(path))
+                if len(regions) == 2 and not decides(*self._both()):
+                    modes = MODES[:1]  # no edit asks for the mode and a size at once
                 places = self._compared_at(arguments, modes, regions[-1])
                 if places is not None and len(regions) > 1 and self._is_alike(arguments):
                     regions[-1].conditions = self._ones(arguments)
@@ -245,9 +247,8 @@ class Pair:
 
         There, an operator may have another form. But no Python of an edit may have asked for that size.
         """
-        texts = Path(self.file).read_text(encoding="utf-8"), self._generated()
         numbers = Numbers(self.reference, self.edited, self.renamed)
-        if not self._ones(arguments) or decides(*texts) or not numbers.has_same_weights():
+        if not self._ones(arguments) or decides(*self._both()) or not numbers.has_same_weights():
             return False
         return all(numbers.differ(arguments, MODES[0], 0, scale) is None for scale in (1, 1e-2))
 
@@ -293,8 +294,12 @@ class Pair:
         self.has_gradients_of_its_own = _cuts(mine) != _cuts(again)
         return part_ways(mine, again, self.file, self.texts()), mine, set()
 
+    def _both(self) -> tuple[str, str]:
+        """The text of the edited file, and the text that was generated."""
+        return Path(self.file).read_text(encoding="utf-8"), self._generated()
+
     def texts(self) -> Texts:
-        return Texts(Path(self.file).read_text(encoding="utf-8"), self._generated())
+        return Texts(*self._both())
 
     def _depends_on_mode(self) -> bool:
         kinds = (
@@ -352,7 +357,8 @@ class Pair:
             if found is None and proof.verdict != "proved":
                 found = numbers.elsewhere(self.feeds.first(), modes, self.has_gradients_of_its_own)
         except Unrun as error:
-            proof.verdict, proof.why = "not proved", str(error)
+            if proof.verdict != "proved" or error.module is not self.reference:  # else numbers can't guard it
+                proof.verdict, proof.why = "not proved", str(error)
             return proof
         if found is not None:
             if proof.verdict == "proved":
