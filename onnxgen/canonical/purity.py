@@ -99,7 +99,9 @@ def _bound_again(tree: ast.Module, others: set[str]) -> Iterator[str]:
     own = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))} | dict(_imported(tree)).keys()
     seen: set[str] = set()
     for node in tree.body:
-        names = [name for name, _ in _assigned(node)] + [name for name, _ in _imported(ast.Module([node], []))]
+        targets = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        names = [n.id for n in targets] if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) else []
+        names += [name for name, _ in _imported(ast.Module([node], []))]
         names += [node.name] if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else []
         for name in names:
             if (name in seen and name in own) or (name in MADE and said(node) not in others):
