@@ -38,7 +38,7 @@ def reshape(t: Algebra, out: Result, x: Term, *_: Any) -> Any:
 def squeeze(t: Algebra, out: Result, x: Term, axes: Any = None) -> Any:
     chosen = [x.shape[a] for a in axes_of(axes, len(x.shape))]
     unknown = [size for size in chosen if not isinstance(size, int)]
-    if len(out.shape) == len(x.shape) - chosen.count(1):
+    if len(out.shape) == len(x.shape) - chosen.count(1) and (t.thorough or not unknown):
         t.asked |= {*unknown}  # they are kept, and no 1
     elif len(out.shape) > len(x.shape) - chosen.count(1) - len(unknown):  # else each is 1: that is a guard
         raise NotFollowed("squeeze of axes that may have any size: name the axis")

@@ -87,7 +87,7 @@ def exported(
     free: Sequence[Sequence[int]],
     names: Sequence[str] = (),
     asks: bool = False,
-    answers: Sequence[bool] = (),
+    answers: Sequence[bool] | None = None,
 ) -> Followed:
     """Follow a module with `torch.export`.
 
@@ -96,7 +96,8 @@ def exported(
         free: for each argument, the axes of any size.
         names: of the arguments, where they are passed by name.
         asks: whether it may ask if a size is 0 or 1. Then that is a guard; else such sizes are no others.
-        answers: to what it asks of the values of tensors, in order; after them, True.
+        answers: to what it asks of the values of tensors, in order; after them, True. None: it may ask nothing, since
+            one path says nothing of the others.
     """
     dynamic: Any = tuple(dict.fromkeys(axes, Dim.AUTO) for axes in free)
     keywords = dict(zip(names, arguments, strict=True)) if names else None
@@ -112,7 +113,7 @@ def exported(
             raise
         except Exception as error:
             raise NotFollowed(f"torch.export does not follow it: {_line(error)}") from error
-    followed = Followed(program, _guards(module, program), decided=tuple(decisions.answers))
+    followed = Followed(program, _guards(module, program), decided=tuple(decisions.answers or ()))
     graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
     writes = any(_mutates(node) and not counts(node) for graph in graphs for node in graph.nodes)
     return functional(followed) if writes else followed

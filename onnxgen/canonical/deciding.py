@@ -20,17 +20,19 @@ class Decisions(TorchFunctionMode):
     """Answers `bool(tensor)` in order, and after the last answer with True. Calls recurrent layers as a whole.
 
     Attributes:
-        answers: given so far.
+        answers: given so far, or None if nothing may be asked.
         asked: the tensors of the questions.
     """
 
-    def __init__(self, answers: Sequence[bool]) -> None:
+    def __init__(self, answers: Sequence[bool] | None) -> None:
         super().__init__()
-        self.answers, self.asked = [*answers], list[Tensor]()
+        self.answers, self.asked = None if answers is None else [*answers], list[Tensor]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__bool__ or getattr(args[0], "constant", None) is not None:
             return whole(func, args)(*args, **(kwargs or {}))
+        if self.answers is None:
+            raise NotFollowed("it decides by the values of a tensor")
         self.asked.append(args[0])
         if len(self.asked) > MOST:
             raise NotFollowed(f"it decides by the values of tensors more than {MOST} times")
@@ -40,9 +42,9 @@ class Decisions(TorchFunctionMode):
 
 
 @contextmanager
-def decided(module: nn.Module, answers: Sequence[bool]) -> Iterator[Decisions]:
+def decided(module: nn.Module, answers: Sequence[bool] | None) -> Iterator[Decisions]:
     """Let a module decide by these answers for the block. It also returns what it asked, if it asked."""
-    decisions, forward = Decisions(answers), module.forward
+    decisions, forward, own = Decisions(answers), module.forward, vars(module).get("forward")
 
     @functools.wraps(forward)
     def followed(*args: Any, **kwargs: Any) -> Any:
@@ -56,6 +58,8 @@ def decided(module: nn.Module, answers: Sequence[bool]) -> Iterator[Decisions]:
         yield decisions
     finally:
         del vars(module)["forward"]
+        if own is not None:  # a wrapper around the class's
+            vars(module)["forward"] = own
 
 
 def following(answers: Sequence[bool]) -> list[bool] | None:

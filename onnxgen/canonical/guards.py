@@ -14,6 +14,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import Max, Min  # what the sizes of an exported program are made of
 
+from onnxgen.canonical.equations import follows
 from onnxgen.canonical.terms import Shape
 
 SIZE = re.compile(r"L\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -48,6 +49,8 @@ class Questions:
             if question in other.asked or question == TRUE:
                 continue
             sign, left = question
+            if sign == "==" and follows(left, [known for equal, known in other.asked if equal == "=="]):
+                continue
             symbol = left + 1
             if sign == "!=" and isinstance(symbol, sympy.Symbol):
                 ones.add(symbol)

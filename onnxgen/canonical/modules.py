@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+NAME = re.compile(r"[\w.]*")
 MODULES = frozenset(
     """
     __future__ torch math typing collections collections.abc functools itertools einops dataclasses warnings
@@ -17,19 +18,20 @@ MODULES = frozenset(
 
 def is_of_another_module(whole: str) -> bool:
     """Whether a name is found through a module that another one imported, such as `torch.os`."""
-    first, *parts = re.match(r"[\w.]*", whole)[0].split(".")  # type: ignore[index]
-    value = sys.modules.get(first)
-    for part in parts:
-        value = getattr(value, part, None)
-        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] != first:
-            return True
-    return False
+    first = whole.partition(".")[0]
+    return any(isinstance(v, ModuleType) and v.__name__.partition(".")[0] != first for v in _found(whole))
 
 
 def is_module(whole: str) -> bool:
-    """Whether a name is that of a module."""
-    first, *parts = whole.split(".")
-    value: Any = sys.modules.get(first) if first in MODULES else None
+    """Whether a name is that of a module that may be used."""
+    is_name = NAME.fullmatch(whole) and whole.partition(".")[0] in MODULES
+    return bool(is_name) and isinstance(_found(whole)[-1], ModuleType)
+
+
+def _found(whole: str) -> list[Any]:
+    """Return what the names in an expression are, one inside the other, up to a call or the like."""
+    first, *parts = NAME.match(whole)[0].split(".")  # type: ignore[index]
+    found: list[Any] = [sys.modules.get(first)]
     for part in parts:
-        value = getattr(value, part, None)
-    return isinstance(value, ModuleType)
+        found.append(getattr(found[-1], part, None))
+    return found

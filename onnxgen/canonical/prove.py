@@ -6,7 +6,6 @@ import ast
 import itertools
 import linecache
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from onnxgen.canonical.algebra import Algebra
 from onnxgen.canonical.asking import decides
 from onnxgen.canonical.capture import Captured, Followed, exported, functional, read, still_free
-from onnxgen.canonical.equations import follows
 from onnxgen.canonical.guards import Questions
 from onnxgen.canonical.kept import Kept
 from onnxgen.canonical.matching import below, match
@@ -29,7 +27,19 @@ from onnxgen.canonical.places import Place, Texts, part_ways
 from onnxgen.canonical.purity import objections, said
 from onnxgen.canonical.renaming import rename as write_renamed
 from onnxgen.canonical.rules import NotFollowed
-from onnxgen.canonical.sizes import LARGEST, MOST, Axes, Region, enlarged, groups_of, others, paths, resized, trains
+from onnxgen.canonical.sizes import (
+    LARGEST,
+    MOST,
+    Axes,
+    Region,
+    enlarged,
+    groups_of,
+    numbers_in,
+    others,
+    paths,
+    resized,
+    trains,
+)
 from onnxgen.errors import OnnxgenError
 from onnxgen.options import Options
 from onnxgen.record.asked import recorded_options
@@ -390,7 +400,7 @@ def _statements(text: str) -> str:
 
 def _sizes_asked(one: Captured, other: Captured) -> set[int]:
     """Return the sizes at which the second may be another function than the first: its bounds, and a step beyond."""
-    numbers = {int(n) for guard in other.guards - one.guards for n in re.findall(r"(?<![\w\[.])\d+", guard)}
+    numbers = numbers_in(other.guards - one.guards)
     for name, bounds in other.ranges.items():
         known = one.ranges.get(name, bounds)
         numbers |= {int(n) for n, k in zip(bounds, known, strict=True) if n != k and abs(n) < LARGEST}
@@ -458,10 +468,9 @@ def _need_same_inputs(one: Captured, other: Captured) -> set[Any]:
         theirs = other.ranges.get(name, (low, high))
         if theirs[0] > low or theirs[1] < high:
             raise NotFollowed(f"of {name} it takes the sizes {theirs[0]} to {theirs[1]} only")
-    ones, others = Questions(other.guards, other.inputs).beyond(Questions(one.guards, one.inputs))
-    for guard in others:
-        if not follows(guard, one.guards):
-            raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {guard}")
+    ones, rest = Questions(other.guards, other.inputs).beyond(Questions(one.guards, one.inputs))
+    if rest:
+        raise NotFollowed(f"it asks for a size, and may be another function of other sizes: {rest[0]}")
     return ones
 
 

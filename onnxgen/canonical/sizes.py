@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -97,14 +97,14 @@ def paths(module: nn.Module, arguments: Sequence[Tensor]) -> Iterator[tuple[bool
         try:
             with torch.no_grad(), decided(module, answers) as decisions:
                 module(*arguments)
-            yield tuple(decisions.answers)
+            yield tuple(decisions.answers or ())
         except Exception as error:
             if isinstance(error, NotFollowed):
                 raise
         finally:
             for part, training in modes.items():
                 part.training = training
-        answers = following(decisions.answers)
+        answers = following(decisions.answers or ())
 
 
 class Region:
@@ -148,10 +148,14 @@ def is_true(condition: str, arguments: Sequence[Tensor]) -> bool:
         return False
 
 
+def numbers_in(conditions: Iterable[str]) -> set[int]:
+    """Return the numbers in the text of conditions, apart from those of inputs and axes."""
+    return {int(number) for condition in conditions for number in re.findall(r"(?<![\w\[.])\d+", condition)}
+
+
 def others(arguments: Sequence[Tensor], groups: Sequence[Axes], regions: Sequence[Region]) -> Iterator[list[Tensor]]:
     """Yield inputs of other sizes: those in the conditions of a region, beside them, and those of the other axes."""
-    conditions = {condition for region in regions for condition in region.conditions}
-    numbers = {int(n) for condition in conditions for n in re.findall(r"(?<![\w\[.])\d+", condition)}
+    numbers = numbers_in(condition for region in regions for condition in region.conditions)
     numbers |= {a + b for a in numbers for b in numbers} if len(numbers) <= FEW else set()
     most = LARGER * sum(argument.numel() for argument in arguments)
     for axes in groups:

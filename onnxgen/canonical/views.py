@@ -382,17 +382,19 @@ class Views(Terms):
             return self.sliced(term.args[0], axis, plain(offset + start), plain(offset + stop), step)
         return self.term("slice", (term, axis, start, stop, step), shape, term.dtype)
 
+    def _of_operands(self, term: Term, axis: int, bounds: tuple[Size, Size, int], shape: Shape) -> Term:
+        """Return a part of what is computed element by element, of parts of its operands."""
+        from_right = axis - len(term.shape)
+
+        def part(operand: Term) -> Term:
+            at = from_right + len(operand.shape)
+            return operand if at < 0 or operand.shape[at] == 1 else self.bare(self.sliced(operand, at, *bounds))
+
+        return self.mapped(term, part, shape)
+
     def _moved(self, term: Term, axis: int, bounds: tuple[int, int, int], shape: Shape) -> Term | None:
         if term.op in ("sum", "each"):
-            from_right = axis - len(term.shape)
-
-            def part(operand: Term) -> Term:
-                at = from_right + len(operand.shape)
-                if at < 0 or operand.shape[at] == 1:
-                    return operand
-                return self.bare(self.sliced(operand, at, *bounds))
-
-            return self.mapped(term, part, shape)
+            return self._of_operands(term, axis, bounds, shape)
         if term.op == "view":
             return self._under_view(term, axis, bounds)
         if term.op in ("contract", "amax", "amin"):
@@ -403,15 +405,7 @@ class Views(Terms):
 
     def _moved_by_sizes(self, term: Term, axis: int, start: Size, stop: Size, shape: Shape) -> Term | None:
         if term.op in ("sum", "each"):
-            from_right = axis - len(term.shape)
-
-            def part(operand: Term) -> Term:
-                at = from_right + len(operand.shape)
-                if at < 0 or operand.shape[at] == 1:
-                    return operand
-                return self.bare(self.sliced(operand, at, start, stop))
-
-            return self.mapped(term, part, shape) if term.shape[axis] != 1 else None
+            return self._of_operands(term, axis, (start, stop, 1), shape) if term.shape[axis] != 1 else None
         if term.op != "view" or len(term.args[1].groups[axis]) != 1:
             return None
         base, pattern = term.args

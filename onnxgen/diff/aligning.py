@@ -6,10 +6,10 @@ sequence of two proteins (1970).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, TypeVar
 
 GAP = 0.9  # the cost of an operator that only one has
 OTHER_VALUES = 0.15  # the same operator with other weights
@@ -21,6 +21,23 @@ NEAR = 1e-4  # of the largest number of a sketch: rounding
 MAX_CELLS = 1_500_000  # of the table; larger networks are aligned by their longest common parts first
 
 Operand = Any  # the number of a step, or ("input", its number)
+Node = TypeVar("Node", bound=Hashable)
+
+
+def by_need(roots: Iterable[Node], before: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Yield the nodes that some nodes need, and these; operands (`before`) first."""
+    done: set[Node] = set()
+    todo = [(node, False) for node in reversed([*roots])]
+    while todo:
+        node, ready = todo.pop()
+        if node in done:
+            continue
+        if ready:
+            done.add(node)
+            yield node
+        else:
+            todo.append((node, True))
+            todo += [(n, False) for n in reversed([*before(node)]) if n not in done]
 
 
 @dataclass

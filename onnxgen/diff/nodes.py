@@ -9,7 +9,7 @@ import ast
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgen.common.names import printable
 from onnxgen.diff import answer
-from onnxgen.diff.aligning import Alignment, Operand, Step, aligned
+from onnxgen.diff.aligning import Alignment, Operand, Step, aligned, by_need
 from onnxgen.diff.weights import Array
 from onnxgen.passes.rewrite import names_of
 from onnxgen.record.way_back import WayBack, parts
@@ -77,29 +77,13 @@ class Nodes:
 
     def read(self, in_need: bool) -> list[Step]:
         """Return the steps in the order of the file, or in that in which outputs need them."""
-        needed = list(self._in_need())
+        needed = list(by_need(_producers(self.graph.outputs), lambda node: _producers(_taken(node))))
         there = {*needed}
         for node in needed if in_need else [n for n in self.graph if n in there]:
             self._step(node)
         operands = [self.number[v] for v in self.graph.outputs if v in self.number]
         self.steps.append(Step("output", (), {}, (), operands, None, ""))
         return self.steps
-
-    def _in_need(self) -> Iterator[ir.Node]:
-        """Yield the nodes that the outputs need, operands first."""
-        done: set[ir.Node] = set()
-        todo = [(node, False) for node in reversed([v.producer() for v in self.graph.outputs]) if node is not None]
-        while todo:
-            node, ready = todo.pop()
-            if node in done:
-                continue
-            if ready:
-                done.add(node)
-                yield node
-            else:
-                todo.append((node, True))
-                before = [v.producer() for v in _taken(node) if v is not None]
-                todo += [(n, False) for n in reversed(before) if n is not None and n not in done]
 
     def _step(self, node: ir.Node) -> None:
         if node.op_type == "Constant":
@@ -250,6 +234,11 @@ def has_few_changes(alignment: Alignment, count: int) -> bool:
 
 def _graphs_in(step: Step) -> list[str]:
     return [text for _, text in step.given if text.startswith("graph ")]
+
+
+def _producers(values: Iterable[ir.Value | None]) -> list[ir.Node]:
+    producers = [value.producer() for value in values if value is not None]
+    return [node for node in producers if node is not None]
 
 
 def _taken(node: ir.Node) -> list[ir.Value | None]:

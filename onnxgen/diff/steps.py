@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from onnxgen.canonical.places import Place, place_of
 from onnxgen.diff import answer
-from onnxgen.diff.aligning import Alignment, Operand, Step, aligned
+from onnxgen.diff.aligning import Alignment, Operand, Step, aligned, by_need
 from onnxgen.errors import counted
 
 SILENT = frozenset(
@@ -70,28 +70,13 @@ class Steps:
             else:
                 self.leaf[node] = spec.target or node.name
         (output,) = (node for node in graph.nodes if node.op == "output")
-        needed = list(self._in_need(output))
+        needed = list(by_need(_nodes(output.args), lambda node: node.all_input_nodes))
         there = {*needed}
         for node in needed if self.in_need else [n for n in graph.nodes if n in there]:
             self._step(node)
         operands = [self.number[n] for n in _nodes(output.args) if n in self.number]
         self.steps.append(Step("output", (), {}, (), operands, None, ""))
         return self.steps
-
-    def _in_need(self, output: Node) -> Iterator[Node]:
-        """Yield the nodes that a node needs, operands first."""
-        done: set[Node] = set()
-        todo = [(node, False) for node in reversed(_nodes(output.args))]
-        while todo:
-            node, ready = todo.pop()
-            if node in done:
-                continue
-            if ready:
-                done.add(node)
-                yield node
-            else:
-                todo.append((node, True))
-                todo += [(n, False) for n in reversed(node.all_input_nodes) if n not in done]
 
     def _step(self, node: Node) -> None:
         if node.op != "call_function" or node in self.leaf:

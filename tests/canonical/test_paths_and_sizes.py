@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import onnxgen
+from onnxgen.canonical.deciding import decided
 
 
 def branching(path: Path) -> Path:
@@ -45,6 +46,41 @@ def test_both_branches_are_followed(tmp_path: Path) -> None:
     path = branching(tmp_path / "net.onnx")
     assert verdict(path, "return ", "return 1 * ") == "proved"
     assert verdict(path, "return ", "return 2 * ") == "different"
+
+
+class Deciding(nn.Module):
+    """One layer, but for inputs of a negative sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x) if x.sum() > -1e6 else 2 * self.fc(x)
+
+
+def test_a_module_of_which_one_path_is_the_file_is_not_filled(tmp_path: Path) -> None:
+    torch.onnx.export(nn.Linear(4, 4), (torch.randn(2, 4),), tmp_path / "net.onnx", dynamo=False)
+    with pytest.raises(onnxgen.OnnxgenError):
+        onnxgen.transplant(tmp_path / "net.onnx", Deciding())
+
+
+def test_a_forward_that_a_module_was_given_stays(tmp_path: Path) -> None:
+    torch.onnx.export(nn.Linear(4, 4), (torch.randn(2, 4),), tmp_path / "net.onnx", dynamo=False)
+    module = nn.Linear(4, 4)
+    own = module.forward
+    module.forward = given = lambda input: own(input)  # type: ignore[method-assign]
+    with decided(module, ()):
+        assert module.forward is not given
+    assert module.forward is given
+
+
+def test_files_that_share_one_branch_alone_are_not_the_same(tmp_path: Path) -> None:
+    one = branching(tmp_path / "one.onnx")
+    model = onnx.load(one)
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones((4, 4), np.float32), "other"))
+    onnx.save(model, tmp_path / "two.onnx")
+    assert onnxgen.diff(one, tmp_path / "two.onnx").verdict != "same"
 
 
 @pytest.fixture
