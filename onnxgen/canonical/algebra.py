@@ -107,6 +107,8 @@ class Algebra(Contractions):
         shared = frozenset(common.items())
         rest = {frozenset((f, e - common.get(f, 0)) for f, e in m if e > common.get(f, 0)): c for m, c in items.items()}
         largest = max(abs(c) for c in rest.values())
+        if largest == 0:  # products of nothing and what may be undefined
+            return (NOTHING, 1), term
         first = min((m for m, c in rest.items() if abs(c) == largest), key=order)
         lead = rest[first] if term.dtype not in INTEGERS else 1
         return (shared, lead), self.sum_of(

@@ -60,8 +60,10 @@ def conv_padded(
     reach = [d * (k - 1) for d, k in zip(_wide(dilation, rank), weight.shape[2:], strict=True)]
     if padding == "valid":
         return conv(t, out, x, weight, bias, stride, 0, dilation, groups)
-    if any(r % 2 for r in reach):
-        return None
+    if any(r % 2 for r in reach):  # one more at the end
+        pads = tuple(p for r in reversed(reach) for p in (r // 2, r - r // 2))
+        wide = (*x.shape[:2], *(size + r for size, r in zip(x.shape[2:], reach, strict=True)))
+        return conv(t, out, pad(t, Result(wide, x.dtype), x, pads), weight, bias, stride, 0, dilation, groups)
     return conv(t, out, x, weight, bias, stride, tuple(r // 2 for r in reach), dilation, groups)
 
 
@@ -81,6 +83,8 @@ def _even(pads: Sequence[Any], rank: int) -> list[Any] | None:
 @rule("pad", "constant_pad_nd")
 def pad(t: Algebra, out: Result, x: Term, pads: Any, *rest: Any) -> Any:
     mode, value = rest if len(rest) == 2 else ("constant", rest[0] if rest else 0)
+    if mode == "circular" and all(isinstance(size, int) for size in (*x.shape, *pads)) and min(pads) >= 0:
+        return _around(t, x, pads)
     if mode != "constant" or value not in (0, 0.0, None) or not all(is_size(p) for p in pads):
         return None
     if all(p == 0 for p in pads):
@@ -88,6 +92,16 @@ def pad(t: Algebra, out: Result, x: Term, pads: Any, *rest: Any) -> Any:
     while len(pads) > 2 and pads[-2:] == (0, 0):
         pads = pads[:-2]
     return t.term("call", ("pad", x, tuple(pads)), out.shape, out.dtype)
+
+
+def _around(t: Algebra, x: Term, pads: Sequence[int]) -> Term:
+    """Return a term with elements of its other end beside each end of its last axes."""
+    for number in range(len(pads) // 2):
+        axis, (before, after) = len(x.shape) - 1 - number, pads[2 * number : 2 * number + 2]
+        size = x.shape[axis]
+        parts = [t.sliced(x, axis, size - before, size), x, t.sliced(x, axis, 0, after)]
+        x = t.joined([part for part in parts if part.shape[axis] != 0], axis)
+    return x
 
 
 @rule("scaled_dot_product_attention")

@@ -10,7 +10,7 @@ from tests.hunts.hunting import hunt
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.hunts")
-    hunts = ("scopes", "modules", "names", "composite", "edits", "untouched", "differences")
+    hunts = ("scopes", "modules", "names", "composite", "edits", "untouched", "differences", "transplants")
     parser.add_argument("hunt", choices=hunts)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
@@ -33,6 +33,11 @@ if __name__ == "__main__":
 
         found = hunt_edits(given.seed, given.cases, given.only, None if given.what is None else given.what == "keep")
         sys.exit(1 if found["keep wrong"] or found["change wrong"] else 0)
+    if given.hunt == "transplants":
+        from tests.hunts.transplants import hunt as hunt_transplants
+
+        found = hunt_transplants(given.seed, given.cases)
+        sys.exit(1 if found["wrong"] or found["crash"] else 0)
     if given.hunt == "differences":
         from tests.hunts.differences import hunt as hunt_differences
 

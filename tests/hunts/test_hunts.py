@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from onnxgen import pipeline
-from tests.hunts import composite, running, scopes
+from tests.hunts import composite, running, scopes, transplants
 from tests.hunts.hunting import judged, recorded
 from tests.hunts.judge import Case, Verdict, judge
 from tests.hunts.rounding import overflows
@@ -31,6 +31,12 @@ def hold(hunt: str, seeds: list[int]) -> Counter[str]:
 def test_a_short_run(hunt: str) -> None:
     table = hold(hunt, list(RUNS[hunt]))
     assert table["right"] > len(RUNS[hunt]) / 2, table
+
+
+@pytest.mark.parametrize("seed", (28, 93, 142))
+def test_a_drawn_module_takes_its_weights_back(seed: int) -> None:
+    """Or refuses them: seeds that crashed, or padded in a way that the form did not know."""
+    assert transplants.judged(seed)[0] == ("refused" if seed == 142 else "equal")
 
 
 @pytest.mark.parametrize("hunt", RUNS)
